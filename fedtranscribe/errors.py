@@ -1,0 +1,114 @@
+"""Every mistake a user can make has a class here; the command line prints it as one line.
+
+FedtranscribeError              exit code 1
+ ├─ ConfigError                 2   a value that is out of range, or options that contradict
+ ├─ DataError                   3
+ │   ├─ DataNotFoundError           the set is not here; says how to get it
+ │   └─ InvalidDataError            it is here, but it cannot be used (NaN, shapes, labels)
+ ├─ ModelError                  4
+ │   ├─ UnknownArchitectureError
+ │   ├─ WeightsNotFoundError        missing weights and no network to fetch them
+ │   ├─ CorruptWeightsError         truncated or foreign file, NaN weights
+ │   └─ ModelMismatchError          teacher and data disagree on classes or shape
+ ├─ PrivacyError                5
+ │   ├─ BudgetExhaustedError        the holder's total would be exceeded
+ │   ├─ HopelessPlanError           nothing could be learned at this ε; `--force` to go on
+ │   └─ UnsupportedAdjacencyError   the guarantee asked for does not follow from what is released
+ ├─ LedgerError                 6
+ │   ├─ CorruptLedgerError          the hash chain, the head or the file is broken
+ │   ├─ ForeignLedgerError          the ledger belongs to other data
+ │   └─ QueryConflictError          a query id came back with another content
+ └─ StorageError                7   a full disk, a read-only folder, a folder with another run
+
+Messages name the value and the mend, and never hold anything derived from private records.
+"""
+
+
+class FedtranscribeError(Exception):
+    """Root of the tree; `exit_code` is what the command line exits with."""
+
+    exit_code = 1
+
+
+class ConfigError(FedtranscribeError):
+    """A setting is out of range, or settings contradict each other."""
+
+    exit_code = 2
+
+
+class DataError(FedtranscribeError):
+    """Something about a data set."""
+
+    exit_code = 3
+
+
+class DataNotFoundError(DataError):
+    """The data set is absent; the message says how to get it."""
+
+
+class InvalidDataError(DataError):
+    """The data set is present but unusable (NaN pixels, shapes, labels)."""
+
+
+class ModelError(FedtranscribeError):
+    """Something about a network or its weights."""
+
+    exit_code = 4
+
+
+class UnknownArchitectureError(ModelError):
+    """No architecture of that name."""
+
+
+class WeightsNotFoundError(ModelError):
+    """Weights are missing and cannot be fetched."""
+
+
+class CorruptWeightsError(ModelError):
+    """A weights file is truncated, foreign, or holds NaN."""
+
+
+class ModelMismatchError(ModelError):
+    """Teacher and data disagree on class count or image shape."""
+
+
+class PrivacyError(FedtranscribeError):
+    """Something about budgets and guarantees."""
+
+    exit_code = 5
+
+
+class BudgetExhaustedError(PrivacyError):
+    """Answering would exceed the total that the holder allows."""
+
+
+class HopelessPlanError(PrivacyError):
+    """The plan cannot carry enough signal to learn anything."""
+
+
+class UnsupportedAdjacencyError(PrivacyError):
+    """The released values give no guarantee for that unit and adjacency."""
+
+
+class LedgerError(FedtranscribeError):
+    """Something about the holder's budget book."""
+
+    exit_code = 6
+
+
+class CorruptLedgerError(LedgerError):
+    """The chain, its head or the database file is broken."""
+
+
+class ForeignLedgerError(LedgerError):
+    """The ledger belongs to other data."""
+
+
+class QueryConflictError(LedgerError):
+    """A known query id came back with another content."""
+
+
+class StorageError(FedtranscribeError):
+    """A file or folder cannot be read or written as asked."""
+
+    exit_code = 7

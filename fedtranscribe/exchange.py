@@ -1,0 +1,102 @@
+"""The only two values in which the student side and a data holder meet.
+
+A transport carries them: in process today, Flower tomorrow. Nothing else crosses.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+from fedtranscribe.errors import ConfigError
+
+
+class AnswerKind(StrEnum):
+    """What a holder is asked to answer per row (DPSD Eq. 6's switch, and noisy votes)."""
+
+    GRADIENT = "gradient"
+    LABEL = "label"
+    VOTE = "vote"
+
+
+@dataclass(frozen=True)
+class QueryBatch:
+    """What the student side asks: public, because it was made from earlier answers only.
+
+    Attributes:
+        id: unique within a run; the ledger binds it to `digest()` for ever.
+        kind: what to answer per row.
+        images: uint8 [n, channels, height, width]; synthetic.
+        index_sets: int64 [n, k]; the student's top-k classes per row, each row distinct.
+        student_logits: float32 [n, classes]; needed by `gradient`, absent otherwise.
+    """
+
+    id: str
+    kind: AnswerKind
+    images: Tensor
+    index_sets: Tensor
+    student_logits: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        """Check everything that is public; only the public query may ever be refused."""
+        n = len(self.images)
+        if self.images.dtype != torch.uint8 or self.images.ndim != 4 or n == 0:
+            raise ConfigError(
+                f"Expected query images as uint8 [n, c, h, w] with n > 0, "
+                f"got {self.images.dtype} {tuple(self.images.shape)}."
+            )
+        sets = self.index_sets
+        if sets.dtype != torch.int64 or sets.ndim != 2 or len(sets) != n or sets.shape[1] == 0:
+            raise ConfigError(
+                f"Expected index sets as int64 [{n}, k], got {sets.dtype} {tuple(sets.shape)}."
+            )
+        ordered = sets.sort(dim=1).values
+        if bool((ordered[:, 1:] == ordered[:, :-1]).any()) or bool((ordered[:, 0] < 0).any()):
+            raise ConfigError("Expected distinct, non-negative classes in every row's index set.")
+        if self.kind is AnswerKind.GRADIENT and self.student_logits is None:
+            raise ConfigError("Expected student logits with a gradient query; send them along.")
+        logits = self.student_logits
+        if logits is not None:
+            if logits.ndim != 2 or len(logits) != n or not bool(torch.isfinite(logits).all()):
+                raise ConfigError(f"Expected finite student logits [{n}, classes].")
+            if int(ordered[:, -1].max()) >= logits.shape[1]:
+                raise ConfigError("Expected index sets within the student's classes.")
+
+    @property
+    def rows(self) -> int:
+        """How many rows are asked; each is charged."""
+        return len(self.images)
+
+    @property
+    def k(self) -> int:
+        """Size of every index set."""
+        return self.index_sets.shape[1]
+
+    def digest(self) -> str:
+        """SHA-256 over everything the answer depends on, byte for byte."""
+        h = hashlib.sha256(f"{self.id}\0{self.kind}\0".encode())
+        for tensor in (self.images, self.index_sets, self.student_logits):
+            if tensor is None:
+                h.update(b"\0none")
+                continue
+            h.update(f"\0{tensor.dtype}{tuple(tensor.shape)}".encode())
+            h.update(tensor.contiguous().cpu().numpy().tobytes())
+        return h.hexdigest()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a holder gives back: private by itself, so anyone may see and keep it.
+
+    Attributes:
+        query_id: the query's id.
+        values: float32 [n, k] over the query's index sets; for `label`, one-hot rows.
+        head: (sequence, hash) of the holder's ledger after charging, so that a rolled-back
+            ledger is noticed.
+    """
+
+    query_id: str
+    values: Tensor
+    head: tuple[int, str]
