@@ -1,0 +1,23 @@
+"""Classifiers, the generator, and their weights on disk."""
+
+from fedtranscribe.models.classifier import Classifier, InputAdapter
+from fedtranscribe.models.generator import Generator
+from fedtranscribe.models.initialise import fixed_randomness, xavier_
+from fedtranscribe.models.registry import available, build
+from fedtranscribe.models.small import is_small
+from fedtranscribe.models.weights import load_state, read_metadata, restore, save
+
+__all__ = [
+    "Classifier",
+    "Generator",
+    "InputAdapter",
+    "available",
+    "build",
+    "fixed_randomness",
+    "is_small",
+    "load_state",
+    "read_metadata",
+    "restore",
+    "save",
+    "xavier_",
+]

@@ -1,0 +1,42 @@
+# Two commands for a fresh machine: `make demo` and `make test`. Both make .venv first.
+# Flower and torch start far slower without byte code, so it is never suppressed here.
+unexport PYTHONDONTWRITEBYTECODE
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+OUT    ?= runs/demo
+
+.PHONY: demo test test-slow lint types imports check clean
+
+demo: $(STAMP)
+	$(BIN)/python benchmarks/demo.py --out $(OUT)
+
+test: $(STAMP)
+	$(BIN)/pytest
+
+test-slow: $(STAMP)
+	$(BIN)/pytest -m slow
+
+check: lint types imports test
+
+lint: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/deptry fedtranscribe
+
+types: $(STAMP)
+	$(BIN)/pyright
+
+imports: $(STAMP)
+	$(BIN)/lint-imports
+
+# Installs only when the project file changed.
+$(STAMP): pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) runs .pytest_cache .ruff_cache .hypothesis

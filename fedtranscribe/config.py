@@ -1,0 +1,134 @@
+"""Frozen, typed settings, built alike from the command line, TOML, and later Flower's run-config.
+
+`build` reports every error at once, in one line, each with the value and what was expected.
+"""
+
+import tomllib
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from fedtranscribe.errors import ConfigError
+
+PUBLIC_SHAPES = "shapes"
+
+
+class Settings(BaseModel):
+    """Base of all settings: immutable, and unknown names are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class TeacherSettings(Settings):
+    """How one shard's teacher is trained; public, and the same for every shard."""
+
+    steps: int = Field(300, gt=0, description="optimiser steps per shard, whatever its size")
+    batch: int = Field(32, gt=0, description="images per step, drawn with replacement")
+    lr: float = Field(2e-3, gt=0)
+    weight_decay: float = Field(1e-2, ge=0)
+    label_smoothing: float = Field(0.05, ge=0, lt=1)
+    augment: float = Field(1.0, ge=0, le=2, description="strength of the augmentation; 0 is none")
+    copies: int = Field(8, gt=0, description="augmented views per record (frozen backbone only)")
+
+
+class DpsdSettings(Settings):
+    """Hyper-parameters of Algorithm 1; all public."""
+
+    rows: int = Field(4_000, gt=0, description="synthetic rows asked in the whole run")
+    round_rows: int = Field(500, gt=0, description="rows per round and per message")
+    top_k: int | None = Field(None, gt=0, description="student's top-k mask; none means all classes")
+    batch: int = Field(128, gt=1)
+    student_steps: int = Field(60, ge=0, description="student updates per round")
+    finish_steps: int = Field(600, ge=0, description="student updates after the last answer")
+    generator_steps: int = Field(10, ge=0, description="generator and z updates per round")
+    student_lr: float = Field(1e-3, gt=0)
+    generator_lr: float = Field(2e-4, gt=0)
+    z_lr: float = Field(1e-2, gt=0)
+    redraw: float = Field(0.8, ge=0, le=1, description="share of z drawn afresh each round")
+    prior_weight: float = Field(0.9, ge=0, description="a in softmax(a log p_s + b evidence)")
+    evidence_weight: float = Field(0.6, gt=0, description="b in softmax(a log p_s + b evidence)")
+    one_hot_weight: float = Field(0.3, ge=0, description="first term of Eq. 8")
+    balance_weight: float = Field(3.0, ge=0, description="second term of Eq. 8")
+    activation_weight: float = Field(0.1, ge=0, description="third term of Eq. 8")
+    imitation_weight: float = Field(
+        1.0, description="the generator's share of L_s; negative makes it adversarial"
+    )
+    latent_dim: int = Field(64, gt=0)
+    generator_width: int = Field(32, gt=0)
+    pretrain_steps: int = Field(600, ge=0, description="generator steps on the public images")
+
+
+class TranscribeSettings(Settings):
+    """Everything `fedtranscribe transcribe` can be told; `None` means: picked from public facts."""
+
+    teacher: str = Field("cnn", description="an architecture, or a folder made by `teacher train`")
+    teacher_weights: str | None = None
+    student: str = "cnn"
+    data: str = "digits"
+    data_root: Path | None = None
+    download: bool = False
+    public_data: str | None = Field(PUBLIC_SHAPES, description="public images, or 'none'")
+    shards: int | None = Field(None, gt=0)
+    privacy: Literal["data", "label", "vote"] = "vote"
+    epsilon: float = Field(10.0, gt=0, allow_inf_nan=False)
+    delta: float = Field(1e-5, gt=0, lt=1)
+    unit: Literal["record", "holder"] = "record"
+    budget: float | None = Field(None, gt=0, description="most the data's ledger may reach in all")
+    rows: int | None = Field(None, gt=0)
+    top_k: int | None = Field(None, gt=0)
+    calibrate_by: Literal["sound", "published"] = "sound"
+    device: str = "auto"
+    seed: int = Field(0, ge=0)
+    out: Path | None = None
+    ledger: Path | None = None
+    dpsd: DpsdSettings = DpsdSettings()
+    teachers: TeacherSettings = TeacherSettings()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> "TranscribeSettings":
+        if self.calibrate_by == "published" and self.privacy == "vote":
+            raise ValueError(
+                "Expected --privacy data or label with --calibrate-by published: "
+                "the paper has no formula for votes."
+            )
+        return self
+
+
+S = TypeVar("S", bound=Settings)
+
+
+def build(kind: type[S], values: dict[str, Any]) -> S:
+    """Validate values into settings.
+
+    Raises:
+        ConfigError: one line that names every wrong value.
+    """
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError("; ".join(_one_line(e) for e in error.errors())) from None
+
+
+def _one_line(error: Any) -> str:
+    where = ".".join(str(part) for part in error["loc"])
+    message = str(error["msg"]).removeprefix("Value error, ")
+    if not where:
+        return message
+    if error["type"] == "extra_forbidden":
+        return f"Unknown setting {where}; remove it or check its spelling"
+    return f"{where}={error['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """Read a settings file.
+
+    Raises:
+        ConfigError: the file is absent or is not TOML.
+    """
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"Cannot read the settings file {path}: {error.strerror}.") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}.") from None

@@ -1,0 +1,133 @@
+"""Labelled images as the rest of the package sees them, and the checks they must pass."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedtranscribe.errors import InvalidDataError
+
+
+@dataclass(frozen=True, eq=False)
+class ImageSet:
+    """Labelled square images of one shape, checked on construction.
+
+    Attributes:
+        name: the name that a user typed, for tables and messages.
+        data_id: what the ledger is bound to. It is a name, never a hash of the content: an
+            edited record must stay under the same budget.
+        images: uint8 [n, channels, size, size].
+        labels: int64 [n], each in [0, classes).
+        classes: how many classes there are; public.
+        record_ids: one persistent id per record, or None where only the row position is known.
+            Ids may repeat (a patient with several images): such records stay together.
+        folder: where the data lie, and so where their ledger belongs; None for packaged sets.
+
+    Raises:
+        InvalidDataError: types, shapes, labels or ids do not fit together.
+    """
+
+    name: str
+    data_id: str
+    images: Tensor
+    labels: Tensor
+    classes: int
+    record_ids: tuple[str, ...] | None = None
+    folder: Path | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse what no network could be trained on."""
+        shape = tuple(self.images.shape)
+        if self.images.dtype != torch.uint8 or len(shape) != 4 or shape[0] == 0:
+            raise InvalidDataError(
+                f"Expected images of {self.name!r} as uint8 [n, channels, size, size] with n > 0, "
+                f"got {self.images.dtype} {shape}."
+            )
+        if shape[1] not in (1, 3) or shape[2] != shape[3]:
+            raise InvalidDataError(
+                f"Expected square images of {self.name!r} with 1 or 3 channels, got {shape[1:]}."
+            )
+        if self.labels.dtype != torch.int64 or tuple(self.labels.shape) != (shape[0],):
+            raise InvalidDataError(
+                f"Expected labels of {self.name!r} as int64 [{shape[0]}], one per image, "
+                f"got {self.labels.dtype} {tuple(self.labels.shape)}."
+            )
+        if self.classes < 2:
+            raise InvalidDataError(f"Expected classes={self.classes} >= 2 in {self.name!r}.")
+        if bool((self.labels < 0).any()) or bool((self.labels >= self.classes).any()):
+            raise InvalidDataError(
+                f"Expected every label of {self.name!r} within 0..{self.classes - 1}."
+            )
+        if self.record_ids is not None:
+            _check_ids(self.name, self.record_ids, shape[0])
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    @property
+    def channels(self) -> int:
+        """1 for grey, 3 for colour."""
+        return self.images.shape[1]
+
+    @property
+    def size(self) -> int:
+        """Height and width in pixels."""
+        return self.images.shape[2]
+
+    @property
+    def positional(self) -> bool:
+        """Whether ids are mere row positions, so that add-remove guarantees do not hold."""
+        return self.record_ids is None
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The persistent ids, or `row-<i>` where there are none."""
+        if self.record_ids is not None:
+            return self.record_ids
+        return tuple(f"row-{i}" for i in range(len(self)))
+
+    def subset(self, rows: Sequence[int] | Tensor) -> "ImageSet":
+        """The records at `rows`, under the same name, data id and folder."""
+        picked = torch.as_tensor(rows, dtype=torch.int64)
+        ids = self.record_ids
+        return ImageSet(
+            self.name,
+            self.data_id,
+            self.images[picked],
+            self.labels[picked],
+            self.classes,
+            None if ids is None else tuple(ids[i] for i in picked.tolist()),
+            self.folder,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class DataSplit:
+    """Private records to train on, and the held-out ones that results are reported on.
+
+    Raises:
+        InvalidDataError: the two parts differ in class count or image shape.
+    """
+
+    train: ImageSet
+    test: ImageSet
+
+    def __post_init__(self) -> None:
+        """Both parts must describe one task."""
+        facts = [(part.classes, part.channels, part.size) for part in (self.train, self.test)]
+        if facts[0] != facts[1]:
+            raise InvalidDataError(
+                f"Expected train and test of {self.train.name!r} to agree on "
+                f"(classes, channels, size), got {facts[0]} and {facts[1]}."
+            )
+
+
+def _check_ids(name: str, ids: tuple[str, ...], n: int) -> None:
+    if len(ids) != n:
+        raise InvalidDataError(
+            f"Expected one id per image of {name!r}, got {len(ids)} ids for {n} images."
+        )
+    if not all(ids):
+        raise InvalidDataError(f"Expected every record id of {name!r} to be non-empty.")

@@ -1,0 +1,65 @@
+"""One name or path -> the data set."""
+
+import difflib
+from collections.abc import Callable
+from pathlib import Path
+
+from fedtranscribe.data.archives import keys_of, load_archive
+from fedtranscribe.data.cifar10_jpeg import load_cifar10_jpeg
+from fedtranscribe.data.folders import load_folder
+from fedtranscribe.data.idx import IDX_SETS, load_idx_set
+from fedtranscribe.data.imageset import DataSplit
+from fedtranscribe.data.medmnist_sets import load_medmnist, read_medmnist
+from fedtranscribe.data.packaged import load_digits, load_uci_digits
+from fedtranscribe.data.torchvision_sets import TORCHVISION_SETS, load_torchvision_set
+from fedtranscribe.errors import DataNotFoundError
+
+PACKAGED: dict[str, Callable[[], DataSplit]] = {
+    "digits": load_digits,
+    "uci-digits": load_uci_digits,
+}
+_MEDMNIST = "medmnist:"
+
+
+def available() -> list[str]:
+    """Names that `load` knows, in the order of a help text; paths come on top."""
+    return [*PACKAGED, *IDX_SETS, *TORCHVISION_SETS, "cifar10-jpeg", f"{_MEDMNIST}<name>"]
+
+
+def load(
+    spec: str, root: Path | None = None, download: bool = False, size: int | None = None
+) -> DataSplit:
+    """The data set called `spec`.
+
+    Args:
+        spec: one of `available()`, the path of an `.npz` archive, or of an image folder.
+        root: where downloaded sets lie; packaged sets and paths need none.
+        download: fetch an absent set into `root`; nothing is ever fetched unasked.
+        size: pixels a side for an image folder whose images differ in size.
+
+    Raises:
+        DataNotFoundError: unknown or absent; the message says how to get it.
+        InvalidDataError: present but unusable.
+    """
+    if spec in PACKAGED:
+        return PACKAGED[spec]()
+    if spec in IDX_SETS:
+        return load_idx_set(IDX_SETS[spec], root, download)
+    if spec in TORCHVISION_SETS:
+        return load_torchvision_set(TORCHVISION_SETS[spec], root, download)
+    if spec == "cifar10-jpeg":
+        return load_cifar10_jpeg(root)
+    if spec.startswith(_MEDMNIST):
+        return load_medmnist(spec.removeprefix(_MEDMNIST), root, download)
+    path = Path(spec).expanduser()
+    if path.suffix == ".npz":
+        return read_medmnist(path) if "train_images" in keys_of(path) else load_archive(path)
+    if path.is_dir():
+        return load_folder(path, size)
+    raise DataNotFoundError(_unknown(spec))
+
+
+def _unknown(spec: str) -> str:
+    close = difflib.get_close_matches(spec, available(), n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(available())}"
+    return f"No data set or path {spec!r}; {hint}"

@@ -1,0 +1,82 @@
+"""Raw arrays from files -> the tensors that `ImageSet` holds.
+
+What is done to one record never depends on another: the pixel range follows from the dtype,
+not from the largest value seen, or else one record could rescale all others and every
+teacher would move with it.
+"""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedtranscribe.errors import InvalidDataError
+
+
+def to_images(raw: NDArray[np.generic], name: str) -> Tensor:
+    """Images as uint8 [n, channels, height, width].
+
+    Args:
+        raw: [n, h, w], [n, h, w, 1 or 3] or [n, 1 or 3, h, w]; integers in [0, 255] or floats
+            in [0, 1].
+        name: how messages call the array.
+
+    Raises:
+        InvalidDataError: another shape or type, NaN or infinity, a value out of range.
+    """
+    if raw.ndim not in (3, 4) or 0 in raw.shape:
+        raise InvalidDataError(
+            f"Expected {name} as [n, h, w], [n, h, w, channels] or [n, channels, h, w], "
+            f"got shape {raw.shape}."
+        )
+    pixels = _to_bytes(raw, name)
+    if pixels.ndim == 3:
+        pixels = pixels[:, None]
+    elif pixels.shape[3] in (1, 3):
+        pixels = pixels.transpose(0, 3, 1, 2)
+    elif pixels.shape[1] not in (1, 3):
+        raise InvalidDataError(f"Expected {name} with 1 or 3 channels, got shape {raw.shape}.")
+    return torch.from_numpy(np.array(pixels, order="C"))  # a copy: files may be mapped read-only
+
+
+def _to_bytes(raw: NDArray[np.generic], name: str) -> NDArray[np.uint8]:
+    if raw.dtype == np.uint8:
+        return raw.astype(np.uint8, copy=False)
+    if np.issubdtype(raw.dtype, np.floating):
+        values = raw.astype(np.float64)
+        if not np.isfinite(values).all():
+            raise InvalidDataError(f"Expected finite pixels in {name}, found NaN or infinity.")
+        if values.min() < 0 or values.max() > 1:
+            raise InvalidDataError(
+                f"Expected float pixels of {name} within [0, 1]; store 0..255 as uint8 instead."
+            )
+        return np.rint(values * 255).astype(np.uint8)
+    if np.issubdtype(raw.dtype, np.integer):
+        if raw.astype(np.int64).min() < 0 or raw.astype(np.int64).max() > 255:
+            raise InvalidDataError(f"Expected integer pixels of {name} within [0, 255].")
+        return raw.astype(np.uint8)
+    raise InvalidDataError(f"Expected numeric pixels in {name}, got dtype {raw.dtype}.")
+
+
+def to_labels(raw: NDArray[np.generic], name: str) -> Tensor:
+    """Class numbers as int64 [n].
+
+    Args:
+        raw: [n] or [n, 1]; integers, or floats that are whole numbers.
+        name: how messages call the array.
+
+    Raises:
+        InvalidDataError: another shape or type, NaN, fractions.
+    """
+    flat = raw[:, 0] if raw.ndim == 2 and raw.shape[1] == 1 else raw
+    if flat.ndim != 1:
+        raise InvalidDataError(
+            f"Expected {name} as [n], one class number per image, got shape {raw.shape}."
+        )
+    if np.issubdtype(flat.dtype, np.floating):
+        values = flat.astype(np.float64)
+        if not np.isfinite(values).all() or not np.equal(values, np.rint(values)).all():
+            raise InvalidDataError(f"Expected whole, finite class numbers in {name}.")
+    elif not np.issubdtype(flat.dtype, np.integer):
+        raise InvalidDataError(f"Expected class numbers in {name}, got dtype {flat.dtype}.")
+    return torch.from_numpy(flat.astype(np.int64))

@@ -1,0 +1,146 @@
+"""The data holder's side: ledger first, then teachers, then the mechanism, then the answer.
+
+The same object serves one machine and a federation. Whatever the student side sends, a holder
+answers only what its mechanism is set up for, and only after its ledger has booked it.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedtranscribe.errors import ConfigError, CorruptLedgerError, ModelMismatchError
+from fedtranscribe.exchange import Answer, AnswerKind, QueryBatch
+from fedtranscribe.mechanisms import (
+    ExponentialVotes,
+    NoiseSource,
+    NoisyMeanRows,
+    OsNoise,
+    TopKRandomizedResponse,
+    mean_rows,
+    vote_counts,
+)
+from fedtranscribe.methods.distillation import RowGradient, decoupled_distillation, gradient_of
+from fedtranscribe.privacy import Ledger, Release
+from fedtranscribe.teachers import Teachers
+
+Mechanism = NoisyMeanRows | TopKRandomizedResponse | ExponentialVotes
+
+
+class Holder:
+    """Answers queries about private teachers, charging the ledger before it computes anything.
+
+    Args:
+        teachers: an ensemble on disjoint shards of the holder's records.
+        mechanism: what every answer passes through; its kind is the only one answered.
+        ledger: the budget book of the DATA, open for writing.
+        run: name under which the ledger books.
+        positional_ids: whether records are known by row number only (then no add-remove).
+        noise: OS entropy unless a test says otherwise.
+        row_gradient: ∂L_t/∂Φ_s of Eq. 3; benchmarks pass classic distillation.
+        normalise: "unit" as in Eq. 3, or "clip" for the paper's ablation; same sensitivity.
+
+    Guarantee:
+        That of the mechanism, for the sum of everything the ledger has booked. Order of each
+        query: check the public part, reserve durably, compute, store the private answer, release.
+        A repeated query gets the stored answer; noise is never drawn twice for one query.
+    """
+
+    def __init__(
+        self,
+        teachers: Teachers,
+        mechanism: Mechanism,
+        ledger: Ledger,
+        run: str,
+        *,
+        positional_ids: bool,
+        noise: NoiseSource | None = None,
+        row_gradient: RowGradient | None = None,
+        normalise: Literal["unit", "clip"] = "unit",
+    ) -> None:
+        self.teachers = teachers
+        self.mechanism = mechanism
+        self.ledger = ledger
+        self.run = run
+        self.noise = noise or OsNoise()
+        self._positional_ids = positional_ids
+        self._row_gradient = row_gradient or gradient_of(decoupled_distillation)
+        self._normalise: Literal["unit", "clip"] = normalise
+
+    def release(self, rows: int) -> Release:
+        """What answering so many rows gives away, per unit and adjacency."""
+        return self.mechanism.release(rows, positional_ids=self._positional_ids)
+
+    def answer(self, query: QueryBatch) -> Answer:
+        """Answer one query, once: charged once, replayable for ever.
+
+        Raises:
+            ConfigError, ModelMismatchError: the public query does not fit; nothing was booked.
+            BudgetExhaustedError: the holder's limit would be exceeded; nothing was booked.
+            QueryConflictError: the id was used for another query.
+        """
+        self._check_public_part(query)
+        reservation = self.ledger.reserve(
+            query.id, query.digest(), self.release(query.rows), self.run
+        )
+        if reservation.answer is None:
+            values = self._compute(query).to(torch.float32).contiguous()
+            head = self.ledger.commit(query.id, values.numpy().tobytes())
+        else:
+            values = _decode(reservation.answer, query)
+            head = self.ledger.head
+        return Answer(query.id, values, (head.sequence, head.hash))
+
+    def _check_public_part(self, query: QueryBatch) -> None:
+        if query.kind is not self.mechanism.kind:
+            raise ConfigError(
+                f"Expected {self.mechanism.kind} queries, got {query.kind}; "
+                "ask for the kind that this holder offers."
+            )
+        manifest = self.teachers.manifest
+        expected = (manifest.channels, manifest.size, manifest.size)
+        if tuple(query.images.shape[1:]) != expected:
+            raise ModelMismatchError(
+                f"Expected query images of shape {expected}, got {tuple(query.images.shape[1:])}."
+            )
+        classes = query.student_logits.shape[1] if query.student_logits is not None else None
+        if int(query.index_sets.max()) >= manifest.classes or classes not in (
+            None,
+            manifest.classes,
+        ):
+            raise ModelMismatchError(f"Expected queries over {manifest.classes} classes.")
+
+    def _compute(self, query: QueryBatch) -> Tensor:
+        logits = self.teachers.logits(query.images)
+        noise = self.noise.for_query(query.id)
+        if isinstance(self.mechanism, NoisyMeanRows):
+            rows = mean_rows(
+                self._raw_rows(query, logits),
+                query.index_sets,
+                shards=self.teachers.shards,
+                normalise=self._normalise if query.kind is AnswerKind.GRADIENT else "simplex",
+            )
+            return self.mechanism.privatise(rows, noise)
+        counts = vote_counts(logits, query.index_sets)
+        return self.mechanism.privatise(counts, query.index_sets, noise)
+
+    def _raw_rows(self, query: QueryBatch, logits: Iterator[Tensor]) -> Iterator[Tensor]:
+        for shard_logits in logits:
+            if query.kind is AnswerKind.VOTE:
+                yield F.softmax(shard_logits.double(), dim=-1)
+            else:
+                assert query.student_logits is not None  # QueryBatch refuses it otherwise
+                yield self._row_gradient(shard_logits, query.student_logits)
+
+
+def _decode(stored: bytes, query: QueryBatch) -> Tensor:
+    values = np.frombuffer(stored, dtype=np.float32)
+    if values.size != query.rows * query.k:
+        raise CorruptLedgerError(
+            f"The stored answer to {query.id} has {values.size} values, "
+            f"expected {query.rows * query.k}; run `fedtranscribe ledger verify`."
+        )
+    return torch.from_numpy(values.reshape(query.rows, query.k).copy())

@@ -1,0 +1,107 @@
+"""What public images alone can teach generator and student, before any holder is asked.
+
+Both functions see public data only; nothing here costs budget.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedtranscribe.models import Classifier, Generator
+
+Progress = Callable[[int, int], None]
+
+_BATCH = 128
+_LR = 2e-3
+# Weight of the KL term: below one, samples are sharper and z still looks Gaussian enough to draw.
+_KL_WEIGHT = 0.5
+
+
+class _Encoder(nn.Module):
+    """Images [n, ch, s, s] -> mean and log-variance of z, each [n, latent]; dropped afterwards."""
+
+    def __init__(self, channels: int, size: int, latent_dim: int, width: int = 32) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, width, 4, stride=2, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(width, 2 * width, 4, stride=2, padding=1),
+            nn.BatchNorm2d(2 * width),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(2 * width * (size // 4) ** 2, 2 * latent_dim),
+        )
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_variance = self.body(images).chunk(2, dim=1)
+        return mean, log_variance.clamp(-8, 8)
+
+
+def pretrain_generator(
+    generator: Generator, images: Tensor, steps: int, rng: torch.Generator, progress: Progress
+) -> float:
+    """Train the generator in place as the decoder of a variational autoencoder.
+
+    Args:
+        generator: maps z [n, latent] to images in [0, 1].
+        images: public images, uint8 [n, ch, s, s].
+        steps: optimiser steps.
+        rng: source of batches and of z.
+        progress: called with (steps done, steps in all).
+
+    Returns:
+        Mean reconstruction loss of the last step, in nats per image.
+    """
+    device = next(generator.parameters()).device
+    _, channels, size, _ = images.shape
+    encoder = _Encoder(channels, size, generator.latent_dim).to(device)
+    parameters = [*generator.parameters(), *encoder.parameters()]
+    optimiser = torch.optim.Adam(parameters, lr=_LR)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.01, max(steps, 1))
+    generator.train()
+    reconstruction = torch.zeros(())
+    for step in range(steps):
+        batch = images[torch.randint(0, len(images), (_BATCH,), generator=rng)]
+        real = batch.to(device).float() / 255
+        mean, log_variance = encoder(real)
+        noise = torch.randn(mean.shape, generator=rng).to(device)
+        decoded = generator(mean + (log_variance / 2).exp() * noise)
+        reconstruction = F.binary_cross_entropy(decoded, real, reduction="sum") / _BATCH
+        kl = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1).mean()
+        optimiser.zero_grad(set_to_none=True)
+        (reconstruction + _KL_WEIGHT * kl).backward()
+        optimiser.step()
+        schedule.step()
+        progress(step + 1, steps)
+    return float(reconstruction.detach())
+
+
+def pretrain_student(
+    student: Classifier, images: Tensor, labels: Tensor, steps: int, rng: torch.Generator
+) -> float:
+    """Train the student in place on labelled public images; what it then scores is the baseline.
+
+    Args:
+        student: classifier to train.
+        images: public images, uint8 [n, ch, s, s].
+        labels: public labels, int64 [n], of the same classes as the private data.
+        steps: optimiser steps.
+        rng: source of batches.
+
+    Returns:
+        Cross-entropy of the last step, in nats.
+    """
+    device = next(student.parameters()).device
+    optimiser = torch.optim.Adam(student.parameters(), lr=1e-3)
+    student.train()
+    loss = torch.zeros(())
+    for _ in range(steps):
+        picked = torch.randint(0, len(images), (_BATCH,), generator=rng)
+        logits = student(images[picked].to(device).float() / 255)
+        loss = F.cross_entropy(logits, labels[picked].to(device))
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        optimiser.step()
+    return float(loss.detach())

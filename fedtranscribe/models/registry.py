@@ -1,0 +1,116 @@
+"""One name -> a classifier for the task at hand."""
+
+import difflib
+from pathlib import Path
+
+from fedtranscribe.errors import (
+    ConfigError,
+    ModelMismatchError,
+    UnknownArchitectureError,
+    WeightsNotFoundError,
+)
+from fedtranscribe.models.classifier import Classifier
+from fedtranscribe.models.initialise import fixed_randomness
+from fedtranscribe.models.small import WIDTHS, build_small, is_small
+from fedtranscribe.models.weights import State, load_state, restore
+from fedtranscribe.models.zoo import build_zoo, zoo_names
+
+IMAGENET = "imagenet"
+_AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
+
+
+def available() -> list[str]:
+    """Names that `build` knows: our small nets, then torchvision's where it is installed."""
+    return [*WIDTHS, *zoo_names()]
+
+
+def build(
+    name: str,
+    classes: int,
+    channels: int,
+    size: int,
+    *,
+    weights: str | Path | None = None,
+    seed: int = 0,
+) -> Classifier:
+    """A classifier for images [n, channels, size, size] in [0, 1], in training mode.
+
+    Args:
+        name: one of `available()`.
+        classes: how many logits.
+        channels: 1 for grey, 3 for colour; other counts work too.
+        size: pixels a side.
+        weights: None for fresh ones; "imagenet" for torchvision's, with a fresh last layer; a
+            file of ours, or of torchvision's own layout, for all layers.
+        seed: fixes fresh weights.
+
+    Raises:
+        ConfigError: a count below its minimum.
+        UnknownArchitectureError: no such name; the message suggests close ones.
+        WeightsNotFoundError: the weights are neither here nor to be fetched.
+        CorruptWeightsError: the file is truncated, holds NaN or another network.
+        ModelMismatchError: the file was made for other classes, images or widths.
+    """
+    for label, value, least in (("classes", classes, 2), ("channels", channels, 1)):
+        if value < least:
+            raise ConfigError(f"Expected {label}={value} >= {least}.")
+    if size < 8:
+        raise ConfigError(f"Expected image size={size} >= 8 pixels.")
+    with fixed_randomness(seed):
+        if is_small(name):
+            if weights == IMAGENET:
+                raise WeightsNotFoundError(
+                    f"There are no ImageNet weights for our own {name!r}; "
+                    f"choose a torchvision architecture or leave them out."
+                )
+            model = build_small(name, classes, channels, size)
+        elif name in zoo_names():
+            model = build_zoo(name, classes, channels, size, pretrained=weights == IMAGENET)
+        else:
+            raise UnknownArchitectureError(_unknown(name))
+    if weights is not None and weights != IMAGENET:
+        _load(model, Path(weights))
+    return model
+
+
+def _load(model: Classifier, path: Path) -> None:
+    state = _in_our_layout(load_state(path), model.original_head)
+    head = state.get("head.weight")
+    if head is not None and len(head) != model.classes:
+        raise ModelMismatchError(
+            f"Weights {str(path)!r} are for {len(head)} classes, the data have {model.classes}; "
+            f"give weights trained on these classes."
+        )
+    restore(model, state, path)
+
+
+def _in_our_layout(state: State, original_head: str | None) -> State:
+    """Rename torchvision's keys; its last layer becomes `head`, the rest `backbone`.
+
+    squeezenet's files do not fit and are refused: its last convolution is rectified before the
+    pooling, so no linear head gives the same answers.
+    """
+    if original_head is None or any(key.startswith("backbone.") for key in state):
+        return state
+    renamed: State = {}
+    for key, tensor in state.items():
+        if key.startswith(_AUXILIARY):
+            continue
+        layer, _, kind = key.rpartition(".")
+        if layer == original_head:
+            renamed[f"head.{kind}"] = tensor
+        else:
+            renamed[f"backbone.{key}"] = tensor
+    return renamed
+
+
+def _unknown(name: str) -> str:
+    names = available()
+    if len(names) == len(WIDTHS):
+        return (
+            f"No architecture {name!r} among {', '.join(names)}; for torchvision's run: "
+            f"pip install 'fedtranscribe[vision]'"
+        )
+    close = difflib.get_close_matches(name.lower(), names, n=3)
+    hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(WIDTHS)}, …"
+    return f"No architecture {name!r}; {hint} Any torchvision classifier works by its name."

@@ -1,0 +1,128 @@
+"""Weights on disk: safetensors written in one go, and nothing that could run code read back."""
+
+import pickle
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from fedtranscribe.errors import CorruptWeightsError, ModelMismatchError, WeightsNotFoundError
+from fedtranscribe.files import write_atomically
+
+State = dict[str, Tensor]
+
+
+def save(module: nn.Module, path: Path, metadata: Mapping[str, str] | None = None) -> None:
+    """Write the module's state as safetensors; the file appears whole or not at all.
+
+    Args:
+        module: what to save; parameters and persistent buffers.
+        path: ends in `.safetensors`.
+        metadata: plain strings kept in the file's header.
+
+    Raises:
+        StorageError: a full disk or a read-only folder.
+    """
+    state = {k: v.detach().cpu().contiguous().clone() for k, v in module.state_dict().items()}
+    write_atomically(path, safetensors.torch.save(state, dict(metadata or {})))
+
+
+def load_state(path: Path) -> State:
+    """Read a state dictionary, on the CPU, and check that it is finite.
+
+    `.safetensors` is read as such; anything else as torch's own format with `weights_only`,
+    so that no pickled code runs.
+
+    Raises:
+        WeightsNotFoundError: no such file.
+        CorruptWeightsError: truncated, foreign, or with NaN or infinite values.
+    """
+    if not path.is_file():
+        raise WeightsNotFoundError(f"No weights file {str(path)!r}; check the path.")
+    state = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise CorruptWeightsError(
+                f"Weights {name!r} in {str(path)!r} hold NaN or infinity; train or fetch again."
+            )
+    return state
+
+
+def read_metadata(path: Path) -> dict[str, str]:
+    """The strings that `save` was given; raises like `load_state`."""
+    if not path.is_file():
+        raise WeightsNotFoundError(f"No weights file {str(path)!r}; check the path.")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return dict(file.metadata() or {})
+    except (SafetensorError, OSError) as error:
+        raise _corrupt(path, error) from error
+
+
+def restore(module: nn.Module, state: State, path: Path) -> None:
+    """Put a state into a module that it fits exactly.
+
+    Args:
+        module: changed in place.
+        state: as from `load_state`.
+        path: where it came from, for the message.
+
+    Raises:
+        CorruptWeightsError: other layers than this architecture has.
+        ModelMismatchError: the same layers in other shapes.
+    """
+    expected = module.state_dict()
+    absent, strange = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
+    for words, names in (("lacks", absent), ("has an unknown", strange)):
+        if names:
+            raise CorruptWeightsError(
+                f"{str(path)!r} holds another network: it {words} {names[0]!r} "
+                f"({len(names)} such entries); give the weights of this architecture."
+            )
+    for name, tensor in expected.items():
+        if tensor.shape != state[name].shape:
+            raise ModelMismatchError(
+                f"Expected {name!r} in {str(path)!r} as {tuple(tensor.shape)}, got "
+                f"{tuple(state[name].shape)}: made for other images or another architecture."
+            )
+    module.load_state_dict(state)
+
+
+def _read_safetensors(path: Path) -> State:
+    try:
+        return safetensors.torch.load_file(path)
+    except (SafetensorError, OSError, ValueError) as error:
+        raise _corrupt(path, error) from error
+
+
+def _read_torch(path: Path) -> State:
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (
+        pickle.UnpicklingError,
+        zipfile.BadZipFile,
+        RuntimeError,
+        ValueError,
+        KeyError,
+        EOFError,
+        OSError,
+    ) as error:
+        raise _corrupt(path, error) from error
+    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
+        content = content["state_dict"]
+    if not isinstance(content, Mapping) or not all(isinstance(v, Tensor) for v in content.values()):
+        raise CorruptWeightsError(
+            f"Expected a dictionary of tensors in {str(path)!r}; save the state_dict alone."
+        )
+    return {str(k): v for k, v in content.items()}
+
+
+def _corrupt(path: Path, error: Exception) -> CorruptWeightsError:
+    return CorruptWeightsError(
+        f"Cannot read weights from {str(path)!r} ({type(error).__name__}): truncated or of "
+        f"another kind; train or fetch them again."
+    )

@@ -1,0 +1,195 @@
+"""The hash chain that a ledger's entries form, and the copy of its head outside the database.
+
+Every entry holds the hash of the entry before it; an entry's hash is SHA-256 over the canonical
+JSON (RFC 8785) of all its columns but itself. So the hash of the last entry, the head, fixes the
+whole history, and a copy of the head kept elsewhere shows whether a database still holds it.
+
+The head file `<ledger>.head` is such a copy. It is replaced atomically and durably AFTER each
+entry is durable in the database: it may lag by the entries of a crash, it never leads. Entries
+beyond the head file are therefore honest; a head file beyond the database means that the
+database lost entries which were once durable.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import rfc8785
+
+from fedtranscribe.errors import CorruptLedgerError, StorageError
+
+GENESIS = "0" * 64
+"""What stands for the previous hash in the first entry."""
+
+
+class Kind(StrEnum):
+    """What an entry records."""
+
+    CREATED = "created"
+    BUDGET = "budget"
+    RESERVE = "reserve"
+    COMMIT = "commit"
+
+
+@dataclass(frozen=True)
+class Head:
+    """The last entry's place and hash; it fixes the whole history before it."""
+
+    sequence: int
+    hash: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of the book; a field that a kind does not need is empty.
+
+    Attributes:
+        sequence: 1, 2, 3, ... without a gap.
+        time: UTC, ISO 8601 with microseconds.
+        kind: a value of `Kind`.
+        run: the run that asked (`reserve`, `commit`).
+        query_id: the query (`reserve`, `commit`).
+        query_hash: the hash that the query id is bound to (`reserve`).
+        content: canonical JSON. `created`: data id and format; `budget`: the limit from now on;
+            `reserve`: the release that is charged; `commit`: SHA-256 and length of the answer.
+        previous: hash of the entry before, `GENESIS` in the first.
+        hash: of all the above.
+    """
+
+    sequence: int
+    time: str
+    kind: str
+    run: str
+    query_id: str
+    query_hash: str
+    content: str
+    previous: str
+    hash: str
+
+    @classmethod
+    def after(cls, head: Head, **fields: str) -> "Entry":
+        """The entry that follows `head`; `fields` are all columns but sequence and hashes."""
+        body: dict[str, Any] = {"sequence": head.sequence + 1, "previous": head.hash} | fields
+        return cls(**body, hash=_digest(body))
+
+    @property
+    def head(self) -> Head:
+        """The head of a chain that ends here."""
+        return Head(self.sequence, self.hash)
+
+    def intact(self) -> bool:
+        """Whether the stored hash is that of the stored columns."""
+        body = asdict(self)
+        stored = body.pop("hash")
+        try:
+            return _digest(body) == stored
+        except rfc8785.CanonicalizationError:  # a column that now holds bytes or nothing
+            return False
+
+
+def _digest(body: dict[str, Any]) -> str:
+    return hashlib.sha256(canonical(body)).hexdigest()
+
+
+def canonical(value: Any) -> bytes:
+    """Canonical JSON (RFC 8785): equal values give equal bytes."""
+    return rfc8785.dumps(value)
+
+
+START = Head(0, GENESIS)
+"""The head of an empty chain."""
+
+
+def walk(entries: Iterable[Entry]) -> Iterator[Entry]:
+    """Pass entries on, each only after it is proved to follow the one before.
+
+    Raises:
+        CorruptLedgerError: naming the first sequence that does not fit.
+    """
+    head = START
+    for entry in entries:
+        if entry.sequence != head.sequence + 1:
+            raise CorruptLedgerError(
+                f"Expected ledger entry {head.sequence + 1} after {head.sequence}, found "
+                f"{entry.sequence}: entries were removed. Restore the ledger from its last copy."
+            )
+        if entry.previous != head.hash or not entry.intact():
+            raise CorruptLedgerError(
+                f"Ledger entry {entry.sequence} does not have the hash it was written with: "
+                f"it was changed. Restore the ledger from its last copy."
+            )
+        head = entry.head
+        yield entry
+
+
+def head_path(ledger: Path) -> Path:
+    """Where the head of the ledger at `ledger` is kept: `<ledger>.head`."""
+    return ledger.with_name(ledger.name + ".head")
+
+
+def read_head(ledger: Path) -> Head | None:
+    """The head file's content; None if there is no such file.
+
+    Raises:
+        CorruptLedgerError: the file is there but is no head.
+        StorageError: it cannot be read.
+    """
+    path = head_path(ledger)
+    try:
+        content = json.loads(path.read_bytes())
+        sequence, digest = content["sequence"], content["hash"]
+        if type(sequence) is not int or type(digest) is not str or sequence < 1:
+            raise TypeError
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise StorageError(f"Cannot read the ledger head {path}: {error.strerror}.") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorruptLedgerError(
+            f"{path} is not a ledger head. Restore it from a copy, or write the head that came "
+            f'with the last answer into it as {{"sequence": …, "hash": "…"}}.'
+        ) from error
+    return Head(sequence, digest)
+
+
+def write_head(ledger: Path, head: Head) -> None:
+    """Replace the head file so that a crash leaves the old or the new one, never a torn one.
+
+    Only one process at a time may call this for one ledger.
+
+    Raises:
+        StorageError: a full disk or a folder that cannot be written; the old file stays.
+    """
+    path = head_path(ledger)
+    draft = path.with_name(path.name + ".new")
+    try:
+        with draft.open("wb") as file:
+            file.write(canonical(asdict(head)) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+        raise StorageError(
+            f"Cannot write the ledger head {path}: {error.strerror}. "
+            f"Free space or make the folder writable; nothing was answered."
+        ) from error
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in `folder` durable where the system can (not on Windows)."""
+    if os.name != "posix":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,305 @@
+"""The holder's durable budget book: charged before anything private is computed.
+
+Order for every query: `reserve` (durable) → compute → `commit` the private answer (durable) →
+release it. A reservation counts as spent whether or not an answer followed. A query id is bound
+for ever to what was asked: asked again, it gives the stored answer; noise is never redrawn. A
+reservation without a stored answer may be computed again, because nothing of the first attempt
+was released.
+
+The ledger belongs to the data, not to a run or a teacher: it lies with the data, under their id.
+
+Guarantee
+    For the budget (ε, δ, unit, adjacency) in force, all answers ever committed are (ε, δ)-DP
+    together, however each query was chosen from earlier answers: `accountant.epsilon_filter` of
+    all reservations, the new one included, is compared with ε inside the transaction that books
+    it, under the write lock of the file, so that concurrent processes cannot overspend together.
+    This holds for releases whose stated cost is right, on a file that nobody rewrites.
+
+What is noticed, and what is not
+    An edited or removed entry, removed triggers and damaged pages: by opening, through the hash
+    chain. A changed stored answer: when it is asked for again, and by `verify`. A dropped tail,
+    an older backup put back, or a lost database beside a head file: by the head file, which lies
+    outside the database. A missing head file beside a ledger that has reservations is refused as
+    well, because it may hide any of these. Someone who rewrites database and head file together,
+    or deletes both, is noticed only by a head that went out with an answer: `confirm` checks it.
+"""
+
+import json
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Self
+
+from fedtranscribe.errors import BudgetExhaustedError, ConfigError, LedgerError, QueryConflictError
+from fedtranscribe.privacy.accountant import epsilon_filter
+from fedtranscribe.privacy.book import Book
+from fedtranscribe.privacy.budget import Budget
+from fedtranscribe.privacy.chain import Entry, Head, Kind, canonical
+from fedtranscribe.privacy.events import Release
+from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
+
+__all__ = ["ACCOUNTANT", "Budget", "Head", "Ledger", "Reservation", "RunSummary"]
+
+ACCOUNTANT = "privacy filter"
+"""What `total` names as its accountant: sound for queries chosen after seeing answers."""
+
+
+@dataclass(frozen=True)
+class Reservation:
+    """A query that is paid for.
+
+    Attributes:
+        query_id: the query.
+        answer: the stored private answer, to be given again as it is; None if the query has to
+            be computed (for the first time, or again after a crash).
+    """
+
+    query_id: str
+    answer: bytes | None
+
+
+@dataclass(frozen=True)
+class RunSummary:
+    """What one run has reserved.
+
+    Attributes:
+        run: the run's id.
+        first: UTC time of its first reservation, ISO 8601.
+        rows: rows reserved in all.
+    """
+
+    run: str
+    first: str
+    rows: int
+
+
+class Ledger:
+    """The budget book of one data set; see the module for what it promises.
+
+    Several processes may hold the same ledger; a thread or a forked child opens its own.
+    Every method may raise StorageError (full disk, lock held too long) and CorruptLedgerError.
+    """
+
+    def __init__(self, book: Book) -> None:
+        self._book = book
+
+    @classmethod
+    def open(
+        cls, path: Path, data_id: str, budget: Budget | None = None, create: bool = True
+    ) -> Self:
+        """Open the ledger of the data `data_id` for writing and verify all of it.
+
+        Args:
+            path: the SQLite file; its folder is made if need be.
+            data_id: id of the data that the ledger belongs to.
+            budget: the limit from now on; an entry is added if it differs from the one in
+                force. None leaves it as it is, and a new ledger without one answers nothing.
+            create: start a new ledger if there is none.
+
+        Raises:
+            ForeignLedgerError: it belongs to other data.
+            CorruptLedgerError: it is damaged, edited, cut or rolled back.
+            StorageError: it is absent and `create` is false, or the folder cannot be used.
+        """
+        _expect_text(data_id=data_id)
+        ledger = cls(Book.open(path, data_id, create))
+        try:
+            if budget is not None:
+                ledger.set_budget(budget)
+        except BaseException:
+            ledger.close()
+            raise
+        return ledger
+
+    @classmethod
+    def open_read_only(cls, path: Path, data_id: str | None = None) -> Self:
+        """Open and verify without ever writing or creating a file; None accepts any data.
+
+        Methods that book raise StorageError.
+
+        Raises:
+            ForeignLedgerError: it belongs to other data.
+            CorruptLedgerError: it is damaged, edited, cut or rolled back.
+            StorageError: it is absent, or cannot be read without writing.
+        """
+        return cls(Book.open_read_only(path, data_id))
+
+    def close(self) -> None:
+        """Let go of the file; the ledger cannot be used afterwards."""
+        self._book.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # Booking
+
+    def reserve(self, query_id: str, query_hash: str, release: Release, run: str) -> Reservation:
+        """Charge a query, durably, before anything private is computed for it.
+
+        The same query again costs nothing and gives its stored answer, if there is one.
+
+        Raises:
+            QueryConflictError: the id is bound to another hash, release or run.
+            BudgetExhaustedError: the total would exceed the budget; nothing is booked.
+            UnsupportedAdjacencyError: the release has no cost in the budget's adjacency;
+                nothing is booked.
+        """
+        _expect_text(query_id=query_id, query_hash=query_hash, run=run)
+        content = canonical(release.to_json()).decode()
+        with self._book.writing():
+            known = self._book.find(query_id, Kind.RESERVE)
+            if known is None:
+                self._afford(release)
+                self._book.append(Kind.RESERVE, content, run, query_id, query_hash)
+            elif (known.query_hash, known.content, known.run) != (query_hash, content, run):
+                raise QueryConflictError(
+                    f"Query {query_id} is bound for ever to what was first asked under it, and "
+                    f"now comes with another content, release or run; ask under a new id."
+                )
+            answer = self._book.answer(query_id)
+        return Reservation(query_id, answer)
+
+    def commit(self, query_id: str, answer: bytes) -> Head:
+        """Store the private answer, durably; only then may it be released.
+
+        Committing the same bytes again changes nothing. If two processes computed the same
+        query, the first answer stands: the second must throw its own away and `reserve` again
+        to get the stored one.
+
+        Returns:
+            The head of the chain, to be sent with the answer.
+
+        Raises:
+            LedgerError: the query was never reserved.
+            QueryConflictError: another answer is stored already.
+        """
+        with self._book.writing():
+            reserved = self._book.find(query_id, Kind.RESERVE)
+            if reserved is None:
+                raise LedgerError(f"Query {query_id} has no reservation; reserve it first.")
+            stored = self._book.answer(query_id)
+            if stored is None:
+                self._book.append_answer(query_id, reserved.run, answer)
+            elif stored != answer:
+                raise QueryConflictError(
+                    f"Query {query_id} has another stored answer; reserve it again to get it."
+                )
+            return self._book.head
+
+    def set_budget(self, budget: Budget) -> None:
+        """Raise or lower the limit from now on; the change is an entry like any other.
+
+        A limit below what is spent is allowed: nothing new is answered then.
+
+        Raises:
+            UnsupportedAdjacencyError: what is spent has no cost in the new unit or adjacency.
+        """
+        with self._book.writing():
+            if budget != self.budget:
+                self._epsilon(budget.delta, budget.unit, budget.adjacency)
+                self._book.append(Kind.BUDGET, canonical(budget.to_json()).decode())
+
+    def _afford(self, release: Release) -> None:
+        budget = self.budget
+        if budget is None:
+            raise BudgetExhaustedError(
+                f"The ledger {self._book.path} allows nothing yet; open it with a budget."
+            )
+        budget.check(self._epsilon(budget.delta, budget.unit, budget.adjacency, release))
+
+    # Reading
+
+    @property
+    def budget(self) -> Budget | None:
+        """The limit in force; None if none was ever set."""
+        entry = self._book.latest(Kind.BUDGET)
+        return None if entry is None else Budget.from_json(json.loads(entry.content))
+
+    @property
+    def data_id(self) -> str:
+        """Id of the data that the ledger belongs to."""
+        return self._book.data_id
+
+    @property
+    def head(self) -> Head:
+        """Sequence and hash of the last entry."""
+        return self._book.head
+
+    def entries(self) -> list[Entry]:
+        """The whole book, oldest first: reservations, commits and every budget there was."""
+        return self._book.entries()
+
+    def releases(self, run: str | None = None) -> list[Release]:
+        """Every reservation, oldest first, answered or not; of one run, or of all."""
+        return [
+            _release(entry.content)
+            for entry in self._book.entries()
+            if entry.kind == Kind.RESERVE and run in (None, entry.run)
+        ]
+
+    def runs(self) -> list[RunSummary]:
+        """Every run that reserved anything, in the order of their first reservations."""
+        summaries: dict[str, RunSummary] = {}
+        for entry in self._book.entries():
+            if entry.kind == Kind.RESERVE:
+                so_far = summaries.get(entry.run, RunSummary(entry.run, entry.time, 0))
+                rows = so_far.rows + _release(entry.content).rows
+                summaries[entry.run] = replace(so_far, rows=rows)
+        return list(summaries.values())
+
+    def total(self, delta: float, unit: Unit, adjacency: Adjacency) -> Guarantee:
+        """What all reservations cost together, over all runs, methods and teachers.
+
+        Raises:
+            UnsupportedAdjacencyError: one of them has no cost in this unit and adjacency.
+        """
+        epsilon = self._epsilon(delta, unit, adjacency)
+        return Guarantee(unit, adjacency, epsilon, delta, ACCOUNTANT)
+
+    def verify(self) -> Head:
+        """Prove the whole book again: pages, triggers, hash chain, answers and head file.
+
+        Raises:
+            CorruptLedgerError: names the first sequence or the first answer that is wrong.
+        """
+        return self._book.verify()
+
+    def confirm(self, head: Head) -> None:
+        """Prove that this ledger still holds what was its head when an answer was sent.
+
+        Raises:
+            CorruptLedgerError: its tail was dropped, an older copy put back, or its history
+                replaced.
+        """
+        self._book.confirm(head)
+
+    def _epsilon(
+        self, delta: float, unit: Unit, adjacency: Adjacency, extra: Release | None = None
+    ) -> float:
+        # Thousands of reservations are few different releases; equal ones compose by count.
+        tally = [(_release(content), n) for content, n in self._book.tally(Kind.RESERVE)]
+        if extra is not None:
+            tally.append((extra, 1))
+        events = [release.event(unit, adjacency) for release, _ in tally]
+        counts = [n for _, n in tally]
+        return epsilon_filter(
+            [
+                replace(event, count=event.count * n)
+                for event, n in zip(events, counts, strict=True)
+            ],
+            delta,
+        )
+
+
+@lru_cache(maxsize=4096)
+def _release(content: str) -> Release:
+    return Release.from_json(json.loads(content))
+
+
+def _expect_text(**values: str) -> None:
+    for name, value in values.items():
+        if not value or not value.isprintable():
+            raise ConfigError(f"Expected {name}={value!r} to be printable and not empty.")

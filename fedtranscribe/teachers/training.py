@@ -1,0 +1,185 @@
+"""Training teachers on disjoint shards of private records.
+
+Guarantee:
+    Not private by itself: a teacher never leaves its holder. What the guarantee of an ensemble
+    rests on is arranged here: a shard's teacher depends on that shard's records and on public
+    randomness only (fixed steps, fixed settings, seed per shard; no early stopping, no balancing,
+    no statistics over shards), and no record's shard depends on another record.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedtranscribe.config import TeacherSettings
+from fedtranscribe.data import ImageSet, assign_shards, draw_shapes
+from fedtranscribe.models import Classifier, build, save
+from fedtranscribe.teachers.augment import augment
+from fedtranscribe.teachers.manifest import Manifest
+
+Progress = Callable[[int, int], None]
+
+_FEATURE_BATCH = 128
+_HEAD_STEPS = 200
+# Keeps the seeds of shards apart for any thinkable shard count.
+_SEED_STRIDE = 1_000_003
+
+
+def shard_file(folder: Path, shard: int) -> Path:
+    """Where a shard's weights lie."""
+    return folder / f"shard-{shard:05d}.safetensors"
+
+
+def train_teachers(
+    images: ImageSet,
+    manifest: Manifest,
+    folder: Path,
+    *,
+    device: torch.device,
+    progress: Progress,
+    weights: str | None = None,
+) -> None:
+    """Train one teacher per shard into `folder`; shards already there are kept, so it resumes.
+
+    Args:
+        images: the holder's private records.
+        manifest: what to train; saved last, so a folder with a manifest is complete.
+        folder: receives `shard-*.safetensors`, the backbone where it is frozen, and the manifest.
+        device: where to train.
+        progress: called with (shards done, shards in all).
+        weights: "imagenet" or a file to start from (a public start).
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    key = bytes.fromhex(manifest.key)
+    assignment = torch.from_numpy(assign_shards(images.ids, manifest.shards, key))
+    frozen = _frozen_backbone(manifest, folder, weights) if manifest.mode == "heads" else None
+    for shard in range(manifest.shards):
+        path = shard_file(folder, shard)
+        records = (assignment == shard).nonzero().flatten()
+        # An empty shard has no teacher; its row is zero, so the count of teachers stays public.
+        if len(records) > 0 and not path.exists():
+            seed = manifest.seed * _SEED_STRIDE + shard
+            rng = torch.Generator().manual_seed(seed)
+            shard_images, shard_labels = images.images[records], images.labels[records]
+            if frozen is None:
+                module = _seeded_build(manifest, seed, weights)
+                _fit(module, shard_images, shard_labels, manifest.settings, rng, device)
+            else:
+                features, labels = _views(
+                    frozen.to(device), shard_images, shard_labels, manifest.settings, rng, device
+                )
+                module = _fit_head(features, labels, manifest)
+            save(module, path)
+        progress(shard + 1, manifest.shards)
+    manifest.save(folder)
+
+
+def _seeded_build(manifest: Manifest, seed: int, weights: str | None) -> Classifier:
+    return build(
+        manifest.architecture,
+        manifest.classes,
+        manifest.channels,
+        manifest.size,
+        weights=weights,
+        seed=seed,
+    )
+
+
+def _fit(
+    module: Classifier,
+    images: Tensor,
+    labels: Tensor,
+    settings: TeacherSettings,
+    rng: torch.Generator,
+    device: torch.device,
+) -> None:
+    """A fixed number of AdamW steps on augmented batches drawn with replacement."""
+    module.to(device).train()
+    optimiser = torch.optim.AdamW(
+        module.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True
+    )
+    for step in range(settings.steps):
+        # Constant for the first half, then linear to one per cent.
+        for group in optimiser.param_groups:
+            group["lr"] = settings.lr * min(1.0, 2 * (1 - step / settings.steps) + 0.01)
+        picked = torch.randint(0, len(images), (settings.batch,), generator=rng)
+        batch = images[picked].to(device).float() / 255
+        logits = module(augment(batch, settings.augment, rng))
+        loss = F.cross_entropy(
+            logits, labels[picked].to(device), label_smoothing=settings.label_smoothing
+        )
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        optimiser.step()
+    module.cpu().eval()
+
+
+# ---------------------------------------------------------------- frozen backbone, a head per shard
+
+
+def _frozen_backbone(manifest: Manifest, folder: Path, weights: str | None) -> Classifier:
+    """The backbone that all heads share: random from a public seed, or public weights.
+
+    Its batch norms are set on public shapes, never on records.
+    """
+    path = folder / "backbone.safetensors"
+    rng = torch.Generator().manual_seed(manifest.seed)
+    module = _seeded_build(manifest, manifest.seed, weights)
+    if weights is None:
+        _settle_batch_norms(module, manifest, rng)
+    if not path.exists():
+        save(module, path)
+    return module.eval()
+
+
+def _settle_batch_norms(module: Classifier, manifest: Manifest, rng: torch.Generator) -> None:
+    norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    if not norms:
+        return
+    for norm in norms:
+        norm.momentum = None  # running averages over all of what follows
+    module.train()
+    with torch.no_grad():
+        for _ in range(2):
+            shapes = draw_shapes(_FEATURE_BATCH, manifest.channels, manifest.size, rng)
+            module.features(shapes.float() / 255)
+
+
+def _views(
+    backbone: Classifier,
+    images: Tensor,
+    labels: Tensor,
+    settings: TeacherSettings,
+    rng: torch.Generator,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    """Features [copies·n, d] of augmented views and their labels."""
+    real = images.to(device).float() / 255
+    with torch.no_grad():
+        features = [
+            backbone.features(part)
+            for _ in range(settings.copies)
+            for part in augment(real, settings.augment, rng).split(_FEATURE_BATCH)
+        ]
+    return torch.cat(features).cpu(), labels.repeat(settings.copies)
+
+
+def _fit_head(features: Tensor, labels: Tensor, manifest: Manifest) -> nn.Linear:
+    """Ridge-like softmax regression by full-batch Adam; deterministic."""
+    head = nn.Linear(features.shape[1], manifest.classes)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    optimiser = torch.optim.AdamW(
+        head.parameters(), lr=1e-2, weight_decay=manifest.settings.weight_decay
+    )
+    for _ in range(_HEAD_STEPS):
+        loss = F.cross_entropy(
+            head(features), labels, label_smoothing=manifest.settings.label_smoothing
+        )
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        optimiser.step()
+    return head

@@ -1,0 +1,167 @@
+"""A run is a folder: settings, checkpoint, what was released, metrics, figures, networks.
+
+    config.toml               the settings, resolved
+    events.jsonl              one line per answered query: rows, cost, ledger head
+    checkpoints/state.pt      everything needed to go on, the query in flight included
+    metrics.json              the result, both figures, the accuracy curve
+    images.png, accuracy.png  synthetic samples; accuracy over answered rows
+    student.safetensors, generator.safetensors
+    private/teachers/         the holder's own; never part of a release
+"""
+
+import io
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+import torch
+
+from fedtranscribe.config import TranscribeSettings, read_toml
+from fedtranscribe.errors import ConfigError, StorageError
+from fedtranscribe.exchange import AnswerKind, QueryBatch
+from fedtranscribe.files import unwritable, write_atomically
+
+# Where and how a run is computed may change between interrupt and resume; nothing else may.
+_FREE_ON_RESUME = frozenset({"out", "device", "data_root", "download"})
+
+
+class RunDirectory:
+    """One run's folder.
+
+    Args:
+        path: the folder.
+        settings: the run's settings.
+        run_id: name of the run in ledger and query ids.
+    """
+
+    def __init__(self, path: Path, settings: TranscribeSettings, run_id: str) -> None:
+        self.path = path
+        self.settings = settings
+        self.run_id = run_id
+
+    @classmethod
+    def create(cls, path: Path, settings: TranscribeSettings) -> "RunDirectory":
+        """Start a run in a folder that is absent or empty.
+
+        Raises:
+            StorageError: the folder holds something, or cannot be written.
+        """
+        config = path / "config.toml"
+        if config.exists():
+            raise StorageError(
+                f"{path} holds another run; add --resume to go on with it, or choose another --out."
+            )
+        if path.is_dir() and any(path.iterdir()):
+            raise StorageError(f"{path} is not empty; choose another --out.")
+        # 128 random bits: query ids are bound for ever in the ledger, so they must not come back.
+        run = cls(path, settings, f"run-{os.urandom(16).hex()}")
+        dumped = settings.model_dump(mode="json", exclude_none=True)
+        write_atomically(config, tomli_w.dumps({"run": run.run_id, **dumped}).encode())
+        return run
+
+    @classmethod
+    def resume(cls, path: Path, settings: TranscribeSettings) -> "RunDirectory":
+        """Go on with the run in a folder.
+
+        Raises:
+            StorageError: there is no run.
+            ConfigError: the run was started with other settings; names the first that differs.
+        """
+        config = path / "config.toml"
+        if not config.exists():
+            raise StorageError(f"No run in {path} to resume; leave out --resume to start one.")
+        stored = read_toml(config)
+        run_id = stored.pop("run", None)
+        if not isinstance(run_id, str):
+            raise StorageError(f"{config} is not a fedtranscribe run; choose another --out.")
+        now = json.loads(settings.model_dump_json(exclude_none=True))
+        for key in sorted({*stored, *now} - _FREE_ON_RESUME):
+            if stored.get(key) != now.get(key):
+                raise ConfigError(
+                    f"The run in {path} has {key}={stored.get(key)!r}, not {now.get(key)!r}; "
+                    "resume with the settings it was started with."
+                )
+        return cls(path, settings, run_id)
+
+    @property
+    def private(self) -> Path:
+        """What stays with the data holder."""
+        return self.path / "private"
+
+    @property
+    def finished(self) -> bool:
+        """Whether the result has been written."""
+        return (self.path / "metrics.json").exists()
+
+    # ---------------------------------------------------------------- checkpoint
+
+    def save_checkpoint(self, state: dict[str, Any], query: QueryBatch, curve: list[Any]) -> None:
+        """Store state and the query in flight in one file, so that both or neither survive."""
+        buffer = io.BytesIO()
+        flight = {
+            "id": query.id,
+            "kind": str(query.kind),
+            "images": query.images,
+            "index_sets": query.index_sets,
+            "student_logits": query.student_logits,
+        }
+        torch.save({"state": state, "query": flight, "curve": curve}, buffer)
+        write_atomically(self._checkpoint, buffer.getvalue())
+
+    def load_checkpoint(self) -> tuple[dict[str, Any], QueryBatch, list[Any]] | None:
+        """The last stored state, the query that was in flight, and the curve; None at the start.
+
+        Raises:
+            StorageError: the file is not readable.
+        """
+        if not self._checkpoint.exists():
+            return None
+        try:
+            stored = torch.load(self._checkpoint, weights_only=True)
+            flight = stored["query"]
+            query = QueryBatch(**{**flight, "kind": AnswerKind(flight["kind"])})
+            return stored["state"], query, stored["curve"]
+        except Exception as error:  # torch raises many kinds for a damaged file
+            raise StorageError(
+                f"{self._checkpoint} is damaged ({type(error).__name__}); start a new run with "
+                "another --out. The ledger keeps what was spent."
+            ) from None
+
+    @property
+    def _checkpoint(self) -> Path:
+        return self.path / "checkpoints" / "state.pt"
+
+    # ---------------------------------------------------------------- results
+
+    def write_events(self, events: list[dict[str, Any]]) -> None:
+        """Replace `events.jsonl` by what the ledger has booked for this run."""
+        lines = "".join(json.dumps(event, sort_keys=True) + "\n" for event in events)
+        write_atomically(self.path / "events.jsonl", lines.encode())
+
+    def write_metrics(self, metrics: dict[str, Any]) -> None:
+        """Write `metrics.json`; its presence says that the run is complete."""
+        write_atomically(self.path / "metrics.json", json.dumps(metrics, indent=2).encode())
+
+    def read_metrics(self) -> dict[str, Any]:
+        """The result of a finished run."""
+        try:
+            return json.loads((self.path / "metrics.json").read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            raise StorageError(f"{self.path / 'metrics.json'} cannot be read.") from None
+
+
+def check_writable(path: Path) -> None:
+    """Fail before any work if a run could not be stored there.
+
+    Raises:
+        StorageError: names the folder and the mend.
+    """
+    probe = path / ".probe"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"x")
+        probe.unlink()
+    except OSError as error:
+        raise unwritable(path, error) from None

@@ -1,0 +1,19 @@
+from fedtranscribe import models
+
+
+def test_public_names_are_exactly_these():
+    assert sorted(models.__all__) == [
+        "Classifier",
+        "Generator",
+        "InputAdapter",
+        "available",
+        "build",
+        "fixed_randomness",
+        "is_small",
+        "load_state",
+        "read_metadata",
+        "restore",
+        "save",
+        "xavier_",
+    ]
+    assert all(hasattr(models, name) for name in models.__all__)
