@@ -41,15 +41,16 @@ class DpsdSettings(Settings):
     batch: int = Field(128, gt=1)
     student_steps: int = Field(60, ge=0, description="student updates per round")
     finish_steps: int = Field(600, ge=0, description="student updates after the last answer")
-    generator_steps: int = Field(10, ge=0, description="generator and z updates per round")
+    generator_steps: int = Field(5, ge=0, description="generator and z updates per round")
+    augment: float = Field(0.5, ge=0, le=2, description="strength of views of answered rows")
     student_lr: float = Field(1e-3, gt=0)
-    generator_lr: float = Field(2e-4, gt=0)
+    generator_lr: float = Field(1e-4, gt=0)
     z_lr: float = Field(1e-2, gt=0)
     redraw: float = Field(0.8, ge=0, le=1, description="share of z drawn afresh each round")
     prior_weight: float = Field(0.9, ge=0, description="a in softmax(a log p_s + b evidence)")
     evidence_weight: float = Field(0.6, gt=0, description="b in softmax(a log p_s + b evidence)")
-    one_hot_weight: float = Field(0.3, ge=0, description="first term of Eq. 8")
-    balance_weight: float = Field(3.0, ge=0, description="second term of Eq. 8")
+    one_hot_weight: float = Field(0.1, ge=0, description="first term of Eq. 8")
+    balance_weight: float = Field(1.0, ge=0, description="second term of Eq. 8")
     activation_weight: float = Field(0.1, ge=0, description="third term of Eq. 8")
     imitation_weight: float = Field(
         1.0, description="the generator's share of L_s; negative makes it adversarial"
@@ -64,7 +65,7 @@ class TranscribeSettings(Settings):
 
     teacher: str = Field("cnn", description="an architecture, or a folder made by `teacher train`")
     teacher_weights: str | None = None
-    student: str = "cnn"
+    student: str = "cnn-wide"
     data: str = "digits"
     data_root: Path | None = None
     download: bool = False

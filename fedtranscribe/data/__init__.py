@@ -1,8 +1,10 @@
 """Private and public image sets, their checks, and who sees which record."""
 
+from fedtranscribe.data.augment import augment
 from fedtranscribe.data.imageset import DataSplit, ImageSet
 from fedtranscribe.data.registry import available, load
 from fedtranscribe.data.shapes import draw_shapes
 from fedtranscribe.data.shards import assign_shards, held_out
 
-__all__ = ["DataSplit", "ImageSet", "assign_shards", "available", "draw_shapes", "held_out", "load"]
+__all__ = ["DataSplit", "ImageSet", "assign_shards",
+    "augment", "available", "draw_shapes", "held_out", "load"]

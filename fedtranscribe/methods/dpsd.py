@@ -31,6 +31,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtranscribe.config import DpsdSettings
+from fedtranscribe.data import augment
 from fedtranscribe.exchange import Answer, AnswerKind, QueryBatch
 from fedtranscribe.methods.distillation import (
     RowGradient,
@@ -187,7 +188,9 @@ class DPSD:
             images = _to_float(self._replay.images[picked], self._device)
             labels = self._labels(images, self._replay.evidence[picked])
             self.student.train()
-            loss = F.cross_entropy(self.student(images), labels)
+            # Views of a row keep its label: otherwise the student learns the noise by heart.
+            views = augment(images, self.settings.augment, self.rng)
+            loss = F.cross_entropy(self.student(views), labels)
             self._student_optimiser.zero_grad(set_to_none=True)
             loss.backward()
             self._student_optimiser.step()

@@ -123,10 +123,11 @@ class Book:
         return self._one("WHERE kind = ? ORDER BY sequence DESC LIMIT 1", kind.value)
 
     def tally(self, kind: Kind) -> list[tuple[str, int]]:
-        """Each different content of a kind, with the number of entries that hold it."""
+        """Each different content of a kind, in order of first entry, and how many hold it."""
         with ledger_file.own_errors(self.path):
             return self._connection.execute(
-                "SELECT content, COUNT(*) FROM entries WHERE kind = ? GROUP BY content",
+                "SELECT content, COUNT(*) FROM entries WHERE kind = ? "
+                "GROUP BY content ORDER BY MIN(sequence)",
                 (kind.value,),
             ).fetchall()
 

@@ -13,15 +13,18 @@ Guarantee
     together, however each query was chosen from earlier answers: `accountant.epsilon_filter` of
     all reservations, the new one included, is compared with ε inside the transaction that books
     it, under the write lock of the file, so that concurrent processes cannot overspend together.
-    This holds for releases whose stated cost is right, on a file that nobody rewrites.
+    This holds for releases whose stated cost is right, on a file that nobody rewrites. The
+    theorem knows one limit, fixed before the answers: where the limit was changed, it speaks of
+    the highest one, and only if the change was not made because of what the answers showed.
 
 What is noticed, and what is not
     An edited or removed entry, removed triggers and damaged pages: by opening, through the hash
-    chain. A changed stored answer: when it is asked for again, and by `verify`. A dropped tail,
-    an older backup put back, or a lost database beside a head file: by the head file, which lies
-    outside the database. A missing head file beside a ledger that has reservations is refused as
-    well, because it may hide any of these. Someone who rewrites database and head file together,
-    or deletes both, is noticed only by a head that went out with an answer: `confirm` checks it.
+    chain; by `verify` likewise. A changed stored answer: then, and when it is asked for. A
+    dropped tail, an older backup put back, or a lost database beside a head file: by the head
+    file, which lies outside the database. A missing head file beside a ledger that has
+    reservations is refused as well, because it may hide any of these. Someone who rewrites
+    database and head file together, or deletes both, is noticed only by a head that went out
+    with an answer: `confirm` checks it.
 """
 
 import json
@@ -41,7 +44,7 @@ from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 __all__ = ["ACCOUNTANT", "Budget", "Head", "Ledger", "Reservation", "RunSummary"]
 
 ACCOUNTANT = "privacy filter"
-"""What `total` names as its accountant: sound for queries chosen after seeing answers."""
+"""The accountant that `total` names: sound for queries chosen after seeing answers."""
 
 
 @dataclass(frozen=True)
@@ -279,19 +282,13 @@ class Ledger:
     def _epsilon(
         self, delta: float, unit: Unit, adjacency: Adjacency, extra: Release | None = None
     ) -> float:
-        # Thousands of reservations are few different releases; equal ones compose by count.
+        # Thousands of reservations are few different releases; equal ones compose by count. The
+        # filter goes by what was booked first, so that the order of first booking is kept.
         tally = [(_release(content), n) for content, n in self._book.tally(Kind.RESERVE)]
         if extra is not None:
             tally.append((extra, 1))
-        events = [release.event(unit, adjacency) for release, _ in tally]
-        counts = [n for _, n in tally]
-        return epsilon_filter(
-            [
-                replace(event, count=event.count * n)
-                for event, n in zip(events, counts, strict=True)
-            ],
-            delta,
-        )
+        events = [(release.event(unit, adjacency), n) for release, n in tally]
+        return epsilon_filter([replace(e, count=e.count * n) for e, n in events], delta)
 
 
 @lru_cache(maxsize=4096)

@@ -15,9 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtranscribe.config import TeacherSettings
-from fedtranscribe.data import ImageSet, assign_shards, draw_shapes
+from fedtranscribe.data import ImageSet, assign_shards, augment, draw_shapes
 from fedtranscribe.models import Classifier, build, save
-from fedtranscribe.teachers.augment import augment
 from fedtranscribe.teachers.manifest import Manifest
 
 Progress = Callable[[int, int], None]

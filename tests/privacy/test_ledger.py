@@ -21,7 +21,7 @@ from fedtranscribe.errors import (
 from fedtranscribe.privacy.accountant import epsilon_filter
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.chain import Kind, canonical
-from fedtranscribe.privacy.events import Gaussian
+from fedtranscribe.privacy.events import Gaussian, RandomizedResponse, Release
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 
@@ -235,6 +235,25 @@ def test_totals_over_runs(path: Path) -> None:
         mu = math.sqrt(30 * 0.1**2 + 3 * 0.2**2)
         assert total.epsilon == pytest.approx(epsilon_filter([Gaussian(mu)], DELTA), rel=1e-6)
         assert (total.unit, total.adjacency, total.delta) == (RECORD, ZERO_OUT, DELTA)
+
+
+def test_the_first_booking_decides_the_filter(path: Path) -> None:
+    label = RandomizedResponse(0.1, 10, 5)
+    labels = Release("labels", 5, {RECORD: {ZERO_OUT: label}})
+    rows = make_release(0.1, rows=10)
+    gaussian = Gaussian(0.1, 10)
+    totals = []
+    for name, order in (("a", (rows, labels, rows)), ("b", (labels, rows, rows))):
+        with open_ledger(path.with_name(name)) as ledger:
+            for i, release in enumerate(order):
+                ledger.reserve(f"q{i}", "h", release, "run")
+            totals.append(epsilon_of(ledger))
+    expected = [
+        epsilon_filter([gaussian, label, gaussian], DELTA),
+        epsilon_filter([label, gaussian, gaussian], DELTA),
+    ]
+    assert totals == pytest.approx(expected)
+    assert totals[0] < totals[1]
 
 
 def test_an_unused_ledger_has_spent_nothing(path: Path) -> None:

@@ -1,0 +1,245 @@
+"""From events to ε: plans fixed beforehand, plans chosen on the way, and a second opinion.
+
+- `epsilon`: everything was fixed before the first answer. Privacy loss distributions, optimal
+  composition; a list of Gaussians has a Gaussian loss, so the closed form is its exact PLD.
+- `epsilon_filter`: what is asked next may depend on earlier answers. What a ledger needs.
+- `epsilon_rdp`: Rényi DP instead of the PLD; never below `epsilon`, and close to it.
+
+Guarantee
+    All events together are (ε, δ)-DP for the unit and adjacency whose pairs the events state.
+    Never too small: grids are rounded up, cut tails are counted as disclosed.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import lru_cache
+
+import numpy as np
+from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+from scipy.stats import binom
+
+from fedtranscribe.errors import ConfigError, UnsupportedAdjacencyError
+from fedtranscribe.privacy import loss
+from fedtranscribe.privacy.closed_forms import (
+    expect_delta,
+    gaussian_delta,
+    gaussian_epsilon,
+    zcdp_delta,
+    zcdp_epsilon,
+)
+from fedtranscribe.privacy.events import (
+    Event,
+    ExponentialVotes,
+    Gaussian,
+    PoissonGaussian,
+    PrivacyPlan,
+    RandomizedResponse,
+    Release,
+)
+from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
+
+CLOSED_FORM = "PLD, closed form"
+ON_GRID = "PLD"
+ZCDP = "zCDP"
+PURE = "sum of pure ε"
+DOMINATED = "dominating Gaussian"
+
+_FINE_UP_TO, _GRID_UP_TO = 1_000.0, 20_000.0
+"""Up to the first bound on ε the grid is fine, then coarser in proportion, then there is none."""
+
+
+_ROUGH_DELTA = 1e-9
+"""Where `delta_of` sizes its grid; any value serves."""
+
+
+def epsilon(events: Sequence[Event], delta: float) -> float:
+    """ε of a plan fixed beforehand; 0 for no events, and wherever it is exactly 0.
+
+    Raises:
+        ConfigError: delta is not inside (0, 1).
+    """
+    return quote(events, delta)[0]
+
+
+def quote(events: Sequence[Event], delta: float) -> tuple[float, str]:
+    """`epsilon`, and which accountant found it.
+
+    Raises:
+        ConfigError: delta is not inside (0, 1).
+    """
+    expect_delta(delta)
+    return _quote(_merged(events), delta)
+
+
+def delta_of(events: Sequence[Event], epsilon: float) -> float:
+    """δ of a plan fixed beforehand, at ε >= 0; the inverse of `epsilon`.
+
+    Raises:
+        ConfigError: epsilon is negative or not finite.
+    """
+    if not (epsilon >= 0 and math.isfinite(epsilon)):
+        raise ConfigError(f"Expected epsilon={epsilon} >= 0 and finite.")
+    merged = _merged(events)
+    if not merged:
+        return 0.0
+    mu, others = _split(merged)
+    if not others:
+        bounds = [gaussian_delta(mu, epsilon)]
+    elif len(merged) == 1 and isinstance(merged[0], RandomizedResponse):
+        bounds = [loss.response_loss(merged[0]).delta(epsilon)]
+    else:
+        rough = _dominated_epsilon(mu, others, _ROUGH_DELTA)
+        if rough > _GRID_UP_TO:
+            raise ConfigError(
+                f"Expected events that cost less than about {_GRID_UP_TO:g} in ε, got {rough:.3g}."
+            )
+        bounds = [float(_composed(mu, others, rough).get_delta_for_epsilon(epsilon))]
+    if any(isinstance(event, ExponentialVotes) for event in merged):
+        bounds.append(zcdp_delta(sum(event.zcdp_rho for event in merged), epsilon))
+    return min(1.0, *bounds)
+
+
+def epsilon_rdp(events: Sequence[Event], delta: float) -> float:
+    """A second opinion by Rényi DP, for the same plans as `epsilon`.
+
+    Raises:
+        ConfigError: delta is not inside (0, 1).
+    """
+    expect_delta(delta)
+    merged = _merged(events)
+    if not merged:
+        return 0.0
+    divergences = np.sum([loss.renyi(event) for event in merged], axis=0)
+    return loss.epsilon_of_renyi(divergences, delta)
+
+
+def epsilon_filter(events: Sequence[Event], delta: float) -> float:
+    """ε of all events, in the order they were booked, when each was chosen after earlier answers.
+
+    Refusing every event that would lift this figure above a fixed limit makes all that was
+    answered (limit, δ)-DP together.
+
+    Guarantee
+        The first event, which no answer can have influenced, decides the filter for good. A
+        Gaussian: μ² adds over everything, other kinds at the μ of a Gaussian that dominates them
+        (Gaussian DP filter: Smith and Thakurta 2022; Koskela, Tobaben and Honkela 2023). Anything
+        else: ρ adds (zCDP filter: Whitehouse, Ramdas, Rogers and Wu 2023). One fixed sum against
+        one fixed limit is what the proofs need: moving between the two rules after seeing
+        answers could cost up to 2δ.
+
+    Raises:
+        ConfigError: delta is not inside (0, 1).
+    """
+    expect_delta(delta)
+    if not events:
+        return 0.0
+    if isinstance(events[0], Gaussian):
+        return gaussian_epsilon(_total_mu(events), delta)
+    return zcdp_epsilon(math.fsum(event.zcdp_rho for event in events), delta)
+
+
+def guarantee(plan: PrivacyPlan) -> Guarantee:
+    """The headline of a plan that is fixed before its first answer.
+
+    Raises:
+        UnsupportedAdjacencyError: a release has no cost in the plan's unit and adjacency.
+        ConfigError: the plan's delta is not inside (0, 1).
+    """
+    events = [release.event(plan.unit, plan.adjacency) for release in plan.releases]
+    value, accountant = quote(events, plan.delta)
+    return Guarantee(plan.unit, plan.adjacency, value, plan.delta, accountant)
+
+
+def sound_table(releases: Sequence[Release], unit: Unit, delta: float) -> dict[Adjacency, float]:
+    """ε of a fixed plan under every adjacency that all of its releases support.
+
+    Raises:
+        ConfigError: delta is not inside (0, 1).
+    """
+    table: dict[Adjacency, float] = {}
+    for adjacency in Adjacency:
+        try:
+            events = [release.event(unit, adjacency) for release in releases]
+        except UnsupportedAdjacencyError:
+            continue
+        table[adjacency] = epsilon(events, delta)
+    return table
+
+
+def _composed(mu: float, others: tuple[Event, ...], rough: float) -> PrivacyLossDistribution:
+    return loss.composed(mu, others, loss.GRID * max(1.0, rough / _FINE_UP_TO))
+
+
+@lru_cache(maxsize=256)
+def _quote(merged: tuple[Event, ...], delta: float) -> tuple[float, str]:
+    mu, others = _split(merged)
+    candidates: list[tuple[float, str]] = []
+    if not others:
+        closed = CLOSED_FORM if all(isinstance(e, Gaussian) for e in merged) else DOMINATED
+        candidates.append((gaussian_epsilon(mu, delta), closed))
+    elif len(merged) == 1 and isinstance(merged[0], RandomizedResponse):
+        candidates.append((loss.response_loss(merged[0]).epsilon(delta), ON_GRID))
+    else:
+        rough = _dominated_epsilon(mu, others, delta)
+        candidates.append((rough, DOMINATED))
+        if rough <= _GRID_UP_TO:
+            pld = _composed(mu, others, rough)
+            candidates.append((float(pld.get_epsilon_for_delta(delta)), ON_GRID))
+    if any(isinstance(event, ExponentialVotes) for event in merged):
+        candidates.append((zcdp_epsilon(sum(event.zcdp_rho for event in merged), delta), ZCDP))
+        candidates.append((_pure(merged), PURE))
+    return min(candidates)
+
+
+def _dominated_epsilon(mu: float, others: Sequence[Event], delta: float) -> float:
+    """An upper bound that holds at any size: who was sampled is given away as well.
+
+    With probability 1 − δ/2 a unit joins no more steps of a DP-SGD event than its coin's upper
+    quantile; each such step is a plain Gaussian. Labels are taken at their dominating Gaussian.
+    """
+    sampled = [event for event in others if isinstance(event, PoissonGaussian)]
+    share = delta / 2 / max(1, len(sampled))
+    squares = [mu**2]
+    for event in others:
+        if isinstance(event, PoissonGaussian):
+            joined = float(binom.isf(share, event.count, event.sampling_probability))
+            squares.append(joined * event.distance**2)
+        else:
+            squares.append(event.gdp_mu**2)
+    return gaussian_epsilon(math.sqrt(math.fsum(squares)), delta / 2 if sampled else delta)
+
+
+def _pure(events: Sequence[Event]) -> float:
+    pure = 0.0
+    for event in events:
+        if isinstance(event, ExponentialVotes):
+            pure += event.pure
+        elif isinstance(event, RandomizedResponse):
+            pure += event.epsilon0 * event.count
+        else:
+            return math.inf
+    return pure
+
+
+def _split(merged: Sequence[Event]) -> tuple[float, tuple[Event, ...]]:
+    """Total μ of what is Gaussian or has only a dominating one, and the rest."""
+    plain = [event for event in merged if isinstance(event, Gaussian | ExponentialVotes)]
+    return _total_mu(plain), tuple(event for event in merged if event not in plain)
+
+
+def _total_mu(events: Sequence[Event]) -> float:
+    return math.sqrt(math.fsum(event.gdp_mu**2 for event in events))
+
+
+def _merged(events: Sequence[Event]) -> tuple[Event, ...]:
+    """Equal events composed by count, in a fixed order; those that cost nothing left out."""
+    counts: defaultdict[Event, int] = defaultdict(int)
+    for event in events:
+        if event.gdp_mu > 0:
+            if isinstance(event, PoissonGaussian) and event.adjacency is Adjacency.ADD_REMOVE:
+                event = replace(event, adjacency=Adjacency.ZERO_OUT)  # the same pair
+            counts[replace(event, count=1)] += event.count
+    merged = [replace(event, count=count) for event, count in counts.items()]
+    return tuple(sorted(merged, key=repr))

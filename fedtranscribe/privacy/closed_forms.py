@@ -1,0 +1,99 @@
+"""ε and δ of Gaussian DP and of zero-concentrated DP, without a grid."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from scipy.optimize import brentq
+from scipy.special import log_ndtr
+
+from fedtranscribe.errors import ConfigError
+
+_ORDERS = 1 + np.geomspace(1e-5, 1e9, 6_000)
+"""Rényi orders tried; each gives a bound, so that a coarse grid costs tightness, never truth."""
+
+
+def gaussian_delta(mu: float, epsilon: float) -> float:
+    """δ(ε) of N(0, 1) against N(μ, 1): Φ(μ/2 − ε/μ) − e^ε Φ(−μ/2 − ε/μ).
+
+    Source: Balle and Wang 2018, Theorem 8; Dong, Roth and Su 2019, Corollary 2.13.
+    """
+    if mu == 0:
+        return 0.0
+    if math.isinf(mu):
+        return 1.0
+    upper = float(log_ndtr(mu / 2 - epsilon / mu))
+    lower = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
+    return -math.exp(upper) * math.expm1(min(lower - upper, 0.0))
+
+
+def gaussian_epsilon(mu: float, delta: float) -> float:
+    """The smallest ε >= 0 with δ(ε) <= delta for N(0, 1) against N(μ, 1)."""
+    if gaussian_delta(mu, 0.0) <= delta:
+        return 0.0
+    if math.isinf(mu):
+        return math.inf
+    # The tail bound of the Gaussian, so that δ(upper) < delta.
+    upper = mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta)) + 1
+    return root(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, upper)
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """μ* of the privacy law: the largest μ whose δ(epsilon) is at most delta.
+
+    Raises:
+        ConfigError: epsilon is not positive and finite, or delta is not inside (0, 1).
+    """
+    expect_epsilon(epsilon)
+    expect_delta(delta)
+    upper = 1.0
+    while gaussian_delta(upper, epsilon) < delta:
+        upper *= 2
+    return root(lambda mu: gaussian_delta(mu, epsilon) - delta, 0.0, upper)
+
+
+def zcdp_epsilon(rho: float, delta: float) -> float:
+    """ε of ρ-zCDP, by the best Rényi order.
+
+    Source: Canonne, Kamath and Steinke 2020, Proposition 12.
+    """
+    if rho == 0:
+        return 0.0
+    gap = _ORDERS - 1
+    bounds = rho * _ORDERS + np.log1p(-1 / _ORDERS) - (math.log(delta) + np.log(_ORDERS)) / gap
+    return max(0.0, float(bounds.min()))
+
+
+def zcdp_delta(rho: float, epsilon: float) -> float:
+    """δ of ρ-zCDP at ε, by the best Rényi order; the inverse of `zcdp_epsilon`."""
+    if rho == 0:
+        return 0.0
+    gap = _ORDERS - 1
+    logs = gap * (rho * _ORDERS - epsilon + np.log1p(-1 / _ORDERS)) - np.log(_ORDERS)
+    return min(1.0, math.exp(min(0.0, float(logs.min()))))
+
+
+def expect_epsilon(epsilon: float) -> None:
+    """Refuse an ε that promises nothing.
+
+    Raises:
+        ConfigError: not positive, or not finite.
+    """
+    if not (epsilon > 0 and math.isfinite(epsilon)):
+        raise ConfigError(f"Expected epsilon={epsilon} > 0 and finite.")
+
+
+def expect_delta(delta: float) -> None:
+    """Refuse a δ that is no small probability.
+
+    Raises:
+        ConfigError: outside (0, 1).
+    """
+    if not 0 < delta < 1:
+        raise ConfigError(f"Expected 0 < delta={delta} < 1.")
+
+
+def root(function: Callable[[float], float], lower: float, upper: float) -> float:
+    """Where a monotone function changes sign between two arguments."""
+    found = brentq(function, lower, upper, xtol=1e-15, rtol=1e-14)
+    return float(found)  # pyright: ignore[reportArgumentType]
