@@ -7,7 +7,7 @@ import tomllib
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedtranscribe.errors import ConfigError
 
@@ -23,7 +23,7 @@ class Settings(BaseModel):
 class TeacherSettings(Settings):
     """How one shard's teacher is trained; public, and the same for every shard."""
 
-    steps: int = Field(300, gt=0, description="optimiser steps per shard, whatever its size")
+    steps: int = Field(150, gt=0, description="optimiser steps per shard, whatever its size")
     batch: int = Field(32, gt=0, description="images per step, drawn with replacement")
     lr: float = Field(2e-3, gt=0)
     weight_decay: float = Field(1e-2, ge=0)
@@ -37,7 +37,9 @@ class DpsdSettings(Settings):
 
     rows: int = Field(4_000, gt=0, description="synthetic rows asked in the whole run")
     round_rows: int = Field(500, gt=0, description="rows per round and per message")
-    top_k: int | None = Field(None, gt=0, description="student's top-k mask; none means all classes")
+    top_k: int | None = Field(
+        None, gt=0, description="student's top-k mask; none means all classes"
+    )
     batch: int = Field(128, gt=1)
     student_steps: int = Field(60, ge=0, description="student updates per round")
     finish_steps: int = Field(600, ge=0, description="student updates after the last answer")
@@ -66,7 +68,7 @@ class TranscribeSettings(Settings):
     teacher: str = Field("cnn", description="an architecture, or a folder made by `teacher train`")
     teacher_weights: str | None = None
     student: str = "cnn-wide"
-    data: str = "digits"
+    data: str | None = Field(None, description="none: the teachers' own, or the packaged digits")
     data_root: Path | None = None
     download: bool = False
     public_data: str | None = Field(PUBLIC_SHAPES, description="public images, or 'none'")
@@ -85,15 +87,6 @@ class TranscribeSettings(Settings):
     ledger: Path | None = None
     dpsd: DpsdSettings = DpsdSettings()
     teachers: TeacherSettings = TeacherSettings()
-
-    @model_validator(mode="after")
-    def _consistent(self) -> "TranscribeSettings":
-        if self.calibrate_by == "published" and self.privacy == "vote":
-            raise ValueError(
-                "Expected --privacy data or label with --calibrate-by published: "
-                "the paper has no formula for votes."
-            )
-        return self
 
 
 S = TypeVar("S", bound=Settings)

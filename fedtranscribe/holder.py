@@ -24,7 +24,8 @@ from fedtranscribe.mechanisms import (
     vote_counts,
 )
 from fedtranscribe.methods.distillation import RowGradient, decoupled_distillation, gradient_of
-from fedtranscribe.privacy import Ledger, Release
+from fedtranscribe.privacy.events import Release
+from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.teachers import Teachers
 
 Mechanism = NoisyMeanRows | TopKRandomizedResponse | ExponentialVotes

@@ -1,0 +1,76 @@
+"""The command line. Commands that need torch import it inside their functions.
+
+What a user can do wrong ends as one line on standard error and an exit code that names the kind
+of mistake (see `fedtranscribe.errors`); a traceback is always our mistake.
+"""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from fedtranscribe import __version__
+from fedtranscribe.cli.options import group
+from fedtranscribe.cli.privacy import privacy_app
+from fedtranscribe.cli.teacher import teacher_app
+from fedtranscribe.cli.transcribe import transcribe_command
+from fedtranscribe.errors import ConfigError, FedtranscribeError, StorageError
+
+_INTERRUPTED = 130
+
+# Typer carries click inside itself since 0.2x, so that `import click` would name another class.
+_USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
+
+app = group("Turn privately trained teachers into a differentially private student and generator.")
+app.add_typer(privacy_app, name="privacy")
+app.add_typer(teacher_app, name="teacher")
+app.command("transcribe")(transcribe_command)
+
+
+@app.callback()
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    """Turn privately trained teachers into a differentially private student and generator."""
+    if version:
+        typer.echo(f"fedtranscribe {__version__}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line; errors become one line on standard error.
+
+    Returns:
+        The exit code.
+    """
+    try:
+        code = app(arguments, standalone_mode=False, prog_name="fedtranscribe")
+    except FedtranscribeError as error:
+        return _complain(str(error), error.exit_code)
+    except _USAGE_ERROR as error:
+        return _complain(_usage(error), ConfigError.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        code = _INTERRUPTED
+    except OSError as error:
+        where = f": {error.filename}" if error.filename else ""
+        return _complain(f"{error.strerror or error}{where}.", StorageError.exit_code)
+    if code == _INTERRUPTED:
+        return _complain("interrupted.", _INTERRUPTED)
+    return code if isinstance(code, int) else 0
+
+
+def _usage(error: Exception) -> str:
+    message = str(error.format_message())  # pyright: ignore[reportAttributeAccessIssue]
+    return f"{message.rstrip('.')}. Try --help."
+
+
+def _complain(message: str, code: int) -> int:
+    typer.echo("error: " + " ".join(message.split()), err=True)
+    return code

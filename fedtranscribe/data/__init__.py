@@ -6,5 +6,13 @@ from fedtranscribe.data.registry import available, load
 from fedtranscribe.data.shapes import draw_shapes
 from fedtranscribe.data.shards import assign_shards, held_out
 
-__all__ = ["DataSplit", "ImageSet", "assign_shards",
-    "augment", "available", "draw_shapes", "held_out", "load"]
+__all__ = [
+    "DataSplit",
+    "ImageSet",
+    "assign_shards",
+    "augment",
+    "available",
+    "draw_shapes",
+    "held_out",
+    "load",
+]

@@ -50,7 +50,7 @@ def decoupled_distillation(
     teacher = teacher_logits.log_softmax(-1)
     student = student_logits.log_softmax(-1).expand_as(teacher)
     target = teacher.argmax(-1, keepdim=True)
-    others = torch.ones_like(teacher, dtype=torch.bool).scatter(-1, target, False)  # noqa: FBT003
+    others = torch.ones_like(teacher, dtype=torch.bool).scatter(-1, target, False)
 
     def split(log_p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         rest = log_p.masked_fill(~others, -torch.inf).logsumexp(-1, keepdim=True)

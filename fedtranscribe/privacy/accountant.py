@@ -46,9 +46,12 @@ ZCDP = "zCDP"
 PURE = "sum of pure ε"
 DOMINATED = "dominating Gaussian"
 
-_FINE_UP_TO, _GRID_UP_TO = 1_000.0, 20_000.0
-"""Up to the first bound on ε the grid is fine, then coarser in proportion, then there is none."""
+_FINE_UP_TO, _FINE_SAMPLED_UP_TO, _GRID_UP_TO = 50.0, 1_000.0, 20_000.0
+"""Rough bounds on ε up to which the grid is fine (without and with DP-SGD), or there is a grid.
 
+In between it is coarser in proportion, so that it has about as many points. DP-SGD alone is
+composed on the grid, where roundings add up, and its rough bound is much too large.
+"""
 
 _ROUGH_DELTA = 1e-9
 """Where `delta_of` sizes its grid; any value serves."""
@@ -98,6 +101,7 @@ def delta_of(events: Sequence[Event], epsilon: float) -> float:
         bounds = [float(_composed(mu, others, rough).get_delta_for_epsilon(epsilon))]
     if any(isinstance(event, ExponentialVotes) for event in merged):
         bounds.append(zcdp_delta(sum(event.zcdp_rho for event in merged), epsilon))
+        bounds.append(0.0 if epsilon >= _pure(merged) else 1.0)
     return min(1.0, *bounds)
 
 
@@ -169,7 +173,9 @@ def sound_table(releases: Sequence[Release], unit: Unit, delta: float) -> dict[A
 
 
 def _composed(mu: float, others: tuple[Event, ...], rough: float) -> PrivacyLossDistribution:
-    return loss.composed(mu, others, loss.GRID * max(1.0, rough / _FINE_UP_TO))
+    sampled = any(isinstance(event, PoissonGaussian) for event in others)
+    fine = _FINE_SAMPLED_UP_TO if sampled else _FINE_UP_TO
+    return loss.composed(mu, others, loss.GRID * max(1.0, rough / fine))
 
 
 @lru_cache(maxsize=256)

@@ -15,7 +15,17 @@ from fedtranscribe.privacy.closed_forms import expect_delta, expect_epsilon, gau
 from fedtranscribe.privacy.events import Event, ExponentialVotes, RandomizedResponse
 from fedtranscribe.privacy.units import Unit
 
-DIAMETERS = {"gradient": 2.0, "vote": math.sqrt(2)}
+
+class RowAnswer(StrEnum):
+    """What a noisy row is."""
+
+    GRADIENT = "gradient"
+    """A gradient of norm at most 1."""
+    VOTE = "vote"
+    """A one-hot vote or a softmax row."""
+
+
+DIAMETERS = {RowAnswer.GRADIENT: 2.0, RowAnswer.VOTE: math.sqrt(2)}
 """How far apart two answers for one row can lie: unit rows, or one-hot and softmax rows."""
 
 ROUNDING = 1e-6
@@ -79,9 +89,9 @@ def mean_sensitivity(layout: EnsembleLayout, unit: Unit, answer: str, noise: Noi
     Raises:
         ConfigError: there is no such answer.
     """
-    diameter = DIAMETERS.get(answer)
-    if diameter is None:
-        raise ConfigError(f"Expected answer={answer!r} to be one of {', '.join(DIAMETERS)}.")
+    if answer not in list(RowAnswer):
+        raise ConfigError(f"Expected answer={answer!r} to be one of {', '.join(RowAnswer)}.")
+    diameter = DIAMETERS[RowAnswer(answer)]
     own_row = diameter / (layout.shards if unit is Unit.RECORD else 1)
     scale = math.sqrt(layout.holders) if noise is NoiseMode.LOCAL else layout.holders
     return own_row / scale * (1 + ROUNDING)
@@ -91,7 +101,7 @@ def row_mu(
     noise_std: float,
     layout: EnsembleLayout,
     unit: Unit = Unit.RECORD,
-    answer: str = "gradient",
+    answer: str = RowAnswer.GRADIENT,
     noise: NoiseMode = NoiseMode.CENTRAL,
 ) -> float:
     """μ of one row under a noise std on the mean; n rows cost √n times as much.
@@ -110,7 +120,7 @@ def noise_std(
     rows: int,
     layout: EnsembleLayout,
     unit: Unit = Unit.RECORD,
-    answer: str = "gradient",
+    answer: str = RowAnswer.GRADIENT,
     noise: NoiseMode = NoiseMode.CENTRAL,
 ) -> float:
     """Noise std per coordinate on the mean of unit-norm rows, so that `rows` rows cost ε.

@@ -95,5 +95,5 @@ def expect_delta(delta: float) -> None:
 
 def root(function: Callable[[float], float], lower: float, upper: float) -> float:
     """Where a monotone function changes sign between two arguments."""
-    found = brentq(function, lower, upper, xtol=1e-15, rtol=1e-14)
-    return float(found)  # pyright: ignore[reportArgumentType]
+    found = brentq(function, lower, upper, xtol=1e-15, rtol=np.float64(1e-14))
+    return float(np.asarray(found))

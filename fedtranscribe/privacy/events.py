@@ -360,12 +360,13 @@ def _response_renyi(epsilon0: float, classes: int, orders: np.ndarray) -> np.nda
 @lru_cache(maxsize=1024)
 def _response_rho(epsilon0: float, classes: int) -> float:
     # ρ = sup D_α / α. D grows with α, so between two neighbours of a grid D_α / α is at most
-    # D at the upper over α at the lower; beyond the grid it is at most ε0 / α. Never too small.
+    # D at the upper over α at the lower; beyond the grid it is at most ε0 / α. Never too small,
+    # and never above what every ε0-DP mechanism has, ε0² / 2.
     if classes == 1 or epsilon0 == 0:
         return 0.0
     orders = np.geomspace(1.0, 10.0 * classes * (1 + 1 / epsilon0), 20_000)
     bounds = _response_renyi(epsilon0, classes, orders[1:]) / orders[:-1]
-    return float(max(bounds.max(), epsilon0 / orders[-1]))
+    return min(float(max(bounds.max(), epsilon0 / orders[-1])), epsilon0**2 / 2)
 
 
 def _quantile_of_log(log_probability: float) -> float:

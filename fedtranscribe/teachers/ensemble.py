@@ -6,10 +6,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from fedtranscribe.errors import CorruptWeightsError, ModelMismatchError
+from fedtranscribe.errors import CorruptWeightsError, ModelMismatchError, StorageError
 from fedtranscribe.models import Classifier, build, load_state, restore
 from fedtranscribe.teachers.manifest import Manifest, load_manifest
-from fedtranscribe.teachers.training import shard_file
+from fedtranscribe.teachers.training import BACKBONE, shard_file
 
 # On CPU, small batches stay in cache: 4 times faster than 1,000 for the small networks.
 _BATCH = 250
@@ -30,6 +30,10 @@ class Teachers:
         self.folder = folder
         self.device = device
         self.manifest: Manifest = load_manifest(folder)
+        if not self.manifest.complete:
+            raise StorageError(
+                f"Training of the teachers in {folder} was interrupted; run it again to finish."
+            )
         self._network = self._build()
 
     @property
@@ -89,7 +93,7 @@ class Teachers:
         m = self.manifest
         network = build(m.architecture, m.classes, m.channels, m.size)
         if m.mode == "heads":
-            path = self.folder / "backbone.safetensors"
+            path = self.folder / BACKBONE
             restore(network, load_state(path), path)
         return network.to(self.device).eval()
 

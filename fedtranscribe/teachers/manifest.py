@@ -36,8 +36,9 @@ class Manifest(Settings):
     record_ids: Literal["persistent", "positional"]
     key: str
     seed: int
-    backbone: str | None = None
+    weights: str | None
     settings: TeacherSettings
+    complete: bool = False
 
     def save(self, folder: Path) -> None:
         """Write to `folder/manifest.json`, atomically."""

@@ -16,10 +16,13 @@ from torch import Tensor, nn
 
 from fedtranscribe.config import TeacherSettings
 from fedtranscribe.data import ImageSet, assign_shards, augment, draw_shapes
-from fedtranscribe.models import Classifier, build, save
-from fedtranscribe.teachers.manifest import Manifest
+from fedtranscribe.errors import StorageError
+from fedtranscribe.models import Classifier, build, load_state, restore, save
+from fedtranscribe.teachers.manifest import FILE, Manifest, load_manifest
 
 Progress = Callable[[int, int], None]
+
+BACKBONE = "backbone.safetensors"
 
 _FEATURE_BATCH = 128
 _HEAD_STEPS = 200
@@ -39,50 +42,72 @@ def train_teachers(
     *,
     device: torch.device,
     progress: Progress,
-    weights: str | None = None,
 ) -> None:
     """Train one teacher per shard into `folder`; shards already there are kept, so it resumes.
 
     Args:
         images: the holder's private records.
-        manifest: what to train; saved last, so a folder with a manifest is complete.
+        manifest: what to train; marked complete only when every shard is there.
         folder: receives `shard-*.safetensors`, the backbone where it is frozen, and the manifest.
         device: where to train.
         progress: called with (shards done, shards in all).
-        weights: "imagenet" or a file to start from (a public start).
+
+    Raises:
+        StorageError: the folder holds other teachers, or cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    if _begin(manifest, folder):
+        return
     key = bytes.fromhex(manifest.key)
     assignment = torch.from_numpy(assign_shards(images.ids, manifest.shards, key))
-    frozen = _frozen_backbone(manifest, folder, weights) if manifest.mode == "heads" else None
+    backbone = _frozen_backbone(manifest, folder).to(device) if manifest.mode == "heads" else None
     for shard in range(manifest.shards):
         path = shard_file(folder, shard)
         records = (assignment == shard).nonzero().flatten()
         # An empty shard has no teacher; its row is zero, so the count of teachers stays public.
         if len(records) > 0 and not path.exists():
-            seed = manifest.seed * _SEED_STRIDE + shard
-            rng = torch.Generator().manual_seed(seed)
-            shard_images, shard_labels = images.images[records], images.labels[records]
-            if frozen is None:
-                module = _seeded_build(manifest, seed, weights)
-                _fit(module, shard_images, shard_labels, manifest.settings, rng, device)
-            else:
-                features, labels = _views(
-                    frozen.to(device), shard_images, shard_labels, manifest.settings, rng, device
-                )
-                module = _fit_head(features, labels, manifest)
-            save(module, path)
+            part = images.images[records], images.labels[records]
+            save(_train_shard(*part, shard, manifest, backbone, device), path)
         progress(shard + 1, manifest.shards)
-    manifest.save(folder)
+    manifest.model_copy(update={"complete": True}).save(folder)
 
 
-def _seeded_build(manifest: Manifest, seed: int, weights: str | None) -> Classifier:
+def _begin(manifest: Manifest, folder: Path) -> bool:
+    """Claim the folder for these teachers; whether they are complete already."""
+    if not (folder / FILE).exists():
+        if folder.is_dir() and any(folder.iterdir()):
+            raise StorageError(f"{folder} is not empty; choose another --out for the teachers.")
+        manifest.save(folder)
+        return False
+    there = load_manifest(folder)
+    if there.model_copy(update={"complete": False}) != manifest:
+        raise StorageError(f"{folder} holds other teachers; choose another --out for these.")
+    return there.complete
+
+
+def _train_shard(
+    images: Tensor,
+    labels: Tensor,
+    shard: int,
+    manifest: Manifest,
+    backbone: Classifier | None,
+    device: torch.device,
+) -> nn.Module:
+    seed = manifest.seed * _SEED_STRIDE + shard
+    rng = torch.Generator().manual_seed(seed)
+    if backbone is not None:
+        return _fit_head(*_views(backbone, images, labels, manifest, rng, device), manifest)
+    network = _seeded_build(manifest, seed)
+    _fit(network, images, labels, manifest.settings, rng, device)
+    return network
+
+
+def _seeded_build(manifest: Manifest, seed: int) -> Classifier:
     return build(
         manifest.architecture,
         manifest.classes,
         manifest.channels,
         manifest.size,
-        weights=weights,
+        weights=manifest.weights,
         seed=seed,
     )
 
@@ -119,18 +144,19 @@ def _fit(
 # ---------------------------------------------------------------- frozen backbone, a head per shard
 
 
-def _frozen_backbone(manifest: Manifest, folder: Path, weights: str | None) -> Classifier:
+def _frozen_backbone(manifest: Manifest, folder: Path) -> Classifier:
     """The backbone that all heads share: random from a public seed, or public weights.
 
     Its batch norms are set on public shapes, never on records.
     """
-    path = folder / "backbone.safetensors"
-    rng = torch.Generator().manual_seed(manifest.seed)
-    module = _seeded_build(manifest, manifest.seed, weights)
-    if weights is None:
-        _settle_batch_norms(module, manifest, rng)
-    if not path.exists():
-        save(module, path)
+    path = folder / BACKBONE
+    module = _seeded_build(manifest, manifest.seed)
+    if path.exists():
+        restore(module, load_state(path), path)
+        return module.eval()
+    if manifest.weights is None:
+        _settle_batch_norms(module, manifest, torch.Generator().manual_seed(manifest.seed))
+    save(module, path)
     return module.eval()
 
 
@@ -151,12 +177,12 @@ def _views(
     backbone: Classifier,
     images: Tensor,
     labels: Tensor,
-    settings: TeacherSettings,
+    manifest: Manifest,
     rng: torch.Generator,
     device: torch.device,
 ) -> tuple[Tensor, Tensor]:
     """Features [copies·n, d] of augmented views and their labels."""
-    real = images.to(device).float() / 255
+    settings, real = manifest.settings, images.to(device).float() / 255
     with torch.no_grad():
         features = [
             backbone.features(part)

@@ -6,34 +6,52 @@ here may look at an image, a label, or a teacher's accuracy.
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.exchange import AnswerKind
+from fedtranscribe.holder import Mechanism
 from fedtranscribe.mechanisms import ExponentialVotes, NoisyMeanRows, TopKRandomizedResponse
 from fedtranscribe.models import is_small
-from fedtranscribe.privacy import (
-    Adjacency,
+from fedtranscribe.privacy.accountant import epsilon_filter
+from fedtranscribe.privacy.calibrate import (
     EnsembleLayout,
-    Forecast,
     NoiseMode,
-    Published,
-    Unit,
-    forecast,
     label_epsilon0,
     noise_std,
-    published_sigma,
     vote_eta,
 )
+from fedtranscribe.privacy.forecasts import Forecast, forecast, label_forecast
+from fedtranscribe.privacy.published import (
+    Published,
+    dpsd_theorem1,
+    dpsd_theorem2,
+    published_sigma,
+)
+from fedtranscribe.privacy.units import Unit
 
 KINDS = {"data": AnswerKind.GRADIENT, "label": AnswerKind.LABEL, "vote": AnswerKind.VOTE}
 
-# Below this many records a shard's teacher is little better than chance.
+# With fewer records a shard's teacher is little better than chance.
 _RECORDS_PER_SHARD = 16
-# Beyond this many shards, more of them cost time and bring little (privacy.md: ε = 10 wants 250).
+# More shards than this cost time and bring little at the ε that this picks for.
 _SHARDS = 250
-# The paper's bound β, which its own formula squares and its noise does not see.
-_PAPER_BETA_LOW, _PAPER_BETA_HIGH = 1e-3, 5e-3
+# Rows: enough for the student, few enough for minutes on two cores.
+_ROWS_PER_CLASS = 400
+# In label mode a class that all M teachers name has log odds η·M; of synthetic images about half
+# of them agree.
+_AGREEMENT = 0.5
+
+
+@dataclass(frozen=True)
+class TaskFacts:
+    """What is public about the private data."""
+
+    records: int
+    classes: int
+    channels: int
+    size: int
 
 
 @dataclass(frozen=True)
@@ -44,21 +62,168 @@ class Plan:
         kind: what is asked per row.
         rows: how many rows in all.
         shards: disjoint teachers.
-        mode: "full" trains a network per shard, "heads" a linear head per shard on a frozen
+        mode: "full" trains a network per shard, "heads" a linear head per shard on one frozen
             backbone.
         mechanism: what every answer passes through.
-        sharpness: 1/s², or ε0 in label mode.
+        noise_std: std per coordinate on the mean row; None in label mode.
+        sharpness: nats per unit of agreement between an answer and a class.
         forecast: what can be learned at all.
-        published: the paper's figure for the same run, where it has a formula.
+        published: the paper's own figure for the same noise.
         words: what was picked and what it trades, a line each.
     """
 
     kind: AnswerKind
     rows: int
     shards: int
-    mode: str
-    mechanism: NoisyMeanRows | TopKRandomizedResponse | ExponentialVotes
+    mode: Literal["full", "heads"]
+    mechanism: Mechanism
+    noise_std: float | None
     sharpness: float
     forecast: Forecast
-    published: Published | None
+    published: Published
     words: tuple[str, ...]
+
+
+def default_shards(records: int) -> int:
+    """How many disjoint teachers to train on so many records, where nobody said."""
+    return max(1, min(_SHARDS, records // _RECORDS_PER_SHARD))
+
+
+def training_mode(architecture: str, weights: str | None) -> Literal["full", "heads"]:
+    """Whether every shard trains a whole network.
+
+    Hundreds of large networks do not fit in minutes on two cores, and a network from given public
+    weights needs only a head.
+    """
+    return "full" if is_small(architecture) and weights is None else "heads"
+
+
+def make_plan(
+    settings: TranscribeSettings, facts: TaskFacts, shards: int, mode: Literal["full", "heads"]
+) -> Plan:
+    """Choose rows and noise for a run.
+
+    Args:
+        settings: what the user asked for.
+        facts: public facts about the task.
+        shards: how many teachers there are or will be.
+        mode: how they were or will be trained.
+
+    Raises:
+        ConfigError: top-k beyond the classes, shards beyond the records.
+    """
+    if settings.top_k is not None and settings.top_k > facts.classes:
+        raise ConfigError(
+            f"Expected top-k={settings.top_k} <= {facts.classes} classes; ask for fewer."
+        )
+    if settings.top_k == 1:
+        raise ConfigError("Expected top-k=1 >= 2: a set of one class tells nothing.")
+    if shards > facts.records:
+        raise ConfigError(
+            f"Expected shards={shards} <= {facts.records} records; ask for fewer shards."
+        )
+    rows = settings.rows or _ROWS_PER_CLASS * facts.classes
+    k = settings.top_k or facts.classes
+    words = (
+        f"{shards} teachers on disjoint shards of about {facts.records / shards:.0f} records: "
+        "more of them carry more signal through the noise, each knows less",
+        f"{rows:,} synthetic rows in all: more rows see more noise each, at the same ε",
+        (
+            "a network per shard"
+            if mode == "full"
+            else f"one frozen {settings.teacher} backbone "
+            f"({settings.teacher_weights or 'random'} weights) and a linear head per shard: "
+            "minutes instead of days, for weaker teachers"
+        ),
+    )
+    kind = KINDS[settings.privacy]
+    if kind is AnswerKind.LABEL:
+        return _label_plan(settings, facts, rows, shards, k, mode, words)
+    return _gaussian_plan(settings, facts, rows, shards, mode, words)
+
+
+def _paper_beta(epsilon: float) -> float:
+    """β as the paper sets it; it changes its formula only, since noise and rows both scale by β."""
+    return 1e-3 if epsilon <= 1 else 5e-3
+
+
+def _gaussian_plan(
+    settings: TranscribeSettings,
+    facts: TaskFacts,
+    rows: int,
+    shards: int,
+    mode: Literal["full", "heads"],
+    words: tuple[str, ...],
+) -> Plan:
+    kind, unit = KINDS[settings.privacy], Unit(settings.unit)
+    answer: Literal["gradient", "vote"] = "gradient" if kind is AnswerKind.GRADIENT else "vote"
+    layout = EnsembleLayout(shards)
+    if settings.calibrate_by == "published":
+        std = published_sigma(
+            settings.epsilon, settings.delta, _paper_beta(settings.epsilon), facts.classes, rows
+        )
+    else:
+        std = noise_std(
+            settings.epsilon, settings.delta, rows, layout, unit, answer, NoiseMode.LOCAL
+        )
+    # The paper has no votes, but its formula knows a row by its norm and noise alone.
+    published = dpsd_theorem1(
+        std, _paper_beta(settings.epsilon), facts.classes, rows, 1, settings.delta
+    )
+    return Plan(
+        kind=kind,
+        rows=rows,
+        shards=shards,
+        mode=mode,
+        mechanism=NoisyMeanRows(
+            shards=shards, holders=1, noise_mode=NoiseMode.LOCAL, noise_std=std, answer=answer
+        ),
+        noise_std=std,
+        sharpness=1 / std**2,
+        forecast=forecast(
+            settings.epsilon, settings.delta, layout, unit, answer, NoiseMode.LOCAL, facts.classes
+        ),
+        published=published,
+        words=words,
+    )
+
+
+def _label_plan(
+    settings: TranscribeSettings,
+    facts: TaskFacts,
+    rows: int,
+    shards: int,
+    k: int,
+    mode: Literal["full", "heads"],
+    words: tuple[str, ...],
+) -> Plan:
+    # The ledger admits every label by its filter, so that is what the noise is calibrated to.
+    target = (settings.epsilon, settings.delta, rows)
+    if shards == 1:
+        strength = (
+            settings.epsilon
+            if settings.calibrate_by == "published"
+            else label_epsilon0(*target, k, epsilon_filter)
+        )
+        mechanism: Mechanism = TopKRandomizedResponse(strength, k)
+        sharpness = strength
+    else:
+        strength = (
+            settings.epsilon
+            if settings.calibrate_by == "published"
+            else vote_eta(*target, epsilon_filter)
+        )
+        mechanism = ExponentialVotes(strength, k)
+        sharpness = strength * shards * _AGREEMENT
+    return Plan(
+        kind=AnswerKind.LABEL,
+        rows=rows,
+        shards=shards,
+        mode=mode,
+        mechanism=mechanism,
+        noise_std=None,
+        sharpness=min(sharpness, math.log(1e6)),
+        forecast=label_forecast(min(sharpness, 50.0), k, rows),
+        published=dpsd_theorem2(strength),
+        words=words,
+    )

@@ -1,12 +1,12 @@
 """A run is a folder: settings, checkpoint, what was released, metrics, figures, networks.
 
-    config.toml               the settings, resolved
-    events.jsonl              one line per answered query: rows, cost, ledger head
-    checkpoints/state.pt      everything needed to go on, the query in flight included
-    metrics.json              the result, both figures, the accuracy curve
-    images.png, accuracy.png  synthetic samples; accuracy over answered rows
-    student.safetensors, generator.safetensors
-    private/teachers/         the holder's own; never part of a release
+config.toml               the settings, resolved
+events.jsonl              one line per answered query: rows, cost, ledger head
+checkpoints/state.pt      everything needed to go on, the query in flight included
+metrics.json              the result, both figures, the accuracy curve
+images.png, accuracy.png  synthetic samples; accuracy over answered rows
+student.safetensors, generator.safetensors
+private/teachers/         the holder's own; never part of a release
 """
 
 import io

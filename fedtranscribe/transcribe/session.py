@@ -1,27 +1,23 @@
-"""One transcription from settings to result: the loop that joins the student side and the holder.
-
-Order: data and public part → plan and forecast → teachers → ledger → rounds → result. Every
-mistake that can be found before the ledger is touched is found before.
-"""
+"""The loop that joins the student side and the holder, and what stands around it."""
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from fedtranscribe.config import TranscribeSettings
-from fedtranscribe.data import ImageSet
-from fedtranscribe.errors import ConfigError, InvalidDataError
-from fedtranscribe.exchange import QueryBatch
+from fedtranscribe.config import PUBLIC_SHAPES, TranscribeSettings
+from fedtranscribe.data import ImageSet, draw_shapes, load
+from fedtranscribe.errors import ConfigError
 from fedtranscribe.holder import Holder
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.pretraining import pretrain_generator, pretrain_student
 from fedtranscribe.models import Classifier, Generator, build, save
+from fedtranscribe.teachers import Teachers
 from fedtranscribe.transcribe.rundir import RunDirectory
 
+_PUBLIC_SHAPES = 8_000
 _EVALUATION_BATCH = 250
 _CURVE_POINTS = 20
 
@@ -70,20 +66,60 @@ def accuracy(network: Classifier, images: Tensor, labels: Tensor) -> float:
     return right / len(labels)
 
 
+def ensemble_accuracy(teachers: Teachers, images: Tensor, labels: Tensor) -> dict[str, float]:
+    """Mean accuracy of single teachers, and that of their summed votes, on declared-public images.
+
+    Returns:
+        {"single_teacher": …, "ensemble": …}; empty shards do not count.
+    """
+    votes, single, there = torch.zeros(len(images), teachers.manifest.classes), 0.0, 0
+    for logits in teachers.logits(images):
+        if not bool(torch.isfinite(logits).all()):
+            continue
+        votes += logits[0].softmax(-1)
+        single += float((logits[0].argmax(-1) == labels).float().mean())
+        there += 1
+    ensemble = float((votes.argmax(-1) == labels).float().mean())
+    return {"single_teacher": single / max(there, 1), "ensemble": ensemble}
+
+
 @dataclass
 class StudentSide:
-    """Student and generator after public pre-training, and what the public set alone gave.
+    """Student and generator after public pre-training.
 
     Attributes:
         student: the classifier to be.
         generator: maps z to images.
-        public_accuracy: the student's accuracy before any answer; None without labelled public
-            data, where it is chance.
+        rng: goes on where the pre-training stopped.
     """
 
     student: Classifier
     generator: Generator
     rng: torch.Generator
+
+
+def public_images(settings: TranscribeSettings, channels: int, size: int) -> ImageSet | None:
+    """The public set that generator and student start from; None where there is none.
+
+    Raises:
+        DataNotFoundError: unknown or absent.
+        ConfigError: its images have another shape than the private data.
+    """
+    if settings.public_data in (None, "none"):
+        return None
+    if settings.public_data != PUBLIC_SHAPES:
+        public = load(settings.public_data, settings.data_root, settings.download).train
+        if (public.channels, public.size) != (channels, size):
+            raise ConfigError(
+                f"The public set {public.name} has {public.channels}x{public.size}x{public.size} "
+                f"images, the private data {channels}x{size}x{size}; choose "
+                "another --public-data, or 'none'."
+            )
+        return public
+    rng = torch.Generator().manual_seed(settings.seed)
+    images = draw_shapes(_PUBLIC_SHAPES, channels, size, rng)
+    # Nominal labels: nobody trains on them.
+    return ImageSet(PUBLIC_SHAPES, PUBLIC_SHAPES, images, torch.zeros(len(images)).long(), 2)
 
 
 def build_student_side(
@@ -105,30 +141,24 @@ def build_student_side(
         public: public images, labelled or not, or None.
         device: where to train.
         progress: shows the pre-training.
-
-    Raises:
-        InvalidDataError: the public images have another shape.
     """
     rng = torch.Generator().manual_seed(settings.seed)
-    with torch.random.fork_rng(devices=[]):
-        torch.random.manual_seed(settings.seed)
-        student = build(settings.student, classes, channels, size).to(device)
-        generator = Generator(
-            settings.dpsd.latent_dim, channels, size, settings.dpsd.generator_width
-        ).to(device)
+    student = build(settings.student, classes, channels, size, seed=settings.seed).to(device)
+    generator = Generator(
+        settings.dpsd.latent_dim,
+        channels,
+        size,
+        settings.dpsd.generator_width,
+        seed=settings.seed,
+    ).to(device)
     if public is not None:
-        if tuple(public.images.shape[1:]) != (channels, size, size):
-            raise InvalidDataError(
-                f"Public set {public.name} has images of {tuple(public.images.shape[1:])}, the "
-                f"private data {(channels, size, size)}; choose another --public-data, or 'none'."
-            )
         steps = settings.dpsd.pretrain_steps
 
         def show(done: int, total: int) -> None:
             progress("generator on public images", done, total)
 
         pretrain_generator(generator, public.images, steps, rng, show)
-        if public.classes == classes:
+        if public.name != PUBLIC_SHAPES and public.classes == classes:
             pretrain_student(student, public.images, public.labels, steps, rng)
     return StudentSide(student, generator, rng)
 
@@ -181,18 +211,13 @@ def run_rounds(
             query = method.ask()
             run.save_checkpoint(method.state(), query, [curve.rows, curve.accuracy])
         metrics = method.learn(query, holder.answer(query))
-        run.write_events([_event(holder, run)])
+        run.write_events([release.to_json() for release in holder.ledger.releases(run.run_id)])
         query = None
         if evaluate is not None and (method.round % every == 0 or method.finished):
             curve.add(int(metrics["rows"]), evaluate())
         progress("rows answered", min(int(metrics["rows"]), total), total)
     method.finish(method.settings.finish_steps)
     return curve
-
-
-def _event(holder: Holder, run: RunDirectory) -> dict[str, Any]:
-    head = holder.ledger.head
-    return {"run": run.run_id, "head": asdict(head)}
 
 
 def save_networks(run: RunDirectory, side: StudentSide) -> None:
@@ -209,8 +234,3 @@ def sample_images(generator: Generator, n: int, seed: int) -> Tensor:
     with torch.no_grad():
         images = generator(torch.randn(n, generator.latent_dim, generator=rng).to(device))
     return (images.clamp(0, 1) * 255).round().to(torch.uint8).cpu()
-
-
-def teacher_folder(run: RunDirectory) -> Path:
-    """Where a run keeps teachers that it trained itself."""
-    return run.private / "teachers"

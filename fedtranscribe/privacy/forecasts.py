@@ -21,7 +21,7 @@ from enum import StrEnum
 import numpy as np
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, mean_sensitivity
+from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer, mean_sensitivity
 from fedtranscribe.privacy.closed_forms import gaussian_mu
 from fedtranscribe.privacy.units import Unit
 
@@ -62,7 +62,7 @@ def forecast(
     delta: float,
     layout: EnsembleLayout,
     unit: Unit = Unit.RECORD,
-    answer: str = "gradient",
+    answer: str = RowAnswer.GRADIENT,
     noise: NoiseMode = NoiseMode.CENTRAL,
     classes: int = 10,
 ) -> Forecast:
@@ -106,7 +106,7 @@ def _judge(signal: float, classes: int, mend: str) -> Forecast:
     nats = signal / 2
     worth = (
         f"The answers carry at most {nats:,.1f} nats about the teachers, as much as "
-        f"{nats / math.log(classes):,.0f} clean labels of {classes} classes: "
+        f"{nats / math.log(classes):,.1f} clean labels of {classes} classes: "
     )
     if signal < HOPELESS_BELOW:
         return Forecast(signal, Verdict.HOPELESS, f"{worth}nobody can learn from that; {mend}.")

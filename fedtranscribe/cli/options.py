@@ -1,0 +1,42 @@
+"""Options that several commands share, each said once, and how groups of commands behave."""
+
+from typing import Annotated
+
+import typer
+
+from fedtranscribe.privacy.calibrate import NoiseMode, RowAnswer
+from fedtranscribe.privacy.units import Adjacency, Unit
+
+Epsilon = Annotated[float, typer.Option(help="Target ε of the whole plan.")]
+Delta = Annotated[float, typer.Option(help="δ at which ε is quoted.")]
+Rows = Annotated[int, typer.Option(help="Rows asked in the whole plan.")]
+Teachers = Annotated[int, typer.Option(help="Teachers on disjoint records, over all holders.")]
+Holders = Annotated[int, typer.Option(help="Data holders, each with the same number of teachers.")]
+UnitOption = Annotated[Unit, typer.Option("--unit", help="Whose presence is hidden.")]
+AdjacencyOption = Annotated[
+    Adjacency, typer.Option("--adjacency", help="Against which change the headline holds.")
+]
+Noise = Annotated[NoiseMode, typer.Option(help="Where the noise is added.")]
+Answer = Annotated[RowAnswer, typer.Option(help="What a noisy row is.")]
+Records = Annotated[int, typer.Option(help="Private records.")]
+Batch = Annotated[int, typer.Option(help="Expected records per Poisson batch.")]
+Epochs = Annotated[float, typer.Option(help="Passes over the records.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+
+
+def group(purpose: str) -> typer.Typer:
+    """A group of commands that shows its help when no command is named."""
+    app = typer.Typer(
+        help=purpose,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        invoke_without_command=True,
+    )
+
+    @app.callback(help=purpose)
+    def _show_help(context: typer.Context) -> None:
+        if context.invoked_subcommand is None:
+            typer.echo(context.get_help())
+
+    return app

@@ -1,0 +1,279 @@
+"""`fedtranscribe privacy …`: what a plan costs and carries, before anything is spent.
+
+Every command answers in one schema: the headline at the top level (`epsilon`, `delta`, `unit`,
+`adjacency`, `accountant`; `noise_std` and `signal` where they apply), `sound` with ε under each
+adjacency, and `published` with the paper's figure and why it is no guarantee.
+"""
+
+from typing import Annotated, Any
+
+import typer
+
+from fedtranscribe.cli import published
+from fedtranscribe.cli.options import (
+    AdjacencyOption,
+    Answer,
+    Batch,
+    Delta,
+    Epochs,
+    Epsilon,
+    Holders,
+    Json,
+    Noise,
+    Records,
+    Rows,
+    Teachers,
+    UnitOption,
+    group,
+)
+from fedtranscribe.cli.output import emit
+from fedtranscribe.privacy.accountant import epsilon as epsilon_of_plan
+from fedtranscribe.privacy.accountant import quote
+from fedtranscribe.privacy.calibrate import (
+    EnsembleLayout,
+    NoiseMode,
+    RowAnswer,
+    label_epsilon0,
+    row_mu,
+)
+from fedtranscribe.privacy.calibrate import noise_std as calibrated_std
+from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian, RandomizedResponse
+from fedtranscribe.privacy.forecasts import Forecast, label_forecast
+from fedtranscribe.privacy.forecasts import forecast as forecast_of_plan
+from fedtranscribe.privacy.published import (
+    Published,
+    dpsd_theorem2,
+    sampling_probability,
+    sgd_steps,
+)
+from fedtranscribe.privacy.units import Adjacency, Unit
+
+privacy_app = group("Privacy calculators: what a plan costs, needs and can carry.")
+calibrate_app = group("How much noise a target ε needs.")
+account_app = group("What given noise costs.")
+forecast_app = group("What the answers can carry at most, whatever is done with them.")
+privacy_app.add_typer(calibrate_app, name="calibrate")
+privacy_app.add_typer(account_app, name="account")
+privacy_app.add_typer(forecast_app, name="forecast")
+privacy_app.add_typer(published.published_app, name="published")
+
+_NO_THEOREM1 = (
+    "Theorem 1 takes sigma and beta, which this plan does not have; see `fedtranscribe privacy "
+    "published dpsd`."
+)
+_NO_PAPER = "No formula of the papers covers plain DP-SGD."
+
+Queries = Annotated[int, typer.Option(help="Labels asked in the whole plan.")]
+SetSize = Annotated[int, typer.Option(help="Size of the set that a label is randomised over.")]
+
+
+@calibrate_app.command("dpsd")
+def calibrate_dpsd(
+    epsilon: Epsilon,
+    rows: Rows,
+    teachers: Teachers,
+    holders: Holders = 1,
+    unit: UnitOption = Unit.RECORD,
+    noise: Noise = NoiseMode.CENTRAL,
+    answer: Answer = RowAnswer.GRADIENT,
+    delta: Delta = 1e-5,
+    json: Json = False,
+) -> None:
+    """Noise std per coordinate on the mean of unit-norm rows, for a target ε.
+
+    \b
+    Examples:
+      fedtranscribe privacy calibrate dpsd --epsilon 10 --rows 50000 --teachers 250
+      fedtranscribe privacy calibrate dpsd --epsilon 10 --rows 50000 --teachers 250 \\
+          --unit holder --holders 5 --noise local --json
+    """
+    layout = EnsembleLayout(teachers, holders)
+    std = calibrated_std(epsilon, delta, rows, layout, unit, answer, noise)
+    _emit_rows(std, rows, layout, unit, noise, answer, delta, json, "DPSD noise for a target ε")
+
+
+@calibrate_app.command("label")
+def calibrate_label(
+    epsilon: Epsilon,
+    queries: Queries,
+    classes: SetSize,
+    unit: UnitOption = Unit.RECORD,
+    delta: Delta = 1e-5,
+    json: Json = False,
+) -> None:
+    """ε0 of one randomised label of one teacher, for a target ε of all labels.
+
+    \b
+    Example:
+      fedtranscribe privacy calibrate label --epsilon 10 --queries 1000 --classes 10
+    """
+    epsilon0 = label_epsilon0(epsilon, delta, queries, classes)
+    _emit_labels(epsilon0, queries, classes, unit, delta, json, "Label strength for a target ε")
+
+
+@account_app.command("dpsd")
+def account_dpsd(
+    noise_std: Annotated[
+        float, typer.Option(help="Noise std per coordinate on the mean of unit-norm rows.")
+    ],
+    rows: Rows,
+    teachers: Teachers,
+    holders: Holders = 1,
+    unit: UnitOption = Unit.RECORD,
+    noise: Noise = NoiseMode.CENTRAL,
+    answer: Answer = RowAnswer.GRADIENT,
+    delta: Delta = 1e-5,
+    json: Json = False,
+) -> None:
+    """ε of noisy rows; the inverse of `calibrate dpsd`.
+
+    \b
+    Example:
+      fedtranscribe privacy account dpsd --noise-std 0.894 --rows 50000 --teachers 250
+    """
+    layout = EnsembleLayout(teachers, holders)
+    _emit_rows(noise_std, rows, layout, unit, noise, answer, delta, json, "DPSD cost")
+
+
+@account_app.command("label")
+def account_label(
+    epsilon0: Annotated[float, typer.Option(help="ε of one randomised label.")],
+    queries: Queries,
+    classes: SetSize,
+    unit: UnitOption = Unit.RECORD,
+    delta: Delta = 1e-5,
+    json: Json = False,
+) -> None:
+    """ε of many randomised labels of one teacher, by optimal composition.
+
+    \b
+    Example:
+      fedtranscribe privacy account label --epsilon0 0.1 --classes 10 --queries 1000
+    """
+    _emit_labels(epsilon0, queries, classes, unit, delta, json, "Cost of randomised labels")
+
+
+@account_app.command("dp-sgd")
+def account_dp_sgd(
+    records: Records,
+    batch: Batch,
+    epochs: Epochs,
+    sigma: Annotated[float, typer.Option(help="Noise multiplier.")],
+    adjacency: AdjacencyOption = Adjacency.ZERO_OUT,
+    delta: Delta = 1e-5,
+    json: Json = False,
+) -> None:
+    """ε of DP-SGD with Poisson batches, divided by the expected batch size.
+
+    \b
+    Example:
+      fedtranscribe privacy account dp-sgd --records 60000 --batch 128 --epochs 100 --sigma 0.6
+    """
+    q, steps = sampling_probability(batch, records), sgd_steps(epochs, batch, records)
+    events = {
+        each: PoissonGaussian(q, sigma, steps, each)
+        for each in (Adjacency.ZERO_OUT, Adjacency.REPLACE, Adjacency.ADD_REMOVE)
+    }
+    result = _headline(events, Unit.RECORD, adjacency, delta)
+    result |= {"steps": steps, "sampling_probability": q}
+    result |= _both(events, delta, None, _NO_PAPER)
+    emit(result, json, "DP-SGD cost")
+
+
+@forecast_app.command("dpsd")
+def forecast_dpsd(
+    epsilon: Epsilon,
+    teachers: Teachers,
+    holders: Holders = 1,
+    unit: UnitOption = Unit.RECORD,
+    noise: Noise = NoiseMode.CENTRAL,
+    answer: Answer = RowAnswer.GRADIENT,
+    classes: Annotated[int, typer.Option(help="Classes of the task.")] = 10,
+    rows: Annotated[
+        int | None, typer.Option(help="Rows asked; they change the noise, not the signal.")
+    ] = None,
+    delta: Delta = 1e-5,
+    json: Json = False,
+) -> None:
+    """The most that noisy rows can say about the teachers, and whether anybody can learn from it.
+
+    \b
+    Examples:
+      fedtranscribe privacy forecast dpsd --epsilon 10 --teachers 5
+      fedtranscribe privacy forecast dpsd --epsilon 1 --teachers 1000 --json
+    """
+    layout = EnsembleLayout(teachers, holders)
+    seen = forecast_of_plan(epsilon, delta, layout, unit, answer, noise, classes)
+    std = calibrated_std(epsilon, delta, rows or 1, layout, unit, answer, noise)
+    events = _row_events(std, rows or 1, layout, unit, noise, answer)
+    result = _headline(events, unit, Adjacency.ZERO_OUT, delta)
+    if rows is not None:
+        result["noise_std"] = std
+    emit(result | _forecast(seen) | _both(events, delta, None, _NO_THEOREM1), json, "DPSD forecast")
+
+
+def _emit_rows(
+    std: float,
+    rows: int,
+    layout: EnsembleLayout,
+    unit: Unit,
+    noise: NoiseMode,
+    answer: RowAnswer,
+    delta: float,
+    json: bool,
+    title: str,
+) -> None:
+    events = _row_events(std, rows, layout, unit, noise, answer)
+    result = _headline(events, unit, Adjacency.ZERO_OUT, delta)
+    result |= {"noise_std": std, "signal": rows / std**2}
+    emit(result | _both(events, delta, None, _NO_THEOREM1), json, title)
+
+
+def _row_events(
+    std: float,
+    rows: int,
+    layout: EnsembleLayout,
+    unit: Unit,
+    noise: NoiseMode,
+    answer: RowAnswer,
+) -> dict[Adjacency, Event]:
+    # One pair for all three: a unit's row may end anywhere in its ball, whatever the change was.
+    # Add-remove holds where records have persistent ids, so that nobody else's shard moves.
+    event = Gaussian(row_mu(std, layout, unit, answer, noise), rows)
+    return dict.fromkeys(Adjacency, event)
+
+
+def _emit_labels(
+    epsilon0: float, queries: int, classes: int, unit: Unit, delta: float, json: bool, title: str
+) -> None:
+    events = dict.fromkeys(Adjacency, RandomizedResponse(epsilon0, classes, queries))
+    result = _headline(events, unit, Adjacency.ZERO_OUT, delta) | {"epsilon0": epsilon0}
+    if classes > 1:
+        result |= _forecast(label_forecast(epsilon0, classes, queries))
+    paper = dpsd_theorem2(epsilon0)
+    emit(result | _both(events, delta, paper, paper.reason), json, title)
+
+
+def _headline(
+    events: dict[Adjacency, Any], unit: Unit, adjacency: Adjacency, delta: float
+) -> dict[str, Any]:
+    value, accountant = quote([events[adjacency]], delta)
+    return {
+        "epsilon": value,
+        "delta": delta,
+        "unit": unit.value,
+        "adjacency": adjacency.value,
+        "accountant": accountant,
+    }
+
+
+def _both(
+    events: dict[Adjacency, Any], delta: float, paper: Published | None, reason: str
+) -> dict[str, Any]:
+    sound = {each.value: epsilon_of_plan([event], delta) for each, event in events.items()}
+    figure = None if paper is None else paper.epsilon
+    return {"sound": sound, "published": {"epsilon": figure, "reason": reason}}
+
+
+def _forecast(seen: Forecast) -> dict[str, Any]:
+    return {"signal": seen.signal, "verdict": seen.verdict.value, "forecast": seen.words}

@@ -1,0 +1,51 @@
+"""A progress bar per stage, on standard error so that `--json` output stays clean."""
+
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+
+class StageBars:
+    """Call it with (stage, done, total); a stage's bar appears with its first call."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> "StageBars":
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Move a stage's bar."""
+        if stage not in self._tasks:
+            self._tasks[stage] = self._progress.add_task(stage, total=total)
+        self._progress.update(self._tasks[stage], completed=done, total=total)
+
+    def say(self, line: str) -> None:
+        """Print a line above the bars."""
+        self._progress.console.print(f"· {line}", highlight=False, markup=False)

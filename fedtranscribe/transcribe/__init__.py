@@ -1,0 +1,6 @@
+"""From settings to a result on one machine: plan, run folder, rounds, figures."""
+
+from fedtranscribe.transcribe.plan import Plan, TaskFacts, make_plan
+from fedtranscribe.transcribe.transcription import Prepared, prepare, transcribe
+
+__all__ = ["Plan", "Prepared", "TaskFacts", "make_plan", "prepare", "transcribe"]

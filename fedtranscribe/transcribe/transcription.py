@@ -1,0 +1,361 @@
+"""One transcription from settings to result.
+
+Order: data and the public part → plan and forecast → run folder → teachers → ledger → rounds →
+result. Every mistake that can be found before the ledger is touched is found before.
+"""
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import torch
+
+from fedtranscribe.config import TranscribeSettings
+from fedtranscribe.data import DataSplit, ImageSet, load
+from fedtranscribe.errors import HopelessPlanError, ModelMismatchError
+from fedtranscribe.holder import Holder
+from fedtranscribe.methods.dpsd import DPSD
+from fedtranscribe.models import build
+from fedtranscribe.privacy.accountant import guarantee, sound_table
+from fedtranscribe.privacy.budget import Budget
+from fedtranscribe.privacy.events import PrivacyPlan, Release
+from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.teachers import Manifest, Teachers, load_manifest, train_teachers
+from fedtranscribe.transcribe.plan import (
+    Plan,
+    TaskFacts,
+    default_shards,
+    make_plan,
+    training_mode,
+)
+from fedtranscribe.transcribe.report import draw_curve, draw_images, figures_available
+from fedtranscribe.transcribe.rundir import RunDirectory, check_writable
+from fedtranscribe.transcribe.session import (
+    Curve,
+    Progress,
+    StudentSide,
+    accuracy,
+    build_student_side,
+    ensemble_accuracy,
+    pick_device,
+    public_images,
+    run_rounds,
+    sample_images,
+    save_networks,
+    silent,
+)
+
+Say = Callable[[str], None]
+
+_GRID = 50
+
+
+@dataclass
+class Prepared:
+    """A transcription whose public part is settled and has been found sound; nothing is spent."""
+
+    settings: TranscribeSettings
+    device: torch.device
+    split: DataSplit
+    public: ImageSet | None
+    teacher_folder: Path | None
+    plan: Plan
+
+    @property
+    def facts(self) -> TaskFacts:
+        """What is public about the private data."""
+        return _facts(self.split.train)
+
+
+def prepare(settings: TranscribeSettings) -> Prepared:
+    """Load and check everything public, and choose the plan.
+
+    Raises:
+        FedtranscribeError: any bad input; nothing has been written or spent.
+    """
+    device = pick_device(settings.device)
+    folder = Path(settings.teacher) if Path(settings.teacher).is_dir() else None
+    manifest = load_manifest(folder) if folder else None
+    settings = settings.model_copy(update=_data_of(settings, manifest))
+    assert settings.data is not None  # _data_of fills it in
+    split = load(settings.data, settings.data_root, settings.download)
+    facts = _facts(split.train)
+    if folder is not None and manifest is not None:
+        Teachers(folder, device).check(facts.classes, facts.channels, facts.size)
+        if manifest.data_id != split.train.data_id:
+            raise ModelMismatchError(
+                f"The teachers in {folder} were trained on {manifest.data_id!r}, not on "
+                f"{split.train.data_id!r}: their ledger is that of {manifest.data_id!r}; "
+                "leave out --data."
+            )
+        shards, mode = manifest.shards, manifest.mode
+    else:
+        # Unknown names, missing weights and missing networks are found here, before any work.
+        build(
+            settings.teacher,
+            facts.classes,
+            facts.channels,
+            facts.size,
+            weights=settings.teacher_weights,
+        )
+        shards = settings.shards or default_shards(facts.records)
+        mode = training_mode(settings.teacher, settings.teacher_weights)
+    build(settings.student, facts.classes, facts.channels, facts.size)
+    plan = make_plan(settings, facts, shards, mode)
+    return Prepared(
+        settings, device, split, public_images(settings, facts.channels, facts.size), folder, plan
+    )
+
+
+def transcribe(
+    prepared: Prepared,
+    out: Path,
+    *,
+    resume: bool = False,
+    force: bool = False,
+    progress: Progress = silent,
+    say: Say = lambda _: None,
+) -> dict[str, Any]:
+    """Run a prepared transcription, or go on with an interrupted one.
+
+    Args:
+        prepared: from `prepare`.
+        out: the run's folder.
+        resume: go on with the run in `out`.
+        force: run even though the forecast is hopeless.
+        progress: shows long work.
+        say: receives lines for the user.
+
+    Returns:
+        The result, as written to `metrics.json`.
+
+    Raises:
+        HopelessPlanError: nothing can be learned, and `force` was not given.
+        StorageError, LedgerError, PrivacyError: see their classes.
+    """
+    plan = prepared.plan
+    for line in plan.words:
+        say(line)
+    say(plan.forecast.words)
+    if plan.forecast.hopeless and not force:
+        raise HopelessPlanError(f"{plan.forecast.words} Add --force to spend the budget anyway.")
+    if not figures_available():
+        say("matplotlib is not installed: no figures; pip install 'fedtranscribe[plots]'")
+    check_writable(out)
+    starting = RunDirectory.resume if resume else RunDirectory.create
+    run = starting(out, prepared.settings)
+    if run.finished:
+        say("this run was complete already; nothing was spent")
+        return run.read_metrics()
+    teachers = _teachers(prepared, run, progress)
+    with _open_ledger(prepared) as ledger:
+        holder = Holder(
+            teachers,
+            plan.mechanism,
+            ledger,
+            run.run_id,
+            positional_ids=prepared.split.train.positional,
+        )
+        return _run(prepared, run, holder, progress)
+
+
+def ledger_path(settings: TranscribeSettings, images: ImageSet) -> Path:
+    """Where the budget book of the data lies: beside them, or under the user's home.
+
+    Packaged sets have no folder of their own, and some folders cannot be written.
+    """
+    if settings.ledger is not None:
+        return settings.ledger
+    name = f"{quote(images.data_id, safe='')}.ledger.sqlite"
+    if images.folder is not None and os.access(images.folder, os.W_OK):
+        return images.folder / name
+    home = Path(os.environ.get("FEDTRANSCRIBE_HOME") or Path.home() / ".fedtranscribe")
+    return home / "ledgers" / name
+
+
+def make_manifest(
+    settings: TranscribeSettings, images: ImageSet, shards: int, mode: str
+) -> Manifest:
+    """Describe the teachers to be trained on `images`."""
+    # Public randomness: which shard a record falls into needs no secrecy, only independence of
+    # all other records.
+    key = hashlib.blake2b(f"{images.data_id}/{settings.seed}".encode(), digest_size=16).hexdigest()
+    return Manifest.model_validate(
+        {
+            "architecture": settings.teacher,
+            "mode": mode,
+            "classes": images.classes,
+            "channels": images.channels,
+            "size": images.size,
+            "shards": shards,
+            "data": settings.data,
+            "data_root": str(settings.data_root) if settings.data_root else None,
+            "data_id": images.data_id,
+            "record_ids": "positional" if images.positional else "persistent",
+            "key": key,
+            "seed": settings.seed,
+            "weights": settings.teacher_weights,
+            "settings": settings.teachers.model_dump(),
+        }
+    )
+
+
+# ---------------------------------------------------------------- preparing
+
+
+def _facts(images: ImageSet) -> TaskFacts:
+    return TaskFacts(len(images), images.classes, images.channels, images.size)
+
+
+def _data_of(settings: TranscribeSettings, manifest: Manifest | None) -> dict[str, Any]:
+    """Given teachers bring their own data; otherwise the packaged digits."""
+    if settings.data is not None:
+        return {}
+    if manifest is None:
+        return {"data": "digits"}
+    root = settings.data_root or (Path(manifest.data_root) if manifest.data_root else None)
+    return {"data": manifest.data, "data_root": root}
+
+
+# ---------------------------------------------------------------- running
+
+
+def _teachers(prepared: Prepared, run: RunDirectory, progress: Progress) -> Teachers:
+    folder = prepared.teacher_folder
+    if folder is None:
+        folder = run.private / "teachers"
+        plan, train = prepared.plan, prepared.split.train
+        manifest = make_manifest(prepared.settings, train, plan.shards, plan.mode)
+
+        def show(done: int, total: int) -> None:
+            progress("teachers on disjoint shards", done, total)
+
+        train_teachers(train, manifest, folder, device=prepared.device, progress=show)
+    teachers = Teachers(folder, prepared.device)
+    teachers.verify()
+    return teachers
+
+
+def _open_ledger(prepared: Prepared) -> Ledger:
+    settings, train = prepared.settings, prepared.split.train
+    unit = Unit(settings.unit)
+    budget = settings.budget
+    limit = Budget(budget or math.inf, settings.delta, unit, Adjacency.ZERO_OUT)
+    ledger = Ledger.open(ledger_path(settings, train), train.data_id)
+    # Without a limit from the user the book keeps the one in force, or books without a limit.
+    if budget is not None or ledger.budget is None:
+        ledger.set_budget(limit)
+    return ledger
+
+
+def _run(
+    prepared: Prepared, run: RunDirectory, holder: Holder, progress: Progress
+) -> dict[str, Any]:
+    settings, plan, facts = prepared.settings, prepared.plan, prepared.facts
+    side = build_student_side(
+        settings,
+        facts.classes,
+        facts.channels,
+        facts.size,
+        prepared.public,
+        prepared.device,
+        progress,
+    )
+    test = prepared.split.test
+
+    def evaluate() -> float:
+        return accuracy(side.student, test.images, test.labels)
+
+    public_alone = evaluate()
+    method = DPSD(
+        side.student,
+        side.generator,
+        kind=plan.kind,
+        sharpness=plan.sharpness,
+        settings=settings.dpsd.model_copy(update={"rows": plan.rows, "top_k": settings.top_k}),
+        rng=side.rng,
+        run=run.run_id,
+    )
+    public_test = declared_public(settings)
+    curve = run_rounds(method, holder, run, evaluate if public_test else None, progress)
+    scores = {"student": evaluate(), "public_set_alone": public_alone}
+    if public_test:
+        scores |= ensemble_accuracy(holder.teachers, test.images, test.labels)
+    metrics = _metrics(prepared, run, holder, scores, curve)
+    save_networks(run, side)
+    _figures(run, side, curve, scores)
+    run.write_metrics(metrics)
+    return metrics
+
+
+def declared_public(settings: TranscribeSettings) -> bool:
+    """Whether the held-out images belong to a published benchmark, by name.
+
+    A user's own held-out records are private: their accuracy is shown once, at the end, and
+    marked.
+    """
+    return settings.data is not None and not Path(settings.data).exists()
+
+
+def _metrics(
+    prepared: Prepared,
+    run: RunDirectory,
+    holder: Holder,
+    scores: dict[str, float],
+    curve: Curve,
+) -> dict[str, Any]:
+    settings, plan = prepared.settings, prepared.plan
+    unit = Unit(settings.unit)
+    release: Release = holder.release(plan.rows)
+    stated = guarantee(PrivacyPlan((release,), unit, Adjacency.ZERO_OUT, settings.delta))
+    total = holder.ledger.total(settings.delta, unit, Adjacency.ZERO_OUT)
+    return {
+        "epsilon": stated.epsilon,
+        "delta": stated.delta,
+        "unit": stated.unit.value,
+        "adjacency": stated.adjacency.value,
+        "accountant": stated.accountant,
+        "noise_std": plan.noise_std,
+        "signal": plan.forecast.signal,
+        "sound": {
+            adjacency.value: epsilon
+            for adjacency, epsilon in sound_table([release], unit, settings.delta).items()
+        },
+        "published": {"epsilon": plan.published.epsilon, "reason": plan.published.reason},
+        "ledger": {"epsilon": total.epsilon, "accountant": total.accountant},
+        "private": holder.noise.private,
+        "run": run.run_id,
+        "rows": plan.rows,
+        "teachers": plan.shards,
+        "privacy": settings.privacy,
+        "data": settings.data,
+        "public_data": settings.public_data,
+        "accuracy": scores,
+        "accuracy_on": (
+            "held-out images of a published benchmark, declared public"
+            if declared_public(settings)
+            else "the holder's own held-out records: NOT private, do not release"
+        ),
+        "curve": {"rows": curve.rows, "accuracy": curve.accuracy},
+        "settings": json.loads(settings.model_dump_json(exclude_none=True)),
+    }
+
+
+def _figures(run: RunDirectory, side: StudentSide, curve: Curve, scores: dict[str, float]) -> None:
+    if not figures_available():
+        return
+    images = sample_images(side.generator, _GRID, seed=0)
+    device = next(side.student.parameters()).device
+    with torch.no_grad():
+        labels = side.student(images.to(device).float() / 255).argmax(-1).cpu()
+    draw_images(images, labels, run.path / "images.png")
+    if curve.rows:
+        lines = {name.replace("_", " "): v for name, v in scores.items() if name != "student"}
+        draw_curve(curve.rows, curve.accuracy, lines, run.path / "accuracy.png")
