@@ -20,7 +20,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from fedtranscribe.config import DpsdSettings, TeacherSettings, TranscribeSettings
 from fedtranscribe.data import DataSplit, load
@@ -115,7 +114,7 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--data-root", type=Path, required=True, help="holds both data sets")
     parser.add_argument("--work", type=Path, default=Path("runs/utility"), help="teachers")
     parser.add_argument("--only", default="", help="data, case, or data:case")
@@ -173,7 +172,7 @@ def _measure(
     images, labels = split.test.images[UNSEEN], split.test.labels[UNSEEN]
     return {
         "student": accuracy(side.student, images, labels),
-        **_teacher_scores(teachers, images, labels),
+        **ensemble_accuracy(teachers, images, labels),
         "epsilon": spent,
         "rows": case.dpsd.rows,
         "shards": case.shards,
@@ -198,10 +197,6 @@ def _teachers(
         progress=lambda done, total: None,
     )
     return Teachers(folder, device)
-
-
-def _teacher_scores(teachers: Teachers, images: Tensor, labels: Tensor) -> dict[str, float]:
-    return ensemble_accuracy(teachers, images, labels)
 
 
 def _table(lines: list[dict]) -> str:

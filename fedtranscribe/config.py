@@ -23,66 +23,88 @@ class Settings(BaseModel):
 class TeacherSettings(Settings):
     """How one shard's teacher is trained; public, and the same for every shard."""
 
-    steps: int = Field(150, gt=0, description="optimiser steps per shard, whatever its size")
-    batch: int = Field(32, gt=0, description="images per step, drawn with replacement")
-    lr: float = Field(2e-3, gt=0)
-    weight_decay: float = Field(1e-2, ge=0)
-    label_smoothing: float = Field(0.05, ge=0, lt=1)
-    augment: float = Field(1.0, ge=0, le=2, description="strength of the augmentation; 0 is none")
-    copies: int = Field(8, gt=0, description="augmented views per record (frozen backbone only)")
+    steps: int = Field(
+        default=150, gt=0, description="optimiser steps per shard, whatever its size"
+    )
+    batch: int = Field(default=32, gt=0, description="images per step, drawn with replacement")
+    lr: float = Field(default=2e-3, gt=0)
+    weight_decay: float = Field(default=1e-2, ge=0)
+    label_smoothing: float = Field(default=0.05, ge=0, lt=1)
+    augment: float = Field(
+        default=1.0, ge=0, le=2, description="strength of the augmentation; 0 is none"
+    )
+    copies: int = Field(
+        default=8, gt=0, description="augmented views per record (frozen backbone only)"
+    )
 
 
 class DpsdSettings(Settings):
     """Hyper-parameters of Algorithm 1; all public."""
 
-    rows: int = Field(4_000, gt=0, description="synthetic rows asked in the whole run")
-    round_rows: int = Field(500, gt=0, description="rows per round and per message")
+    rows: int = Field(default=4_000, gt=0, description="synthetic rows asked in the whole run")
+    round_rows: int = Field(default=500, gt=0, description="rows per round and per message")
     top_k: int | None = Field(
-        None, gt=0, description="student's top-k mask; none means all classes"
+        default=None, gt=0, description="student's top-k mask; none means all classes"
     )
-    batch: int = Field(128, gt=1)
-    student_steps: int = Field(60, ge=0, description="student updates per round")
-    finish_steps: int = Field(600, ge=0, description="student updates after the last answer")
-    generator_steps: int = Field(5, ge=0, description="generator and z updates per round")
-    augment: float = Field(0.5, ge=0, le=2, description="strength of views of answered rows")
-    student_lr: float = Field(1e-3, gt=0)
-    generator_lr: float = Field(1e-4, gt=0)
-    z_lr: float = Field(1e-2, gt=0)
-    redraw: float = Field(0.8, ge=0, le=1, description="share of z drawn afresh each round")
-    prior_weight: float = Field(0.9, ge=0, description="a in softmax(a log p_s + b evidence)")
-    evidence_weight: float = Field(0.6, gt=0, description="b in softmax(a log p_s + b evidence)")
-    one_hot_weight: float = Field(0.1, ge=0, description="first term of Eq. 8")
-    balance_weight: float = Field(1.0, ge=0, description="second term of Eq. 8")
-    activation_weight: float = Field(0.1, ge=0, description="third term of Eq. 8")
+    batch: int = Field(default=128, gt=1)
+    student_steps: int = Field(default=60, ge=0, description="student updates per round")
+    finish_steps: int = Field(
+        default=600, ge=0, description="student updates after the last answer"
+    )
+    generator_steps: int = Field(default=5, ge=0, description="generator and z updates per round")
+    augment: float = Field(
+        default=0.5, ge=0, le=2, description="strength of views of answered rows"
+    )
+    student_lr: float = Field(default=1e-3, gt=0)
+    generator_lr: float = Field(default=1e-4, gt=0)
+    z_lr: float = Field(default=1e-2, gt=0)
+    redraw: float = Field(default=0.8, ge=0, le=1, description="share of z drawn afresh each round")
+    prior_weight: float = Field(
+        default=0.9, ge=0, description="a in softmax(a log p_s + b evidence)"
+    )
+    evidence_weight: float = Field(
+        default=0.6, gt=0, description="b in softmax(a log p_s + b evidence)"
+    )
+    one_hot_weight: float = Field(default=0.1, ge=0, description="first term of Eq. 8")
+    balance_weight: float = Field(default=1.0, ge=0, description="second term of Eq. 8")
+    activation_weight: float = Field(default=0.1, ge=0, description="third term of Eq. 8")
     imitation_weight: float = Field(
-        1.0, description="the generator's share of L_s; negative makes it adversarial"
+        default=1.0, description="the generator's share of L_s; negative makes it adversarial"
     )
-    latent_dim: int = Field(64, gt=0)
-    generator_width: int = Field(32, gt=0)
-    pretrain_steps: int = Field(600, ge=0, description="generator steps on the public images")
+    latent_dim: int = Field(default=64, gt=0)
+    generator_width: int = Field(default=32, gt=0)
+    pretrain_steps: int = Field(
+        default=600, ge=0, description="generator steps on the public images"
+    )
 
 
 class TranscribeSettings(Settings):
     """Everything `fedtranscribe transcribe` can be told; `None` means: picked from public facts."""
 
-    teacher: str = Field("cnn", description="an architecture, or a folder made by `teacher train`")
+    teacher: str = Field(
+        default="cnn", description="an architecture, or a folder made by `teacher train`"
+    )
     teacher_weights: str | None = None
     student: str = "cnn-wide"
-    data: str | None = Field(None, description="none: the teachers' own, or the packaged digits")
+    data: str | None = Field(
+        default=None, description="none: the teachers' own, or the packaged digits"
+    )
     data_root: Path | None = None
     download: bool = False
-    public_data: str | None = Field(PUBLIC_SHAPES, description="public images, or 'none'")
-    shards: int | None = Field(None, gt=0)
+    public_data: str | None = Field(default=PUBLIC_SHAPES, description="public images, or 'none'")
+    shards: int | None = Field(default=None, gt=0)
     privacy: Literal["data", "label", "vote"] = "vote"
-    epsilon: float = Field(10.0, gt=0, allow_inf_nan=False)
-    delta: float = Field(1e-5, gt=0, lt=1)
+    epsilon: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+    delta: float = Field(default=1e-5, gt=0, lt=1)
     unit: Literal["record", "holder"] = "record"
-    budget: float | None = Field(None, gt=0, description="most the data's ledger may reach in all")
-    rows: int | None = Field(None, gt=0)
-    top_k: int | None = Field(None, gt=0)
+    budget: float | None = Field(
+        default=None, gt=0, description="most the data's ledger may reach in all"
+    )
+    rows: int | None = Field(default=None, gt=0)
+    top_k: int | None = Field(default=None, gt=0)
     calibrate_by: Literal["sound", "published"] = "sound"
     device: str = "auto"
-    seed: int = Field(0, ge=0)
+    seed: int = Field(default=0, ge=0)
     out: Path | None = None
     ledger: Path | None = None
     dpsd: DpsdSettings = DpsdSettings()

@@ -15,10 +15,11 @@ from torch import Tensor
 from fedtranscribe.errors import ConfigError, CorruptLedgerError, ModelMismatchError
 from fedtranscribe.exchange import Answer, AnswerKind, QueryBatch
 from fedtranscribe.mechanisms import (
-    ExponentialVotes,
+    ExponentialVoteLabels,
     NoiseSource,
     NoisyMeanRows,
     OsNoise,
+    RowBound,
     TopKRandomizedResponse,
     mean_rows,
     vote_counts,
@@ -28,7 +29,7 @@ from fedtranscribe.privacy.events import Release
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.teachers import Teachers
 
-Mechanism = NoisyMeanRows | TopKRandomizedResponse | ExponentialVotes
+Mechanism = NoisyMeanRows | TopKRandomizedResponse | ExponentialVoteLabels
 
 
 class Holder:
@@ -42,7 +43,8 @@ class Holder:
         positional_ids: whether records are known by row number only (then no add-remove).
         noise: OS entropy unless a test says otherwise.
         row_gradient: ∂L_t/∂Φ_s of Eq. 3; benchmarks pass classic distillation.
-        normalise: "unit" as in Eq. 3, or "clip" for the paper's ablation; same sensitivity.
+        gradient_bound: unit rows as in Eq. 3, or clipping for the paper's ablation; both lie in
+            the same ball.
 
     Guarantee:
         That of the mechanism, for the sum of everything the ledger has booked. Order of each
@@ -60,7 +62,7 @@ class Holder:
         positional_ids: bool,
         noise: NoiseSource | None = None,
         row_gradient: RowGradient | None = None,
-        normalise: Literal["unit", "clip"] = "unit",
+        gradient_bound: Literal[RowBound.UNIT, RowBound.CLIP] = RowBound.UNIT,
     ) -> None:
         self.teachers = teachers
         self.mechanism = mechanism
@@ -69,7 +71,7 @@ class Holder:
         self.noise = noise or OsNoise()
         self._positional_ids = positional_ids
         self._row_gradient = row_gradient or gradient_of(decoupled_distillation)
-        self._normalise: Literal["unit", "clip"] = normalise
+        self._bounds = {AnswerKind.GRADIENT: gradient_bound, AnswerKind.VOTE: RowBound.SIMPLEX}
 
     def release(self, rows: int) -> Release:
         """What answering so many rows gives away, per unit and adjacency."""
@@ -118,15 +120,11 @@ class Holder:
         logits = self.teachers.logits(query.images)
         noise = self.noise.for_query(query.id)
         if isinstance(self.mechanism, NoisyMeanRows):
-            rows = mean_rows(
-                self._raw_rows(query, logits),
-                query.index_sets,
-                shards=self.teachers.shards,
-                normalise=self._normalise if query.kind is AnswerKind.GRADIENT else "simplex",
-            )
+            raw = self._raw_rows(query, logits)
+            bound = self._bounds[query.kind]
+            rows = mean_rows(raw, query.index_sets, self.teachers.shards, bound)
             return self.mechanism.privatise(rows, noise)
-        counts = vote_counts(logits, query.index_sets)
-        return self.mechanism.privatise(counts, query.index_sets, noise)
+        return self.mechanism.privatise(vote_counts(logits, query.index_sets), noise)
 
     def _raw_rows(self, query: QueryBatch, logits: Iterator[Tensor]) -> Iterator[Tensor]:
         for shard_logits in logits:

@@ -12,16 +12,19 @@ from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.exchange import AnswerKind
 from fedtranscribe.holder import Mechanism
-from fedtranscribe.mechanisms import ExponentialVotes, NoisyMeanRows, TopKRandomizedResponse
+from fedtranscribe.mechanisms import ExponentialVoteLabels, NoisyMeanRows, TopKRandomizedResponse
 from fedtranscribe.models import is_small
 from fedtranscribe.privacy.accountant import epsilon_filter
 from fedtranscribe.privacy.calibrate import (
     EnsembleLayout,
     NoiseMode,
+    RowAnswer,
     label_epsilon0,
     noise_std,
+    row_mu,
     vote_eta,
 )
+from fedtranscribe.privacy.closed_forms import gaussian_epsilon
 from fedtranscribe.privacy.forecasts import Forecast, forecast, label_forecast
 from fedtranscribe.privacy.published import (
     Published,
@@ -156,7 +159,7 @@ def _gaussian_plan(
     words: tuple[str, ...],
 ) -> Plan:
     kind, unit = KINDS[settings.privacy], Unit(settings.unit)
-    answer: Literal["gradient", "vote"] = "gradient" if kind is AnswerKind.GRADIENT else "vote"
+    answer = RowAnswer.GRADIENT if kind is AnswerKind.GRADIENT else RowAnswer.VOTE
     layout = EnsembleLayout(shards)
     if settings.calibrate_by == "published":
         std = published_sigma(
@@ -166,6 +169,11 @@ def _gaussian_plan(
         std = noise_std(
             settings.epsilon, settings.delta, rows, layout, unit, answer, NoiseMode.LOCAL
         )
+    # A plan calibrated by the published formula spends another ε than it says: forecast that one.
+    spent = gaussian_epsilon(
+        row_mu(std, layout, unit, answer, NoiseMode.LOCAL) * math.sqrt(rows), settings.delta
+    )
+    outlook = forecast(spent, settings.delta, layout, unit, answer, NoiseMode.LOCAL, facts.classes)
     # The paper has no votes, but its formula knows a row by its norm and noise alone.
     published = dpsd_theorem1(
         std, _paper_beta(settings.epsilon), facts.classes, rows, 1, settings.delta
@@ -175,14 +183,10 @@ def _gaussian_plan(
         rows=rows,
         shards=shards,
         mode=mode,
-        mechanism=NoisyMeanRows(
-            shards=shards, holders=1, noise_mode=NoiseMode.LOCAL, noise_std=std, answer=answer
-        ),
+        mechanism=NoisyMeanRows(layout, std, answer),
         noise_std=std,
         sharpness=1 / std**2,
-        forecast=forecast(
-            settings.epsilon, settings.delta, layout, unit, answer, NoiseMode.LOCAL, facts.classes
-        ),
+        forecast=outlook,
         published=published,
         words=words,
     )
@@ -213,7 +217,7 @@ def _label_plan(
             if settings.calibrate_by == "published"
             else vote_eta(*target, epsilon_filter)
         )
-        mechanism = ExponentialVotes(strength, k)
+        mechanism = ExponentialVoteLabels(strength, k)
         sharpness = strength * shards * _AGREEMENT
     return Plan(
         kind=AnswerKind.LABEL,

@@ -1,0 +1,145 @@
+"""Label-sensitive answers: top-k randomised response (DPSD Eqs. 4-5, made sound), and its
+generalisation to the votes of an ensemble."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from fedtranscribe.errors import ConfigError
+from fedtranscribe.exchange import AnswerKind
+from fedtranscribe.mechanisms.noise import NoiseSource
+from fedtranscribe.mechanisms.normalize import gather_rows
+from fedtranscribe.privacy.events import Event, ExponentialVotes, RandomizedResponse, Release
+from fedtranscribe.privacy.units import Adjacency, Unit
+
+
+@dataclass(frozen=True)
+class TopKRandomizedResponse:
+    """One teacher's label within the student's top-k set.
+
+    Eq. 5 with Eq. 4 over all c classes is not (ε, 0)-DP even once: a label outside the set is
+    possible only if the true one is inside. So Eq. 4 runs over the k classes of the set, and a
+    true label outside of it gives a uniform one.
+
+    Attributes:
+        epsilon0: log ratio of the teacher's label to any other of the set.
+        k: size of the set.
+
+    Guarantee:
+        Unit: record or holder (one opaque teacher depends on all of them). Any adjacency.
+        Per row (ε0, 0)-DP: every output has probability between 1/(e^ε0 + k − 1) and
+        e^ε0/(e^ε0 + k − 1), and 1/k lies between them; rows compose, and the ledger books them.
+    """
+
+    epsilon0: float
+    k: int
+
+    def __post_init__(self) -> None:
+        """Refuse what tells everything or nothing."""
+        if not (self.epsilon0 > 0 and math.isfinite(self.epsilon0)):
+            raise ConfigError(f"Expected epsilon0={self.epsilon0} > 0 and finite.")
+        if self.k < 2:
+            raise ConfigError(f"Expected k={self.k} >= 2; a set of one class tells nothing.")
+
+    kind = AnswerKind.LABEL
+
+    def release(self, rows: int, *, positional_ids: bool) -> Release:
+        """What `rows` labels give away; a teacher may change at will under any adjacency."""
+        event = RandomizedResponse(self.epsilon0, self.k, rows)
+        return _release("top-k-randomized-response", rows, event)
+
+    def privatise(self, counts: Tensor, noise: NoiseSource) -> Tensor:
+        """One-hot private labels.
+
+        Args:
+            counts: [n, k], one-hot where the teacher's label is in the set, else zero.
+            noise: OS entropy, or a seeded source in tests.
+
+        Returns:
+            float32 [n, k], one-hot.
+        """
+        return _draw(self.epsilon0 * counts.clamp(0, 1), noise)
+
+
+@dataclass(frozen=True)
+class ExponentialVoteLabels:
+    """One label per row, drawn with weight e^(η·votes) over the student's set.
+
+    Attributes:
+        eta: weight of a vote.
+        k: size of the set.
+
+    Guarantee:
+        Unit: record, whose teacher casts one vote; any adjacency, add-remove only where records
+        have persistent ids. Moving a vote changes log weights by +η and −η at most: bounded range
+        2η, hence η²/2 zCDP per row. With one teacher it is `TopKRandomizedResponse`. No holder
+        guarantee: a holder moves all votes.
+    """
+
+    eta: float
+    k: int
+
+    def __post_init__(self) -> None:
+        """Refuse what tells everything or nothing."""
+        if not (self.eta > 0 and math.isfinite(self.eta)):
+            raise ConfigError(f"Expected eta={self.eta} > 0 and finite.")
+        if self.k < 2:
+            raise ConfigError(f"Expected k={self.k} >= 2; a set of one class tells nothing.")
+
+    kind = AnswerKind.LABEL
+
+    def release(self, rows: int, *, positional_ids: bool) -> Release:
+        """What `rows` labels give away."""
+        event = ExponentialVotes(self.eta, self.k, rows)
+        known = [a for a in Adjacency if a is not Adjacency.ADD_REMOVE or not positional_ids]
+        return Release("exponential-votes", rows, {Unit.RECORD: dict.fromkeys(known, event)})
+
+    def privatise(self, counts: Tensor, noise: NoiseSource) -> Tensor:
+        """One-hot private labels.
+
+        Args:
+            counts: votes [n, k] within the student's set.
+            noise: OS entropy, or a seeded source in tests.
+
+        Returns:
+            float32 [n, k], one-hot.
+        """
+        return _draw(self.eta * counts, noise)
+
+
+def vote_counts(logits: Iterable[Tensor], index_sets: Tensor) -> Tensor:
+    """Votes within the student's set.
+
+    A teacher votes for its likeliest class of all c; outside the set, or not finite, it casts no
+    vote.
+
+    Args:
+        logits: blocks [s, n, c].
+        index_sets: int64 [n, k].
+
+    Returns:
+        float64 [n, k].
+    """
+    counts = torch.zeros(index_sets.shape, dtype=torch.float64)
+    for block in logits:
+        votes = F.one_hot(block.nan_to_num().argmax(-1), block.shape[-1]).double()
+        votes *= torch.isfinite(block).all(-1, keepdim=True)
+        counts += gather_rows(votes, index_sets).sum(0)
+    return counts
+
+
+def _draw(log_weights: Tensor, noise: NoiseSource) -> Tensor:
+    """Sample one entry per row by inverting the cumulated weights; float32 one-hot [n, k]."""
+    weights = log_weights.double().softmax(-1).cumsum(-1)
+    threshold = noise.uniform((len(weights), 1))
+    # The last sum may round below 1: whatever is left belongs to the last entry.
+    picked = (weights[:, :-1] < threshold).sum(-1)
+    return F.one_hot(picked, weights.shape[-1]).float()
+
+
+def _release(name: str, rows: int, event: Event) -> Release:
+    return Release(name, rows, {unit: dict.fromkeys(Adjacency, event) for unit in Unit})

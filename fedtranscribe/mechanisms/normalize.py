@@ -1,0 +1,104 @@
+"""Bounding a row before noise: gather the student's classes first, THEN normalise.
+
+Normalising first and gathering afterwards would be unsound: with a repeated index it released a
+row of norm 3.16. A row that is not finite becomes zero, silently, and counts as answered: to
+refuse it would tell something about the teacher.
+"""
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+import torch
+from torch import Tensor
+
+STABILITY = 1e-4
+"""h of DPSD Eq. 3."""
+
+
+class RowBound(StrEnum):
+    """How a raw row is brought into the set that the sensitivity is counted for."""
+
+    UNIT = "unit"
+    """Normalised, as in Eq. 3: an l2 ball of radius 1."""
+    CLIP = "clip"
+    """Clipped, the paper's ablation: the same ball."""
+    SIMPLEX = "simplex"
+    """Votes or probabilities: non-negative, sum at most 1."""
+
+
+def gather_rows(rows: Tensor, index_sets: Tensor) -> Tensor:
+    """The student's classes of every row.
+
+    Args:
+        rows: [..., n, c].
+        index_sets: int64 [n, k].
+
+    Returns:
+        [..., n, k].
+    """
+    return rows.gather(-1, index_sets.expand(*rows.shape[:-2], *index_sets.shape))
+
+
+def unit_rows(rows: Tensor, stability: float = STABILITY) -> Tensor:
+    """β-normalised rows of Eq. 3 with β = 1: x / (‖x‖₂ + h), float64 of the same shape.
+
+    Guarantee:
+        Every row has norm at most 1 in exact arithmetic, since h > 0; the relative room of 1e-6 in
+        every sensitivity covers float64 rounding by nine orders of magnitude. Rows are scaled by
+        their largest entry first, so that no square overflows.
+    """
+    rows = _finite(rows)
+    largest = rows.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+    scaled = rows / largest
+    # ‖x‖ + h in units of `largest`; h/largest may be infinite for a tiny row, which then is zero.
+    norm = scaled.norm(dim=-1, keepdim=True) + stability / largest
+    return clip_rows(scaled / norm)
+
+
+def clip_rows(rows: Tensor, bound: float = 1.0) -> Tensor:
+    """Rows of norm at most `bound`, shorter ones unchanged; float64 of the same shape."""
+    rows = _finite(rows)
+    largest = rows.abs().amax(-1, keepdim=True).clamp_min(1.0)
+    norm = (rows / largest).norm(dim=-1, keepdim=True) * largest
+    return rows / (norm / bound).clamp_min(1.0)
+
+
+def simplex_rows(rows: Tensor) -> Tensor:
+    """Rows with non-negative entries of sum at most 1; probabilities pass unchanged."""
+    rows = _finite(rows).clamp_min(0)
+    largest = rows.amax(-1, keepdim=True).clamp_min(1.0)
+    total = (rows / largest).sum(-1, keepdim=True)
+    return rows / largest / torch.maximum(total, 1 / largest)
+
+
+_BOUNDS = {RowBound.UNIT: unit_rows, RowBound.CLIP: clip_rows, RowBound.SIMPLEX: simplex_rows}
+
+
+def mean_rows(raw: Iterable[Tensor], index_sets: Tensor, shards: int, bound: RowBound) -> Tensor:
+    """Mean over shards of their bounded rows, one block of shards in memory at a time.
+
+    Args:
+        raw: blocks [s, n, c] of raw rows; an empty shard gives NaN rows.
+        index_sets: int64 [n, k], the student's.
+        shards: the PUBLIC count of shards, empty ones included; the mean divides by it.
+        bound: what every shard's row is brought into. The mean is never normalised again.
+
+    Returns:
+        float64 [n, k].
+
+    Raises:
+        ValueError: the blocks hold another number of shards.
+    """
+    total = torch.zeros(index_sets.shape, dtype=torch.float64)
+    seen = 0
+    for block in raw:
+        total += _BOUNDS[bound](gather_rows(block.cpu().double(), index_sets)).sum(0)
+        seen += len(block)
+    if seen != shards:
+        raise ValueError(f"Expected rows of {shards} shards, got {seen}.")
+    return total / shards
+
+
+def _finite(rows: Tensor) -> Tensor:
+    rows = rows.double()
+    return torch.where(torch.isfinite(rows).all(-1, keepdim=True), rows, torch.zeros_like(rows))
