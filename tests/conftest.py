@@ -1,0 +1,58 @@
+"""What several tests share: tiny private data, and settings that finish in seconds."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fedtranscribe.config import DpsdSettings, TeacherSettings, TranscribeSettings
+
+TINY_DPSD = DpsdSettings(
+    round_rows=10,
+    batch=8,
+    student_steps=2,
+    finish_steps=2,
+    generator_steps=1,
+    latent_dim=8,
+    generator_width=4,
+    pretrain_steps=2,
+)
+TINY_TEACHERS = TeacherSettings(steps=2, batch=4, copies=2)
+
+
+@pytest.fixture(autouse=True)
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No test may touch the ledgers of the person who runs it."""
+    home = tmp_path / "home"
+    monkeypatch.setenv("FEDTRANSCRIBE_HOME", str(home))
+    return home
+
+
+@pytest.fixture
+def tiny_data(tmp_path: Path) -> Path:
+    """60 grey 28x28 images of 3 classes with persistent ids, as `.npz`."""
+    rng = np.random.default_rng(0)
+    labels = np.arange(60) % 3
+    images = rng.integers(0, 80, (60, 28, 28)) + 60 * labels[:, None, None]
+    path = tmp_path / "tiny.npz"
+    np.savez(
+        path,
+        images=images.astype(np.uint8),
+        labels=labels,
+        ids=np.array([f"patient-{i}" for i in range(60)]),
+    )
+    return path
+
+
+@pytest.fixture
+def tiny_settings(tiny_data: Path) -> TranscribeSettings:
+    """A whole transcription in a second or two."""
+    return TranscribeSettings(
+        data=str(tiny_data),
+        teacher="cnn-small",
+        student="cnn-small",
+        shards=20,
+        rows=40,
+        dpsd=TINY_DPSD,
+        teachers=TINY_TEACHERS,
+    )
