@@ -12,7 +12,7 @@ from torch import Tensor
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.exchange import AnswerKind
 from fedtranscribe.mechanisms.noise import NoiseSource
-from fedtranscribe.mechanisms.normalize import gather_rows
+from fedtranscribe.mechanisms.normalize import expect_block, gather_rows
 from fedtranscribe.privacy.events import Event, ExponentialVotes, RandomizedResponse, Release
 from fedtranscribe.privacy.units import Adjacency, Unit
 
@@ -33,6 +33,10 @@ class TopKRandomizedResponse:
         Unit: record or holder (one opaque teacher depends on all of them). Any adjacency.
         Per row (ε0, 0)-DP: every output has probability between 1/(e^ε0 + k − 1) and
         e^ε0/(e^ε0 + k − 1), and 1/k lies between them; rows compose, and the ledger books them.
+        The bounds hold for rows with one entry of 1 and for zero rows only: with two teachers'
+        votes against one the ratio is 1.31 at ε0 = 1, k = 3. Any other row counts as zero,
+        silently. The cost depends on k (fewer classes cost more over many rows), so rows of
+        another width are refused: k is public.
     """
 
     epsilon0: float
@@ -61,8 +65,13 @@ class TopKRandomizedResponse:
 
         Returns:
             float32 [n, k], one-hot.
+
+        Raises:
+            ConfigError: the rows are not over k classes.
         """
-        return _draw(self.epsilon0 * counts.clamp(0, 1), noise)
+        _expect_width(counts, self.k)
+        one_hot = ((counts == 0) | (counts == 1)).all(-1) & (counts.sum(-1) <= 1)
+        return _draw(self.epsilon0 * _kept(counts, one_hot), noise)
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,8 @@ class ExponentialVoteLabels:
     Guarantee:
         Unit: record, whose teacher casts one vote; any adjacency, add-remove only where records
         have persistent ids. Moving a vote changes log weights by +η and −η at most: bounded range
-        2η, hence η²/2 zCDP per row. With one teacher it is `TopKRandomizedResponse`. No holder
+        2η, hence η²/2 zCDP per row, also where an index is repeated. With one teacher it is
+        `TopKRandomizedResponse`. A row that is not made of votes counts as none. No holder
         guarantee: a holder moves all votes.
     """
 
@@ -107,8 +117,13 @@ class ExponentialVoteLabels:
 
         Returns:
             float32 [n, k], one-hot.
+
+        Raises:
+            ConfigError: the rows are not over k classes.
         """
-        return _draw(self.eta * counts, noise)
+        _expect_width(counts, self.k)
+        votes = (torch.isfinite(counts) & (counts >= 0)).all(-1)
+        return _draw(self.eta * _kept(counts, votes), noise)
 
 
 def vote_counts(logits: Iterable[Tensor], index_sets: Tensor) -> Tensor:
@@ -123,13 +138,27 @@ def vote_counts(logits: Iterable[Tensor], index_sets: Tensor) -> Tensor:
 
     Returns:
         float64 [n, k].
+
+    Raises:
+        ValueError: a block is of another shape.
     """
     counts = torch.zeros(index_sets.shape, dtype=torch.float64)
     for block in logits:
+        expect_block(block, index_sets)
         votes = F.one_hot(block.nan_to_num().argmax(-1), block.shape[-1]).double()
         votes *= torch.isfinite(block).all(-1, keepdim=True)
         counts += gather_rows(votes, index_sets).sum(0)
     return counts
+
+
+def _expect_width(counts: Tensor, k: int) -> None:
+    if counts.shape[-1] != k:
+        raise ConfigError(f"Expected rows over k={k} classes, got {counts.shape[-1]}.")
+
+
+def _kept(counts: Tensor, holds: Tensor) -> Tensor:
+    """Rows where `holds`; the others become zero, since to refuse them would be an oracle."""
+    return torch.where(holds.unsqueeze(-1), counts.double(), 0.0)
 
 
 def _draw(log_weights: Tensor, noise: NoiseSource) -> Tensor:

@@ -40,12 +40,17 @@ class OsNoise:
     """Noise from the operating system's CSPRNG.
 
     Guarantee:
-        Each number is Φ⁻¹((k + ½) / 2⁵³) for a uniform 53-bit k: symmetric, and cut off at 8.2
-        standard deviations, a mass of 2⁻⁵³ each side. Over 10⁹ numbers that adds less than 3e-7
-        of total variation, and far less at the sizes used here (a 24-bit Box-Muller stops at 5.77,
-        which is more than δ = 1e-5 allows).
-        Floating-point noise is on no uniform grid; the answer is rounded to float32 before it is
-        released, which hides the low bits of the float64 sum but is no proof of its own.
+        Each normal number is ±Φ⁻¹((k + ½) / 2¹⁰⁶) for a uniform 105-bit k and a fair sign:
+        exactly symmetric, and cut off at 11.9 standard deviations, a mass of 2⁻¹⁰⁶ each side.
+        53 bits would not do: from 6.5 standard deviations on, most float32 values would have no
+        number behind them, so that the answer alone could rule a neighbour out; 500,000
+        coordinates reach that far with probability 4e-5, more than δ = 1e-5. (A 24-bit Box-Muller
+        stops at 5.77 standard deviations.)
+        Low bits of a float64 sum still depend on the private row: a mechanism rounds to a public
+        grid before it releases anything, see `NoisyMeanRows`.
+        Uniform numbers have 53 bits: a label drawn from k weights gets its probability q within
+        k 2⁻⁵², so n labels cost at most 2 n k 2⁻⁵² / q more in ε: 5e-8 for n = 10⁵, k = 10 and
+        q = 0.01. Labels with q near 2⁻⁵² add at most (1 + e^ε) n k 2⁻⁵² to δ instead.
     """
 
     private = True
@@ -60,7 +65,7 @@ class OsNoise:
 
     def gaussian(self, shape: Sequence[int], std: float) -> Tensor:
         """Normal numbers of mean 0, float64."""
-        return std * _quantiles(self.uniform(shape))
+        return std * _to_normal(os.urandom(16 * math.prod(shape)), shape)
 
 
 class SeededNoise:
@@ -89,7 +94,7 @@ class SeededNoise:
 
     def gaussian(self, shape: Sequence[int], std: float) -> Tensor:
         """Normal numbers of mean 0, float64."""
-        return std * _quantiles(self.uniform(shape))
+        return std * _to_normal(self._rng.bytes(16 * math.prod(shape)), shape)
 
 
 def _to_unit(entropy: bytes, shape: Sequence[int]) -> Tensor:
@@ -99,5 +104,12 @@ def _to_unit(entropy: bytes, shape: Sequence[int]) -> Tensor:
     return torch.from_numpy(np.minimum(unit, 1 - 2.0**-_MANTISSA)).reshape(tuple(shape))
 
 
-def _quantiles(uniform: Tensor) -> Tensor:
-    return torch.from_numpy(np.asarray(ndtri(uniform.numpy())))
+def _to_normal(entropy: bytes, shape: Sequence[int]) -> Tensor:
+    first, second = np.frombuffer(entropy, dtype=np.uint64).reshape(2, -1)
+    # A tail probability in (0, ½] from 52 + 53 bits: floats are dense near zero, so the far tail
+    # is as finely resolved as the middle. The sign takes a bit that the tail does not use.
+    coarse = (first >> np.uint64(65 - _MANTISSA)).astype(np.float64)
+    fine = ((second >> np.uint64(64 - _MANTISSA)).astype(np.float64) + 0.5) * 2.0**-_MANTISSA
+    lower = ndtri((coarse + fine) * 2.0**-_MANTISSA)
+    positive = (first & np.uint64(1)).astype(bool)
+    return torch.from_numpy(np.where(positive, -lower, lower)).reshape(tuple(shape))

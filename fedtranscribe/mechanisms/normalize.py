@@ -50,7 +50,7 @@ def unit_rows(rows: Tensor, stability: float = STABILITY) -> Tensor:
     rows = _finite(rows)
     largest = rows.abs().amax(-1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
     scaled = rows / largest
-    # ‖x‖ + h in units of `largest`; h/largest may be infinite for a tiny row, which then is zero.
+    # ‖x‖ + h in units of `largest`; for a tiny row h/largest is huge, and the row becomes zero.
     norm = scaled.norm(dim=-1, keepdim=True) + stability / largest
     return clip_rows(scaled / norm)
 
@@ -87,16 +87,31 @@ def mean_rows(raw: Iterable[Tensor], index_sets: Tensor, shards: int, bound: Row
         float64 [n, k].
 
     Raises:
-        ValueError: the blocks hold another number of shards.
+        ValueError: the blocks hold another number of shards, or are of another shape.
     """
     total = torch.zeros(index_sets.shape, dtype=torch.float64)
     seen = 0
     for block in raw:
+        expect_block(block, index_sets)
         total += _BOUNDS[bound](gather_rows(block.cpu().double(), index_sets)).sum(0)
         seen += len(block)
     if seen != shards:
         raise ValueError(f"Expected rows of {shards} shards, got {seen}.")
     return total / shards
+
+
+def expect_block(block: Tensor, index_sets: Tensor) -> None:
+    """Refuse a block that is not [s, n, c]: broadcasting would count one shard several times.
+
+    Shapes are public, so an error tells nothing.
+
+    Raises:
+        ValueError: names both shapes.
+    """
+    if block.ndim != 3 or block.shape[1] != len(index_sets):
+        raise ValueError(
+            f"Expected a block [shards, {len(index_sets)}, classes], got {tuple(block.shape)}."
+        )
 
 
 def _finite(rows: Tensor) -> Tensor:

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from fedtranscribe.errors import CorruptWeightsError, ModelMismatchError, StorageError
-from fedtranscribe.models import Classifier, build, load_state, restore
+from fedtranscribe.models import build, load_state, restore
+from fedtranscribe.teachers.frozen import FrozenBackbone
 from fedtranscribe.teachers.manifest import Manifest, load_manifest
-from fedtranscribe.teachers.training import BACKBONE, shard_file
+from fedtranscribe.teachers.training import load_backbone, shard_file
 
 # On CPU, small batches stay in cache: 4 times faster than 1,000 for the small networks.
 _BATCH = 250
@@ -34,7 +35,15 @@ class Teachers:
             raise StorageError(
                 f"Training of the teachers in {folder} was interrupted; run it again to finish."
             )
-        self._network = self._build()
+        m = self.manifest
+        self._network: nn.Module
+        self._backbone: FrozenBackbone | None = None
+        if m.mode == "heads":
+            self._backbone = load_backbone(m, folder).to(device)
+            self._network = nn.Linear(self._backbone.width, m.classes)
+        else:
+            self._network = build(m.architecture, m.classes, m.channels, m.size)
+            self._network.to(device).eval()
 
     @property
     def shards(self) -> int:
@@ -60,19 +69,18 @@ class Teachers:
 
         An empty shard's logits are NaN, which every mechanism answers as a zero row.
         """
-        features = self._features(images) if self.manifest.mode == "heads" else None
+        features = self._features(images)
         for shard in range(self.shards):
             path = shard_file(self.folder, shard)
             if not path.exists():
                 yield torch.full((1, len(images), self.manifest.classes), torch.nan)
-            elif features is None:
-                restore(self._network, load_state(path), path)
+                continue
+            restore(self._network, load_state(path), path)
+            if features is None:
                 yield self._run(self._network, images)[None]
             else:
-                head = nn.Linear(features.shape[1], self.manifest.classes)
-                restore(head, load_state(path), path)
                 with torch.no_grad():
-                    yield head(features)[None]
+                    yield self._network(features)[None]
 
     def verify(self) -> None:
         """Load every shard once.
@@ -89,21 +97,8 @@ class Teachers:
                     "train that shard again."
                 )
 
-    def _build(self) -> Classifier:
-        m = self.manifest
-        network = build(m.architecture, m.classes, m.channels, m.size)
-        if m.mode == "heads":
-            path = self.folder / BACKBONE
-            restore(network, load_state(path), path)
-        return network.to(self.device).eval()
-
-    def _features(self, images: Tensor) -> Tensor:
-        with torch.no_grad():
-            parts = [
-                self._network.features(part.to(self.device).float() / 255).cpu()
-                for part in images.split(_BATCH)
-            ]
-        return torch.cat(parts)
+    def _features(self, images: Tensor) -> Tensor | None:
+        return None if self._backbone is None else self._run(self._backbone, images)
 
     def _run(self, network: nn.Module, images: Tensor) -> Tensor:
         with torch.no_grad():

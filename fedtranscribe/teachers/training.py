@@ -15,9 +15,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtranscribe.config import TeacherSettings
-from fedtranscribe.data import ImageSet, assign_shards, augment, draw_shapes
+from fedtranscribe.data import ImageSet, assign_shards, augment
 from fedtranscribe.errors import StorageError
 from fedtranscribe.models import Classifier, build, load_state, restore, save
+from fedtranscribe.teachers.frozen import FrozenBackbone
 from fedtranscribe.teachers.manifest import FILE, Manifest, load_manifest
 
 Progress = Callable[[int, int], None]
@@ -59,7 +60,7 @@ def train_teachers(
         return
     key = bytes.fromhex(manifest.key)
     assignment = torch.from_numpy(assign_shards(images.ids, manifest.shards, key))
-    backbone = _frozen_backbone(manifest, folder).to(device) if manifest.mode == "heads" else None
+    backbone = load_backbone(manifest, folder).to(device) if manifest.mode == "heads" else None
     for shard in range(manifest.shards):
         path = shard_file(folder, shard)
         records = (assignment == shard).nonzero().flatten()
@@ -89,7 +90,7 @@ def _train_shard(
     labels: Tensor,
     shard: int,
     manifest: Manifest,
-    backbone: Classifier | None,
+    backbone: FrozenBackbone | None,
     device: torch.device,
 ) -> nn.Module:
     seed = manifest.seed * _SEED_STRIDE + shard
@@ -144,37 +145,33 @@ def _fit(
 # ---------------------------------------------------------------- frozen backbone, a head per shard
 
 
-def _frozen_backbone(manifest: Manifest, folder: Path) -> Classifier:
-    """The backbone that all heads share: random from a public seed, or public weights.
+def load_backbone(manifest: Manifest, folder: Path) -> FrozenBackbone:
+    """The folder's frozen backbone; made and saved there if it is not there yet.
 
-    Its batch norms are set on public shapes, never on records.
+    Raises:
+        WeightsNotFoundError, CorruptWeightsError: its weights cannot be had.
     """
     path = folder / BACKBONE
-    module = _seeded_build(manifest, manifest.seed)
+    # Where the file is there, it holds the public weights too.
+    weights = None if path.exists() else manifest.weights
+    network = build(
+        manifest.architecture,
+        manifest.classes,
+        manifest.channels,
+        manifest.size,
+        weights=weights,
+        seed=manifest.seed,
+    )
+    backbone = FrozenBackbone(network, pretrained=manifest.weights is not None, seed=manifest.seed)
     if path.exists():
-        restore(module, load_state(path), path)
-        return module.eval()
-    if manifest.weights is None:
-        _settle_batch_norms(module, manifest, torch.Generator().manual_seed(manifest.seed))
-    save(module, path)
-    return module.eval()
-
-
-def _settle_batch_norms(module: Classifier, manifest: Manifest, rng: torch.Generator) -> None:
-    norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    if not norms:
-        return
-    for norm in norms:
-        norm.momentum = None  # running averages over all of what follows
-    module.train()
-    with torch.no_grad():
-        for _ in range(2):
-            shapes = draw_shapes(_FEATURE_BATCH, manifest.channels, manifest.size, rng)
-            module.features(shapes.float() / 255)
+        restore(backbone, load_state(path), path)
+    else:
+        save(backbone, path)
+    return backbone.eval()
 
 
 def _views(
-    backbone: Classifier,
+    backbone: FrozenBackbone,
     images: Tensor,
     labels: Tensor,
     manifest: Manifest,
@@ -185,7 +182,7 @@ def _views(
     settings, real = manifest.settings, images.to(device).float() / 255
     with torch.no_grad():
         features = [
-            backbone.features(part)
+            backbone(part)
             for _ in range(settings.copies)
             for part in augment(real, settings.augment, rng).split(_FEATURE_BATCH)
         ]

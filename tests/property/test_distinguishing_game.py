@@ -111,3 +111,28 @@ def test_randomised_response_and_votes(sabotage: float):
             assert 0.95 < found < claimed
         else:
             assert found > claimed
+
+
+@pytest.mark.parametrize("sabotage", [1.0, 2.0])
+def test_votes_of_an_ensemble(sabotage: float):
+    # Here a moved vote moves the normalisation too: the loss exceeds η and nears the booked 2η.
+    eta, sets = 0.5, torch.tensor([[0, 1]])
+    event = ExponentialVoteLabels(eta, 2).release(1, positional_ids=False)
+    claimed = epsilon([event.event(Unit.RECORD, Adjacency.REPLACE)], DELTA)
+    assert claimed == pytest.approx(1.0, abs=1e-3)
+    used = ExponentialVoteLabels(eta * sabotage, 2)
+    told = []
+    for voters_of_first in (1, 0):
+        logits = torch.zeros(4, 1, 2)
+        logits[:voters_of_first, 0, 0] = 1e6
+        logits[voters_of_first:, 0, 1] = 1e6
+        counts = vote_counts([logits], sets).expand(TRIALS, 2)
+        told.append(used.privatise(counts, SeededNoise(5, str(voters_of_first)))[:, 0].numpy())
+    hits, falses = (int(world.sum()) for world in told)
+    low = stats.beta.ppf(CONFIDENCE / 2, hits, TRIALS - hits + 1)
+    high = stats.beta.ppf(1 - CONFIDENCE / 2, falses + 1, TRIALS - falses)
+    found = math.log((low - DELTA) / high)
+    if sabotage == 1.0:
+        assert eta < found < claimed
+    else:
+        assert found > claimed

@@ -1,0 +1,152 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedtranscribe.config import TeacherSettings, TranscribeSettings
+from fedtranscribe.data import ImageSet, assign_shards, load
+from fedtranscribe.errors import CorruptWeightsError, ModelError, StorageError
+from fedtranscribe.models import load_state
+from fedtranscribe.teachers import Manifest, Teachers, load_manifest, train_teachers
+from fedtranscribe.teachers.training import shard_file
+from fedtranscribe.transcribe.transcription import make_manifest
+
+CPU = torch.device("cpu")
+
+
+def manifest_for(images: ImageSet, shards: int, arch: str = "cnn-small", mode: str = "full"):
+    settings = TranscribeSettings(
+        data=images.name, teacher=arch, teachers=TeacherSettings(steps=20, batch=4, copies=2)
+    )
+    return make_manifest(settings, images, shards, mode)
+
+
+def train(images: ImageSet, manifest: Manifest, folder: Path) -> list[int]:
+    seen: list[int] = []
+    train_teachers(
+        images, manifest, folder, device=CPU, progress=lambda done, total: seen.append(done)
+    )
+    return seen
+
+
+@pytest.fixture
+def images(tiny_data: Path) -> ImageSet:
+    return load(str(tiny_data)).train
+
+
+def states(folder: Path, shards: int) -> list[dict[str, torch.Tensor] | None]:
+    paths = [shard_file(folder, shard) for shard in range(shards)]
+    return [load_state(path) if path.exists() else None for path in paths]
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.parametrize(("arch", "mode"), [("cnn-small", "full"), ("resnet18", "heads")])
+def test_one_record_reaches_one_teacher(images: ImageSet, tmp_path: Path, arch: str, mode: str):
+    manifest = manifest_for(images, 4, arch, mode)
+    train(images, manifest, tmp_path / "a")
+    pixels, labels = images.images.clone(), images.labels.clone()
+    pixels[7], labels[7] = 255 - pixels[7], (labels[7] + 1) % images.classes
+    train(replace(images, images=pixels, labels=labels), manifest, tmp_path / "b")
+    touched = int(assign_shards(images.ids, 4, bytes.fromhex(manifest.key))[7])
+    before, after = states(tmp_path / "a", 4), states(tmp_path / "b", 4)
+    for shard, (one, other) in enumerate(zip(before, after, strict=True)):
+        assert one is not None
+        assert other is not None
+        assert same(one, other) is (shard != touched)
+
+
+def test_leaving_a_record_out_moves_no_other_one(images: ImageSet, tmp_path: Path):
+    manifest = manifest_for(images, 4)
+    train(images, manifest, tmp_path / "a")
+    train(images.subset([i for i in range(len(images)) if i != 7]), manifest, tmp_path / "b")
+    touched = int(assign_shards(images.ids, 4, bytes.fromhex(manifest.key))[7])
+    pairs = zip(states(tmp_path / "a", 4), states(tmp_path / "b", 4), strict=True)
+    for shard, (one, other) in enumerate(pairs):
+        assert one is not None
+        assert other is not None
+        if shard != touched:
+            assert same(one, other)
+
+
+def test_training_leaves_torchs_own_generator_alone(images: ImageSet, tmp_path: Path):
+    before = torch.get_rng_state()
+    train(images, manifest_for(images, 3), tmp_path / "a")
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_interrupted_training_goes_on_and_gives_the_same_teachers(
+    images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    manifest = manifest_for(images, 4)
+    train(images, manifest, tmp_path / "whole")
+
+    def interrupt(done: int, total: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train_teachers(images, manifest, tmp_path / "b", device=CPU, progress=interrupt)
+    with pytest.raises(StorageError, match="interrupted"):
+        Teachers(tmp_path / "b", CPU)
+    train(images, manifest, tmp_path / "b")
+    pairs = zip(states(tmp_path / "whole", 4), states(tmp_path / "b", 4), strict=True)
+    for one, other in pairs:
+        assert one is not None
+        assert other is not None
+        assert same(one, other)
+    assert train(images, manifest, tmp_path / "b") == [], "complete: nothing to do"
+
+
+def test_a_folder_of_other_teachers_is_refused(images: ImageSet, tmp_path: Path):
+    train(images, manifest_for(images, 2), tmp_path / "a")
+    with pytest.raises(StorageError, match="other teachers"):
+        train(images, manifest_for(images, 3), tmp_path / "a")
+
+
+@pytest.mark.parametrize(("arch", "mode"), [("cnn-small", "full"), ("mobilenet_v2", "heads")])
+def test_an_empty_shard_answers_nan_and_counts(
+    images: ImageSet, tmp_path: Path, arch: str, mode: str
+):
+    few = images.subset(range(6))
+    manifest = manifest_for(few, 6, arch, mode)
+    train(few, manifest, tmp_path / "a")
+    empty = set(range(6)) - set(assign_shards(few.ids, 6, bytes.fromhex(manifest.key)).tolist())
+    assert empty, "six hashed records leave some of six shards empty"
+    teachers = Teachers(tmp_path / "a", CPU)
+    answers = list(teachers.logits(few.images))
+    assert len(answers) == teachers.shards == 6
+    for shard, logits in enumerate(answers):
+        assert logits.shape == (1, 6, 3)
+        assert bool(torch.isnan(logits).all()) is (shard in empty)
+        assert bool(torch.isfinite(logits).all()) is (shard not in empty)
+
+
+def test_heads_on_a_frozen_backbone_learn(images: ImageSet, tmp_path: Path):
+    # Three classes that differ in brightness: a head per shard must tell them apart.
+    train(images, manifest_for(images, 2, "resnet18", "heads"), tmp_path / "a")
+    teachers = Teachers(tmp_path / "a", CPU)
+    votes = torch.cat(list(teachers.logits(images.images))).softmax(-1).mean(0)
+    assert (votes.argmax(-1) == images.labels).float().mean() > 0.8
+
+
+def test_the_manifest_tells_nothing_that_depends_on_records(images: ImageSet, tmp_path: Path):
+    train(images, manifest_for(images, 2), tmp_path / "a")
+    told = load_manifest(tmp_path / "a")
+    pixels = 255 - images.images
+    train(replace(images, images=pixels), manifest_for(images, 2), tmp_path / "b")
+    assert told == load_manifest(tmp_path / "b")
+
+
+def test_foreign_manifests_and_nan_weights_are_refused(images: ImageSet, tmp_path: Path):
+    train(images, manifest_for(images, 2), tmp_path / "a")
+    shard = shard_file(tmp_path / "a", 1)
+    shard.write_bytes(b"not safetensors")
+    with pytest.raises(CorruptWeightsError, match="shard-00001"):
+        Teachers(tmp_path / "a", CPU).verify()
+    (tmp_path / "a" / "manifest.json").write_text('{"version": 7}')
+    with pytest.raises(ModelError, match="train the teachers again"):
+        load_manifest(tmp_path / "a")
