@@ -64,6 +64,7 @@ class Holder:
         row_gradient: RowGradient | None = None,
         gradient_bound: Literal[RowBound.UNIT, RowBound.CLIP] = RowBound.UNIT,
     ) -> None:
+        _expect_layout(mechanism, teachers.shards)
         self.teachers = teachers
         self.mechanism = mechanism
         self.ledger = ledger
@@ -103,6 +104,10 @@ class Holder:
                 f"Expected {self.mechanism.kind} queries, got {query.kind}; "
                 "ask for the kind that this holder offers."
             )
+        k = None if isinstance(self.mechanism, NoisyMeanRows) else self.mechanism.k
+        # A label out of a smaller set tells more than the ledger would book.
+        if k is not None and query.k != k:
+            raise ConfigError(f"Expected index sets of k={k} classes, got {query.k}.")
         manifest = self.teachers.manifest
         expected = (manifest.channels, manifest.size, manifest.size)
         if tuple(query.images.shape[1:]) != expected:
@@ -133,6 +138,18 @@ class Holder:
             else:
                 assert query.student_logits is not None  # QueryBatch refuses it otherwise
                 yield self._row_gradient(shard_logits, query.student_logits)
+
+
+def _expect_layout(mechanism: Mechanism, shards: int) -> None:
+    """A mechanism that counts on more teachers than there are would book too little."""
+    if isinstance(mechanism, NoisyMeanRows):
+        counted = mechanism.layout.shards
+    elif isinstance(mechanism, TopKRandomizedResponse):
+        counted = 1
+    else:
+        return  # one vote moves by one record, however many teachers vote
+    if counted != shards:
+        raise ConfigError(f"Expected a mechanism for {shards} shards, got one for {counted}.")
 
 
 def _decode(stored: bytes, query: QueryBatch) -> Tensor:

@@ -9,7 +9,12 @@ import torch
 from fedtranscribe.errors import BudgetExhaustedError, ConfigError, ModelMismatchError
 from fedtranscribe.exchange import AnswerKind, QueryBatch
 from fedtranscribe.holder import Holder
-from fedtranscribe.mechanisms import ExponentialVoteLabels, NoisyMeanRows, SeededNoise
+from fedtranscribe.mechanisms import (
+    ExponentialVoteLabels,
+    NoisyMeanRows,
+    SeededNoise,
+    TopKRandomizedResponse,
+)
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.calibrate import EnsembleLayout, RowAnswer
 from fedtranscribe.privacy.ledger import Ledger
@@ -129,3 +134,32 @@ def test_an_exhausted_budget_asks_no_teacher(tmp_path: Path):
             holder(small, teachers, std=0.1).answer(query())
         assert teachers.asked == 0
         assert small.releases() == []
+
+
+def test_a_mechanism_for_more_teachers_than_there_are_is_refused(book: Ledger):
+    mechanism = NoisyMeanRows(EnsembleLayout(250), 1.0, RowAnswer.VOTE)
+    with pytest.raises(ConfigError, match="2 shards, got one for 250"):
+        Holder(FakeTeachers(SURE, SURE), mechanism, book, "run", positional_ids=False)
+    with pytest.raises(ConfigError, match="2 shards, got one for 1"):
+        Holder(
+            FakeTeachers(SURE, SURE),
+            TopKRandomizedResponse(1.0, CLASSES),
+            book,
+            "run",
+            positional_ids=False,
+        )
+
+
+def test_a_smaller_index_set_than_booked_is_refused(book: Ledger):
+    asked = Holder(
+        FakeTeachers(SURE),
+        TopKRandomizedResponse(1.0, CLASSES),
+        book,
+        "run",
+        positional_ids=False,
+    )
+    whole = query(AnswerKind.LABEL)
+    small = QueryBatch("s", AnswerKind.LABEL, whole.images, whole.index_sets[:, :2].contiguous())
+    with pytest.raises(ConfigError, match="k=4"):
+        asked.answer(small)
+    assert book.releases() == []

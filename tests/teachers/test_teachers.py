@@ -17,7 +17,7 @@ CPU = torch.device("cpu")
 
 def manifest_for(images: ImageSet, shards: int, arch: str = "cnn-small", mode: str = "full"):
     settings = TranscribeSettings(
-        data=images.name, teacher=arch, teachers=TeacherSettings(steps=20, batch=4, copies=2)
+        data=images.name, teacher=arch, teachers=TeacherSettings(steps=40, batch=4, copies=2)
     )
     return make_manifest(settings, images, shards, mode)
 
