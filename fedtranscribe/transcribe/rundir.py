@@ -12,6 +12,7 @@ private/teachers/         the holder's own; never part of a release
 import io
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,21 @@ from fedtranscribe.files import unwritable, write_atomically
 
 # Where and how a run is computed may change between interrupt and resume; nothing else may.
 _FREE_ON_RESUME = frozenset({"out", "device", "data_root", "download"})
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Where a run can go on.
+
+    Attributes:
+        state: of the student side, as `DPSD.state` gave it.
+        query: was in flight when the state was stored; asked again first.
+        curve: rows and accuracies so far, two lists.
+    """
+
+    state: dict[str, Any]
+    query: QueryBatch
+    curve: list[Any]
 
 
 class RunDirectory:
@@ -110,8 +126,8 @@ class RunDirectory:
         torch.save({"state": state, "query": flight, "curve": curve}, buffer)
         write_atomically(self._checkpoint, buffer.getvalue())
 
-    def load_checkpoint(self) -> tuple[dict[str, Any], QueryBatch, list[Any]] | None:
-        """The last stored state, the query that was in flight, and the curve; None at the start.
+    def load_checkpoint(self) -> Checkpoint | None:
+        """The last stored checkpoint; None at the start.
 
         Raises:
             StorageError: the file is not readable.
@@ -122,7 +138,7 @@ class RunDirectory:
             stored = torch.load(self._checkpoint, weights_only=True)
             flight = stored["query"]
             query = QueryBatch(**{**flight, "kind": AnswerKind(flight["kind"])})
-            return stored["state"], query, stored["curve"]
+            return Checkpoint(stored["state"], query, stored["curve"])
         except Exception as error:  # torch raises many kinds for a damaged file
             raise StorageError(
                 f"{self._checkpoint} is damaged ({type(error).__name__}); start a new run with "
@@ -150,6 +166,21 @@ class RunDirectory:
             return json.loads((self.path / "metrics.json").read_text(encoding="utf-8"))
         except (OSError, ValueError):
             raise StorageError(f"{self.path / 'metrics.json'} cannot be read.") from None
+
+    def write_scores(self, scores: dict[str, float]) -> None:
+        """Keep accuracies under `private/`: on a holder's own records they are private."""
+        write_atomically(self._scores, json.dumps(scores, indent=2).encode())
+
+    def read_scores(self) -> dict[str, float]:
+        """Accuracies so far; empty where `private/` has been taken away."""
+        try:
+            return json.loads(self._scores.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+
+    @property
+    def _scores(self) -> Path:
+        return self.private / "accuracy.json"
 
 
 def check_writable(path: Path) -> None:

@@ -15,7 +15,7 @@ from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.pretraining import pretrain_generator, pretrain_student
 from fedtranscribe.models import Classifier, Generator, build, save
 from fedtranscribe.teachers import Teachers
-from fedtranscribe.transcribe.rundir import RunDirectory
+from fedtranscribe.transcribe.rundir import Checkpoint, RunDirectory
 
 _PUBLIC_SHAPES = 8_000
 _EVALUATION_BATCH = 250
@@ -180,6 +180,7 @@ def run_rounds(
     method: DPSD,
     holder: Holder,
     run: RunDirectory,
+    stored: Checkpoint | None,
     evaluate: Callable[[], float] | None,
     progress: Progress = silent,
 ) -> Curve:
@@ -192,6 +193,7 @@ def run_rounds(
         method: the student side.
         holder: answers queries.
         run: where checkpoints go.
+        stored: the checkpoint to go on from, or None.
         evaluate: accuracy on the declared-public test set, or None where there is none.
         progress: shows answered rows.
 
@@ -201,11 +203,9 @@ def run_rounds(
     total = method.settings.rows
     every = max(1, total // method.settings.round_rows // _CURVE_POINTS)
     curve, query = Curve(), None
-    stored = run.load_checkpoint()
     if stored is not None:
-        state, query, points = stored
-        method.load_state(state)
-        curve = Curve(*points)
+        method.load_state(stored.state)
+        query, curve = stored.query, Curve(*stored.curve)
     while not method.finished or query is not None:
         if query is None:
             query = method.ask()

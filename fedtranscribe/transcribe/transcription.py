@@ -153,7 +153,7 @@ def transcribe(
     run = starting(out, prepared.settings)
     if run.finished:
         say("this run was complete already; nothing was spent")
-        return run.read_metrics()
+        return run.read_metrics() | {"accuracy": run.read_scores()}
     teachers = _teachers(prepared, run, progress)
     with _open_ledger(prepared) as ledger:
         holder = Holder(
@@ -258,22 +258,24 @@ def _open_ledger(prepared: Prepared) -> Ledger:
 def _run(
     prepared: Prepared, run: RunDirectory, holder: Holder, progress: Progress
 ) -> dict[str, Any]:
-    settings, plan, facts = prepared.settings, prepared.plan, prepared.facts
-    side = build_student_side(
-        settings,
-        facts.classes,
-        facts.channels,
-        facts.size,
-        prepared.public,
-        prepared.device,
-        progress,
+    settings, plan, facts, test = (
+        prepared.settings,
+        prepared.plan,
+        prepared.facts,
+        prepared.split.test,
     )
-    test = prepared.split.test
+    stored = run.load_checkpoint()
+    # What a checkpoint holds has been pre-trained already.
+    public = None if stored else prepared.public
+    side = build_student_side(
+        settings, facts.classes, facts.channels, facts.size, public, prepared.device, progress
+    )
 
     def evaluate() -> float:
         return accuracy(side.student, test.images, test.labels)
 
-    public_alone = evaluate()
+    if stored is None:
+        run.write_scores({"public_set_alone": evaluate()})
     method = DPSD(
         side.student,
         side.generator,
@@ -284,22 +286,23 @@ def _run(
         run=run.run_id,
     )
     public_test = declared_public(settings)
-    curve = run_rounds(method, holder, run, evaluate if public_test else None, progress)
-    scores = {"student": evaluate(), "public_set_alone": public_alone}
+    curve = run_rounds(method, holder, run, stored, evaluate if public_test else None, progress)
+    scores = run.read_scores() | {"student": evaluate()}
     if public_test:
         scores |= ensemble_accuracy(holder.teachers, test.images, test.labels)
-    metrics = _metrics(prepared, run, holder, scores, curve)
+    run.write_scores(scores)
     save_networks(run, side)
     _figures(run, side, curve, scores)
+    metrics = _metrics(prepared, run, holder, curve) | {"accuracy": scores if public_test else None}
     run.write_metrics(metrics)
-    return metrics
+    return metrics | {"accuracy": scores}
 
 
 def declared_public(settings: TranscribeSettings) -> bool:
     """Whether the held-out images belong to a published benchmark, by name.
 
-    A user's own held-out records are private: their accuracy is shown once, at the end, and
-    marked.
+    A user's own held-out records are private: accuracy on them is shown, marked, and kept under
+    `private/` only.
     """
     return settings.data is not None and not Path(settings.data).exists()
 
@@ -308,7 +311,6 @@ def _metrics(
     prepared: Prepared,
     run: RunDirectory,
     holder: Holder,
-    scores: dict[str, float],
     curve: Curve,
 ) -> dict[str, Any]:
     settings, plan = prepared.settings, prepared.plan
@@ -337,7 +339,6 @@ def _metrics(
         "privacy": settings.privacy,
         "data": settings.data,
         "public_data": settings.public_data,
-        "accuracy": scores,
         "accuracy_on": (
             "held-out images of a published benchmark, declared public"
             if declared_public(settings)

@@ -56,6 +56,9 @@ def test_every_mode_runs_to_the_end_and_spends_what_it_says(
     for name in ("student.safetensors", "generator.safetensors", "images.png", "metrics.json"):
         assert (tmp_path / "run" / name).stat().st_size > 0
     lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    stored = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert stored["accuracy"] is None, "held-out records of one's own are private"
+    assert result["accuracy"]["student"] >= 0
     events = [json.loads(line) for line in lines]
     assert sum(event["rows"] for event in events) == 40
 
