@@ -1,0 +1,59 @@
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedtranscribe.errors import ConfigError
+from fedtranscribe.exchange import AnswerKind, QueryBatch
+
+QUERY = QueryBatch(
+    id="run/0",
+    kind=AnswerKind.GRADIENT,
+    images=torch.zeros(2, 1, 8, 8, dtype=torch.uint8),
+    index_sets=torch.tensor([[0, 2], [1, 0]]),
+    student_logits=torch.zeros(2, 3),
+)
+
+
+def changed(**parts) -> QueryBatch:
+    return replace(QUERY, **parts)
+
+
+def test_the_digest_binds_every_part_of_a_query():
+    other_image = QUERY.images.clone()
+    other_image[1, 0, 3, 3] = 1
+    others = [
+        changed(id="run/1"),
+        changed(kind=AnswerKind.VOTE),
+        changed(images=other_image),
+        changed(index_sets=torch.tensor([[2, 0], [1, 0]])),
+        changed(student_logits=torch.full((2, 3), 1e-30)),
+        changed(kind=AnswerKind.VOTE, student_logits=None),
+    ]
+    digests = {query.digest() for query in [QUERY, *others]}
+    assert len(digests) == 1 + len(others)
+    assert changed(images=QUERY.images.clone()).digest() == QUERY.digest()
+
+
+def test_shape_of_images_is_part_of_the_digest():
+    flat = changed(images=torch.zeros(2, 1, 4, 16, dtype=torch.uint8))
+    assert flat.digest() != QUERY.digest()
+
+
+@pytest.mark.parametrize(
+    ("parts", "named"),
+    [
+        ({"images": torch.zeros(2, 1, 8, 8)}, "uint8"),
+        ({"images": torch.zeros(0, 1, 8, 8, dtype=torch.uint8)}, "n > 0"),
+        ({"index_sets": torch.zeros(2, 2, dtype=torch.int64)}, "distinct"),
+        ({"index_sets": torch.tensor([[0, -1], [0, 1]])}, "non-negative"),
+        ({"index_sets": torch.tensor([[0, 3], [0, 1]])}, "within"),
+        ({"index_sets": torch.zeros(1, 2, dtype=torch.int64)}, r"int64 \[2, k\]"),
+        ({"student_logits": None}, "student logits"),
+        ({"student_logits": torch.full((2, 3), torch.nan)}, "finite"),
+        ({"student_logits": torch.zeros(3, 3)}, "finite student logits"),
+    ],
+)
+def test_a_malformed_public_query_is_refused(parts, named):
+    with pytest.raises(ConfigError, match=named):
+        changed(**parts)
