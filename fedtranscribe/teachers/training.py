@@ -7,7 +7,8 @@ Guarantee:
     no statistics over shards), and no record's shard depends on another record.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from fedtranscribe.config import TeacherSettings
 from fedtranscribe.data import ImageSet, assign_shards, augment
 from fedtranscribe.errors import StorageError
-from fedtranscribe.models import Classifier, build, load_state, restore, save
+from fedtranscribe.models import Classifier, build, is_small, load_state, restore, save
 from fedtranscribe.teachers.frozen import FrozenBackbone
 from fedtranscribe.teachers.manifest import FILE, Manifest, load_manifest
 
@@ -67,9 +68,26 @@ def train_teachers(
         # An empty shard has no teacher; its row is zero, so the count of teachers stays public.
         if len(records) > 0 and not path.exists():
             part = images.images[records], images.labels[records]
-            save(_train_shard(*part, shard, manifest, backbone, device), path)
+            with _threads(1 if is_small(manifest.architecture) else torch.get_num_threads()):
+                teacher = _train_shard(*part, shard, manifest, backbone, device)
+            save(teacher, path)
         progress(shard + 1, manifest.shards)
     manifest.model_copy(update={"complete": True}).save(folder)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    """So many CPU threads while inside.
+
+    Small networks on small batches gain nothing from a second thread, and lose a factor of five
+    where another process wants the second core.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _begin(manifest: Manifest, folder: Path) -> bool:
