@@ -15,6 +15,7 @@ def test_public_names_are_exactly_these():
         "DataSplit",
         "ImageSet",
         "assign_shards",
+        "augment",
         "available",
         "draw_shapes",
         "held_out",
