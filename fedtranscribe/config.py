@@ -91,6 +91,7 @@ class TranscribeSettings(Settings):
     )
     data_root: Path | None = None
     download: bool = False
+    image_size: int | None = Field(default=None, ge=8, description="pixels a side, for a folder")
     public_data: str | None = Field(default=PUBLIC_SHAPES, description="public images, or 'none'")
     shards: int | None = Field(default=None, gt=0)
     privacy: Literal["data", "label", "vote"] = "vote"

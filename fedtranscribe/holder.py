@@ -157,6 +157,6 @@ def _decode(stored: bytes, query: QueryBatch) -> Tensor:
     if values.size != query.rows * query.k:
         raise CorruptLedgerError(
             f"The stored answer to {query.id} has {values.size} values, "
-            f"expected {query.rows * query.k}; run `fedtranscribe ledger verify`."
+            f"expected {query.rows * query.k}; the ledger was not written by this version."
         )
     return torch.from_numpy(values.reshape(query.rows, query.k).copy())

@@ -45,6 +45,9 @@ def transcribe_command(
     download: Annotated[
         bool | None, typer.Option("--download", help="Fetch a missing data set.")
     ] = None,
+    image_size: Annotated[
+        int | None, typer.Option(help="Pixels a side, for an image folder of mixed sizes.")
+    ] = None,
     public_data: Annotated[
         str | None, typer.Option(help="Public images to start from: shapes, uci-digits, …, none.")
     ] = None,
@@ -80,6 +83,7 @@ def transcribe_command(
         "data": data,
         "data_root": data_root,
         "download": download,
+        "image_size": image_size,
         "public_data": public_data,
         "shards": shards,
         "privacy": privacy,

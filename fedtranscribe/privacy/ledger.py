@@ -205,6 +205,15 @@ class Ledger:
                 self._epsilon(budget.delta, budget.unit, budget.adjacency)
                 self._book.append(Kind.BUDGET, canonical(budget.to_json()).decode())
 
+    def check(self, release: Release) -> None:
+        """Whether a whole plan would fit, before its first query; books nothing.
+
+        Raises:
+            BudgetExhaustedError: it would exceed the budget, or there is none.
+            UnsupportedAdjacencyError: it has no cost in the budget's unit and adjacency.
+        """
+        self._afford(release)
+
     def _afford(self, release: Release) -> None:
         budget = self.budget
         if budget is None:

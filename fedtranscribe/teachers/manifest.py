@@ -20,7 +20,7 @@ FILE = "manifest.json"
 class Manifest(Settings):
     """Public description of an ensemble of teachers.
 
-    `key` decides which record belongs to which shard: it stays with the data holder.
+    `key` decides which record belongs to which shard; it is public randomness.
     """
 
     version: Literal[1] = 1

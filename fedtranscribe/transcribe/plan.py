@@ -125,6 +125,11 @@ def make_plan(
         )
     if settings.top_k == 1:
         raise ConfigError("Expected top-k=1 >= 2: a set of one class tells nothing.")
+    if settings.privacy == "label" and settings.unit == "holder" and shards > 1:
+        raise ConfigError(
+            f"Expected one teacher for --privacy label --unit holder, got shards={shards}: a "
+            "holder moves all votes; use --shards 1, or --privacy vote."
+        )
     if shards > facts.records:
         raise ConfigError(
             f"Expected shards={shards} <= {facts.records} records; ask for fewer shards."

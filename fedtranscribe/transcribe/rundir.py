@@ -1,7 +1,7 @@
 """A run is a folder: settings, checkpoint, what was released, metrics, figures, networks.
 
 config.toml               the settings, resolved
-events.jsonl              one line per answered query: rows, cost, ledger head
+events.jsonl              one line per answered query: mechanism, rows, cost
 checkpoints/state.pt      everything needed to go on, the query in flight included
 metrics.json              the result, both figures, the accuracy curve
 images.png, accuracy.png  synthetic samples; accuracy over answered rows

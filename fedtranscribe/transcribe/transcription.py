@@ -85,7 +85,7 @@ def prepare(settings: TranscribeSettings) -> Prepared:
     manifest = load_manifest(folder) if folder else None
     settings = settings.model_copy(update=_data_of(settings, manifest))
     assert settings.data is not None  # _data_of fills it in
-    split = load(settings.data, settings.data_root, settings.download)
+    split = load(settings.data, settings.data_root, settings.download, settings.image_size)
     facts = _facts(split.train)
     if folder is not None and manifest is not None:
         Teachers(folder, device).check(facts.classes, facts.channels, facts.size)
@@ -154,8 +154,12 @@ def transcribe(
     if run.finished:
         say("this run was complete already; nothing was spent")
         return run.read_metrics() | {"accuracy": run.read_scores()}
-    teachers = _teachers(prepared, run, progress)
     with _open_ledger(prepared) as ledger:
+        release = plan.mechanism.release(plan.rows, positional_ids=prepared.split.train.positional)
+        _say_cost(prepared, release, say)
+        if not ledger.releases(run.run_id):
+            ledger.check(release)
+        teachers = _teachers(prepared, run, progress)
         holder = Holder(
             teachers,
             plan.mechanism,
@@ -225,6 +229,18 @@ def _data_of(settings: TranscribeSettings, manifest: Manifest | None) -> dict[st
 
 
 # ---------------------------------------------------------------- running
+
+
+def _say_cost(prepared: Prepared, release: Release, say: Say) -> None:
+    """Both figures, before anything is spent."""
+    settings, published = prepared.settings, prepared.plan.published
+    plan = PrivacyPlan((release,), Unit(settings.unit), Adjacency.ZERO_OUT, settings.delta)
+    stated = guarantee(plan)
+    say(
+        f"this run costs ε = {stated.epsilon:.4g} ({stated.unit}, {stated.adjacency}, "
+        f"δ = {stated.delta:g}, {stated.accountant}); the published formula prints "
+        f"{published.epsilon:.4g}, which is no guarantee"
+    )
 
 
 def _teachers(prepared: Prepared, run: RunDirectory, progress: Progress) -> Teachers:

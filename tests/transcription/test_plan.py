@@ -61,6 +61,11 @@ def test_large_networks_train_heads_and_small_ones_all_of_themselves():
     assert training_mode("cnn", "weights.safetensors") == "heads"
 
 
+def test_label_votes_give_a_holder_no_guarantee():
+    with pytest.raises(ConfigError, match="--shards 1"):
+        plan(privacy="label", unit="holder")
+
+
 def test_one_class_sets_and_too_many_shards_are_refused():
     with pytest.raises(ConfigError, match="top-k=1"):
         plan(top_k=1)

@@ -131,6 +131,7 @@ def test_the_budget_of_the_data_ends_a_second_run_and_books_nothing_beyond_it(
     go(settings, tmp_path / "first")
     with pytest.raises(BudgetExhaustedError):
         go(settings.model_copy(update={"seed": 1}), tmp_path / "second")
+    assert not (tmp_path / "second" / "private").exists(), "refused before anything is trained"
     assert spent(settings) == pytest.approx(10, rel=1e-4), "the first run fits exactly"
 
 
