@@ -51,6 +51,9 @@ class DpsdSettings(Settings):
     finish_steps: int = Field(
         default=600, ge=0, description="student updates after the last answer"
     )
+    public_share: float = Field(
+        default=0.0, ge=0, le=1, description="share of the rows that are public images as they are"
+    )
     generator_steps: int = Field(default=5, ge=0, description="generator and z updates per round")
     augment: float = Field(
         default=0.5, ge=0, le=2, description="strength of views of answered rows"

@@ -1,9 +1,12 @@
-"""The only two values in which the student side and a data holder meet.
+"""The only values in which the student side and a data holder meet.
 
-A transport carries them: in process today, Flower tomorrow. Nothing else crosses.
+A transport carries them: in process, or Flower messages. Nothing else crosses. An answer that is
+private by itself and one that is not yet have different types, so that no code takes the one for
+the other by accident.
 """
 
 import hashlib
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -11,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.errors import ConfigError
+from fedtranscribe.privacy.calibrate import NoiseMode
 
 
 class AnswerKind(StrEnum):
@@ -87,6 +91,34 @@ class QueryBatch:
 
 
 @dataclass(frozen=True)
+class NoisePlan:
+    """How the answers to a query become private; the holder binds it to the query for ever.
+
+    Attributes:
+        mode: who adds the noise.
+        strength: for gradients and votes s, the noise std per coordinate on the mean over
+            holders; for labels ε0 (one teacher) or η (votes of an ensemble).
+        holders: m, how many holders the noise is planned for.
+    """
+
+    mode: NoiseMode
+    strength: float
+    holders: int
+
+    def __post_init__(self) -> None:
+        """Refuse noise that is none, and a federation of nobody."""
+        if not (self.strength > 0 and math.isfinite(self.strength)):
+            raise ConfigError(f"Expected a noise strength={self.strength} > 0 and finite.")
+        if self.holders < 1:
+            raise ConfigError(f"Expected holders={self.holders} >= 1.")
+
+    @property
+    def words(self) -> str:
+        """One canonical line; two plans agree if and only if their lines do."""
+        return f"{self.mode.value} {self.strength.hex()} {self.holders}"
+
+
+@dataclass(frozen=True)
 class Answer:
     """What a holder gives back: private by itself, so anyone may see and keep it.
 
@@ -95,6 +127,23 @@ class Answer:
         values: float32 [n, k] over the query's index sets; for `label`, one-hot rows.
         head: (sequence, hash) of the holder's ledger after charging, so that a rolled-back
             ledger is noticed.
+    """
+
+    query_id: str
+    values: Tensor
+    head: tuple[int, str]
+
+
+@dataclass(frozen=True)
+class RawAnswer:
+    """A holder's mean rows WITHOUT noise, for a server that the holder's own policy trusts.
+
+    Not private: nothing may keep, log or learn from it before the server's noise is added.
+
+    Attributes:
+        query_id: the query's id.
+        values: float32 [n, k] over the query's index sets.
+        head: (sequence, hash) of the holder's ledger after charging.
     """
 
     query_id: str

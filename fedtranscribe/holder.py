@@ -4,6 +4,7 @@ The same object serves one machine and a federation. Whatever the student side s
 answers only what its mechanism is set up for, and only after its ledger has booked it.
 """
 
+import hashlib
 from collections.abc import Iterator
 from typing import Literal
 
@@ -13,12 +14,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtranscribe.errors import ConfigError, CorruptLedgerError, ModelMismatchError
-from fedtranscribe.exchange import Answer, AnswerKind, QueryBatch
+from fedtranscribe.exchange import Answer, AnswerKind, QueryBatch, RawAnswer
 from fedtranscribe.mechanisms import (
     ExponentialVoteLabels,
     NoiseSource,
     NoisyMeanRows,
     OsNoise,
+    RawMeanRows,
     RowBound,
     TopKRandomizedResponse,
     mean_rows,
@@ -29,7 +31,8 @@ from fedtranscribe.privacy.events import Release
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.teachers import Teachers
 
-Mechanism = NoisyMeanRows | TopKRandomizedResponse | ExponentialVoteLabels
+_MeanRows = NoisyMeanRows | RawMeanRows
+Mechanism = _MeanRows | TopKRandomizedResponse | ExponentialVoteLabels
 
 
 class Holder:
@@ -41,6 +44,7 @@ class Holder:
         ledger: the budget book of the DATA, open for writing.
         run: name under which the ledger books.
         positional_ids: whether records are known by row number only (then no add-remove).
+        terms: who asks and under which noise plan; bound to every query beside its content.
         noise: OS entropy unless a test says otherwise.
         row_gradient: ∂L_t/∂Φ_s of Eq. 3; benchmarks pass classic distillation.
         gradient_bound: unit rows as in Eq. 3, or clipping for the paper's ablation; both lie in
@@ -60,6 +64,7 @@ class Holder:
         run: str,
         *,
         positional_ids: bool,
+        terms: str = "",
         noise: NoiseSource | None = None,
         row_gradient: RowGradient | None = None,
         gradient_bound: Literal[RowBound.UNIT, RowBound.CLIP] = RowBound.UNIT,
@@ -71,6 +76,7 @@ class Holder:
         self.run = run
         self.noise = noise or OsNoise()
         self._positional_ids = positional_ids
+        self._terms = terms
         self._row_gradient = row_gradient or gradient_of(decoupled_distillation)
         self._bounds = {AnswerKind.GRADIENT: gradient_bound, AnswerKind.VOTE: RowBound.SIMPLEX}
 
@@ -86,17 +92,31 @@ class Holder:
             BudgetExhaustedError: the holder's limit would be exceeded; nothing was booked.
             QueryConflictError: the id was used for another query.
         """
+        if isinstance(self.mechanism, RawMeanRows):
+            raise ConfigError("Expected a mechanism that adds noise; raw rows are `answer_raw`'s.")
+        return Answer(query.id, *self._charged(query))
+
+    def answer_raw(self, query: QueryBatch) -> RawAnswer:
+        """As `answer`, for a server whose noise the holder's policy trusts; NOT private.
+
+        Raises:
+            ConfigError: the mechanism is not `RawMeanRows`; otherwise as `answer`.
+        """
+        if not isinstance(self.mechanism, RawMeanRows):
+            raise ConfigError("Expected a mechanism for raw rows; this one's answers are private.")
+        return RawAnswer(query.id, *self._charged(query))
+
+    def _charged(self, query: QueryBatch) -> tuple[Tensor, tuple[int, str]]:
         self._check_public_part(query)
-        reservation = self.ledger.reserve(
-            query.id, query.digest(), self.release(query.rows), self.run
-        )
+        bound_to = hashlib.sha256(f"{query.digest()}\0{self._terms}".encode()).hexdigest()
+        reservation = self.ledger.reserve(query.id, bound_to, self.release(query.rows), self.run)
         if reservation.answer is None:
             values = self._compute(query).to(torch.float32).contiguous()
             head = self.ledger.commit(query.id, values.numpy().tobytes())
         else:
             values = _decode(reservation.answer, query)
             head = self.ledger.head
-        return Answer(query.id, values, (head.sequence, head.hash))
+        return values, (head.sequence, head.hash)
 
     def _check_public_part(self, query: QueryBatch) -> None:
         if query.kind is not self.mechanism.kind:
@@ -104,7 +124,7 @@ class Holder:
                 f"Expected {self.mechanism.kind} queries, got {query.kind}; "
                 "ask for the kind that this holder offers."
             )
-        k = None if isinstance(self.mechanism, NoisyMeanRows) else self.mechanism.k
+        k = None if isinstance(self.mechanism, _MeanRows) else self.mechanism.k
         # A label out of a smaller set tells more than the ledger would book.
         if k is not None and query.k != k:
             raise ConfigError(f"Expected index sets of k={k} classes, got {query.k}.")
@@ -124,7 +144,7 @@ class Holder:
     def _compute(self, query: QueryBatch) -> Tensor:
         logits = self.teachers.logits(query.images)
         noise = self.noise.for_query(query.id)
-        if isinstance(self.mechanism, NoisyMeanRows):
+        if isinstance(self.mechanism, _MeanRows):
             raw = self._raw_rows(query, logits)
             bound = self._bounds[query.kind]
             rows = mean_rows(raw, query.index_sets, self.teachers.shards, bound)
@@ -142,7 +162,7 @@ class Holder:
 
 def _expect_layout(mechanism: Mechanism, shards: int) -> None:
     """A mechanism that counts on more teachers than there are would book too little."""
-    if isinstance(mechanism, NoisyMeanRows):
+    if isinstance(mechanism, _MeanRows):
         counted = mechanism.layout.shards
     elif isinstance(mechanism, TopKRandomizedResponse):
         counted = 1

@@ -1,6 +1,6 @@
 """Tensors in, private tensors out; each mechanism knows its own sensitivity and cost."""
 
-from fedtranscribe.mechanisms.gaussian import NoisyMeanRows
+from fedtranscribe.mechanisms.gaussian import CentralNoise, NoisyMeanRows, RawMeanRows
 from fedtranscribe.mechanisms.labels import (
     ExponentialVoteLabels,
     TopKRandomizedResponse,
@@ -17,10 +17,12 @@ from fedtranscribe.mechanisms.normalize import (
 )
 
 __all__ = [
+    "CentralNoise",
     "ExponentialVoteLabels",
     "NoiseSource",
     "NoisyMeanRows",
     "OsNoise",
+    "RawMeanRows",
     "RowBound",
     "SeededNoise",
     "TopKRandomizedResponse",

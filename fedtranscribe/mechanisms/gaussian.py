@@ -1,8 +1,14 @@
-"""The Gaussian mechanism on mean rows: noisy gradients (DPSD Eq. 3) and noisy votes."""
+"""The Gaussian mechanism on mean rows: noisy gradients (DPSD Eq. 3) and noisy votes.
+
+Two placements of the noise: each holder adds its own (`NoisyMeanRows`), or a server that the
+holders trust adds it once to their sum (`RawMeanRows`, then `CentralNoise`).
+"""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from fedtranscribe.errors import ConfigError
@@ -14,6 +20,9 @@ from fedtranscribe.privacy.events import Event, Gaussian, Release
 from fedtranscribe.privacy.units import Adjacency, Unit
 
 _GRID_BITS = 8
+# Answers fit into float16 with room for the far tail of the noise, or are sent as float32.
+_HALF_STDS = 16
+_LARGEST_HALF = 65_504.0
 
 
 @dataclass(frozen=True)
@@ -66,19 +75,13 @@ class NoisyMeanRows:
     @property
     def grid(self) -> float:
         """Released values are multiples of this power of two, about 1/256 of the noise's std."""
-        # Wide against float64's spacing, yet it adds less than 1e-6 to the noise's std.
-        return math.ldexp(1.0, math.frexp(self.own_std)[1] - 1 - _GRID_BITS)
+        return _grid(self.own_std)
 
     def release(self, rows: int, *, positional_ids: bool) -> Release:
         """What `rows` answers give away; without persistent ids add-remove gives nothing."""
-        adjacencies = [a for a in Adjacency if a is not Adjacency.ADD_REMOVE or not positional_ids]
-        costs: dict[Unit, dict[Adjacency, Event]] = {}
-        for unit in Unit:
-            mu = row_mu(self.noise_std, self.layout, unit, self.answer, NoiseMode.LOCAL)
-            # A whole holder leaves or joins without moving anybody else's records.
-            known = list(Adjacency) if unit is Unit.HOLDER else adjacencies
-            costs[unit] = {adjacency: Gaussian(mu, rows) for adjacency in known}
-        return Release(f"noisy-mean-{self.answer.value}s", rows, costs)
+        return _release(
+            f"noisy-mean-{self.answer.value}s", self, NoiseMode.LOCAL, rows, positional_ids
+        )
 
     def privatise(self, rows: Tensor, noise: NoiseSource) -> Tensor:
         """Add the noise.
@@ -89,8 +92,122 @@ class NoisyMeanRows:
             noise: OS entropy, or a seeded source in tests.
 
         Returns:
-            float32 [n, k], multiples of `grid`. Rounding after the noise is post-processing.
+            float32 [n, k], multiples of `grid`, rounded to what float16 holds where the noise
+            is small enough for it. Rounding after the noise is post-processing.
         """
-        bounded = clip_rows(rows) if self.answer is RowAnswer.GRADIENT else simplex_rows(rows)
-        noisy = bounded + noise.gaussian(bounded.shape, self.own_std)
-        return ((noisy / self.grid).round() * self.grid).float()
+        return _noisy(_bounded(rows, self.answer), self.own_std, noise)
+
+
+@dataclass(frozen=True)
+class RawMeanRows:
+    """A holder's mean rows for a server that adds the noise itself: `central` mode.
+
+    Attributes:
+        layout, noise_std, answer: as in `NoisyMeanRows`.
+
+    Guarantee:
+        Against the server: NONE. Against everybody who sees only what a server that runs
+        `CentralNoise` gives out: it adds N(0, (m s)²) to the sum over holders, which one record
+        moves by D/p and one holder by D; hence μ = D √n / (m p s), whoever else answers. The
+        holder books that, under the trust which its own policy states.
+    """
+
+    layout: EnsembleLayout
+    noise_std: float
+    answer: RowAnswer
+
+    def __post_init__(self) -> None:
+        """Refuse noise that is none."""
+        if not (self.noise_std > 0 and math.isfinite(self.noise_std)):
+            raise ConfigError(f"Expected noise_std={self.noise_std} > 0 and finite.")
+
+    @property
+    def kind(self) -> AnswerKind:
+        """The only kind of query that this answers."""
+        return AnswerKind(self.answer.value)
+
+    def release(self, rows: int, *, positional_ids: bool) -> Release:
+        """What the server's noisy sums of `rows` rows give away about this holder."""
+        return _release(
+            f"central-mean-{self.answer.value}s", self, NoiseMode.CENTRAL, rows, positional_ids
+        )
+
+    def privatise(self, rows: Tensor, noise: NoiseSource) -> Tensor:
+        """Bound the rows [n, k] once more; float32 [n, k], NOT private.
+
+        Rounding to float32 moves a row by 6e-8 of its norm, within `calibrate.ROUNDING`.
+        """
+        return _bounded(rows, self.answer).float()
+
+
+@dataclass(frozen=True)
+class CentralNoise:
+    """What a trusted server does to raw answers before anything else: sum, noise, mean.
+
+    Attributes:
+        noise_std: s, as it was planned for all m holders.
+        holders: m.
+        answer: what a row is.
+
+    Guarantee:
+        That of `RawMeanRows`, for every holder. The noise on the sum is N(0, (m s)²) however many
+        holders answered: it is never shared out over those that did not (noise for five on a sum
+        of four, divided by five shares, costs 13.2 instead of 10). The divisor is public.
+    """
+
+    noise_std: float
+    holders: int
+    answer: RowAnswer
+
+    @property
+    def sum_std(self) -> float:
+        """Std of the noise on the sum, m s."""
+        return self.holders * self.noise_std
+
+    def noisy_mean(self, raw: Sequence[Tensor], noise: NoiseSource) -> Tensor:
+        """The private mean of raw rows, one [n, k] per holder that answered.
+
+        Rows are bounded again: no holder may answer louder than another.
+
+        Raises:
+            ConfigError: nobody answered, or more holders than planned for.
+        """
+        if not 1 <= len(raw) <= self.holders:
+            raise ConfigError(f"Expected 1 to {self.holders} raw answers, got {len(raw)}.")
+        total = torch.stack([_bounded(rows, self.answer) for rows in raw]).sum(0)
+        return _noisy(total, self.sum_std, noise) / len(raw)
+
+
+def _bounded(rows: Tensor, answer: RowAnswer) -> Tensor:
+    return clip_rows(rows) if answer is RowAnswer.GRADIENT else simplex_rows(rows)
+
+
+def _grid(std: float) -> float:
+    # Wide against float64's spacing, yet it adds less than 1e-6 to the noise's std.
+    return math.ldexp(1.0, math.frexp(std)[1] - 1 - _GRID_BITS)
+
+
+def _noisy(values: Tensor, std: float, noise: NoiseSource) -> Tensor:
+    grid = _grid(std)
+    noisy = ((values + noise.gaussian(values.shape, std)) / grid).round() * grid
+    # Decided by the public std, so that it tells nothing; the clamp is post-processing.
+    if _HALF_STDS * std < _LARGEST_HALF:
+        noisy = noisy.clamp(-_LARGEST_HALF, _LARGEST_HALF).half()
+    return noisy.float()
+
+
+def _release(
+    name: str,
+    mechanism: NoisyMeanRows | RawMeanRows,
+    mode: NoiseMode,
+    rows: int,
+    positional_ids: bool,
+) -> Release:
+    adjacencies = [a for a in Adjacency if a is not Adjacency.ADD_REMOVE or not positional_ids]
+    costs: dict[Unit, dict[Adjacency, Event]] = {}
+    for unit in Unit:
+        mu = row_mu(mechanism.noise_std, mechanism.layout, unit, mechanism.answer, mode)
+        # A whole holder leaves or joins without moving anybody else's records.
+        known = list(Adjacency) if unit is Unit.HOLDER else adjacencies
+        costs[unit] = {adjacency: Gaussian(mu, rows) for adjacency in known}
+    return Release(name, rows, costs)

@@ -114,7 +114,7 @@ def evidence(
 
     Args:
         query: what was asked.
-        values: the answer's values [n, k].
+        values: the answer's values [n, k]; labels of several holders are summed one-hot rows.
         sharpness: 1/s² for noise of std s per coordinate; for `label` the mechanism's ε0.
         classes: width c of the student's output.
         gradient: what the holder differentiates; used by `gradient` queries only.
@@ -129,7 +129,7 @@ def evidence(
         return sharpness * (match - 0.5 * rows.square().sum(-1))
     if query.kind is AnswerKind.LABEL:
         normaliser = math.log((math.expm1(sharpness) + query.k) / query.k)
-        inside = sharpness * values - normaliser
+        inside = sharpness * values - normaliser * values.sum(-1, keepdim=True)
     else:
         inside = sharpness * (values - 0.5)
     return values.new_zeros(query.rows, classes).scatter(1, query.index_sets, inside)

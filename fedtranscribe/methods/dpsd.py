@@ -12,6 +12,8 @@ Where the paper is silent or unsound we follow the project's decisions:
 - Answered rows are kept and replayed: post-processing, free of privacy cost.
 - The entropy of Eq. 8 is that of the batch mean (class balance, its stated purpose), and the
   activation norm is maximised, because real data activates more.
+- A share of the rows may be public images as they are: a generator blurs what it was shown, and
+  what teachers say about sharp images teaches more. They are public, so asking them is no leak.
 - z is kept and updated (Alg. 1), and a share of it is drawn afresh each round: a fixed batch would
   collapse. `redraw = 1` is Alg. 2's fresh z.
 - Algorithm 2 also differs in: no top-k set, a plain mean of gradients as label, noise added by the
@@ -85,10 +87,12 @@ class DPSD:
         generator: maps z [n, latent] to images [n, ch, h, w] in [0, 1]; trained in place.
         kind: what is asked per row (the switch s of Eq. 6, or noisy votes).
         sharpness: how many nats a unit of agreement is worth: 1/s² for noise of std s on the mean
-            answer (gradient, vote), ε0 of the randomised response (label).
+            answer (gradient, vote), ε0 of the randomised response (label). `learn` may say
+            otherwise for one answer.
         settings: public hyper-parameters.
         rng: source of every random choice here; it needs no secrecy.
         run: prefix of query ids, unique for the ledger.
+        public: public images uint8 [m, ch, h, w] for the rows that are not synthetic, or None.
         row_gradient: what the holder differentiates for gradient answers.
         loss: the generator's loss; benchmarks pass the paper's ablations.
     """
@@ -103,6 +107,7 @@ class DPSD:
         settings: DpsdSettings,
         rng: torch.Generator,
         run: str,
+        public: Tensor | None = None,
         row_gradient: RowGradient | None = None,
         loss: GeneratorLoss = generator_loss,
     ) -> None:
@@ -121,20 +126,20 @@ class DPSD:
         self._generator_optimiser = torch.optim.Adam(
             generator.parameters(), lr=settings.generator_lr, betas=(0.5, 0.99)
         )
-        self._z = self._draw(settings.round_rows)
+        self._public = public
+        share = settings.public_share if public is not None else 0.0
+        self._public_rows = round(share * settings.round_rows)
+        self._z = self._draw(settings.round_rows - self._public_rows)
         self._replay = _Replay(torch.empty(0, dtype=torch.uint8), torch.empty(0))
 
     # ---------------------------------------------------------------- one round
 
     def ask(self) -> QueryBatch:
-        """Alg. 1 line 3: synthesise this round's images, quantised so that any transport agrees."""
+        """Alg. 1 line 3: this round's images, quantised so that any transport agrees."""
         left = self.settings.rows - self.round * self.settings.round_rows
-        z = self._z[: min(left, self.settings.round_rows)]
-        self.generator.train()
-        with torch.no_grad():
-            images = torch.cat([self.generator(part) for part in z.split(_INFERENCE_BATCH)])
-        images = (images.clamp(0, 1) * 255).round().to(torch.uint8).cpu()
-        logits = self._logits(images)
+        images = torch.cat([self._synthesise(), self._next_public()])[:left]
+        # Rounded as the wire rounds them, so that every transport asks the same.
+        logits = self._logits(images).half().float()
         return QueryBatch(
             id=f"{self.run}/{self.round:06d}",
             kind=self.kind,
@@ -143,8 +148,15 @@ class DPSD:
             student_logits=logits if self.kind is AnswerKind.GRADIENT else None,
         )
 
-    def learn(self, query: QueryBatch, answer: Answer) -> dict[str, float]:
+    def learn(
+        self, query: QueryBatch, answer: Answer, sharpness: float | None = None
+    ) -> dict[str, float]:
         """Alg. 1 lines 4-6: label the answered rows, update student, then generator and z.
+
+        Args:
+            query: from `ask`.
+            answer: to that query.
+            sharpness: of this answer, where fewer holders answered than planned.
 
         Returns:
             Public training metrics of the round: losses in nats, and rows answered so far.
@@ -152,11 +164,16 @@ class DPSD:
         if answer.query_id != query.id:
             raise ValueError(f"Expected an answer to {query.id}, got one to {answer.query_id}.")
         row_evidence = evidence(
-            query, answer.values, self.sharpness, self._classes, self._row_gradient
+            query,
+            answer.values,
+            self.sharpness if sharpness is None else sharpness,
+            self._classes,
+            self._row_gradient,
         )
         self._replay.extend(query.images, row_evidence.float())
         student_loss = self._train_student(self.settings.student_steps)
-        labels = self._labels(query.images, row_evidence)
+        synthetic = slice(len(self._z))
+        labels = self._labels(query.images[synthetic], row_evidence[synthetic])
         generator_loss_ = self._train_generator(labels)
         self._refresh_z()
         self.round += 1
@@ -200,6 +217,8 @@ class DPSD:
     def _train_generator(self, labels: Tensor) -> float:
         """Eq. 8: L_s + L_g down to the generator and z; the student only judges."""
         settings, total = self.settings, 0.0
+        if not len(labels):  # every row was a public image
+            return 0.0
         z = self._z[: len(labels)].clone().requires_grad_()
         z_optimiser = torch.optim.Adam([z], lr=settings.z_lr)
         self.student.eval()
@@ -225,6 +244,21 @@ class DPSD:
         self._z[fresh.to(self._device)] = self._draw(int(fresh.sum()))
 
     # ---------------------------------------------------------------- small parts
+
+    def _synthesise(self) -> Tensor:
+        self.generator.train()
+        with torch.no_grad():
+            parts = [self.generator(part).cpu() for part in self._z.split(_INFERENCE_BATCH)]
+        images = torch.cat(parts)
+        return (images.clamp(0, 1) * 255).round().to(torch.uint8)
+
+    def _next_public(self) -> Tensor:
+        """Walk through the public images, over and over."""
+        if self._public is None:
+            shape = self.generator.channels, self.generator.size, self.generator.size
+            return torch.empty(0, *shape, dtype=torch.uint8)
+        first = self.round * self._public_rows
+        return self._public[torch.arange(first, first + self._public_rows) % len(self._public)]
 
     @property
     def _classes(self) -> int:

@@ -1,5 +1,6 @@
 """The loop that joins the student side and the holder, and what stands around it."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -117,7 +118,8 @@ def public_images(settings: TranscribeSettings, channels: int, size: int) -> Ima
             )
         return public
     rng = torch.Generator().manual_seed(settings.seed)
-    images = draw_shapes(_PUBLIC_SHAPES, channels, size, rng)
+    asked = math.ceil(settings.dpsd.public_share * (settings.rows or settings.dpsd.rows))
+    images = draw_shapes(max(_PUBLIC_SHAPES, asked), channels, size, rng)
     # Nominal labels: nobody trains on them.
     return ImageSet(PUBLIC_SHAPES, PUBLIC_SHAPES, images, torch.zeros(len(images)).long(), 2)
 

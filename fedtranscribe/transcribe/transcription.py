@@ -88,7 +88,9 @@ def prepare(settings: TranscribeSettings) -> Prepared:
     split = load(settings.data, settings.data_root, settings.download, settings.image_size)
     facts = _facts(split.train)
     if folder is not None and manifest is not None:
-        Teachers(folder, device).check(facts.classes, facts.channels, facts.size)
+        given = Teachers(folder, device)
+        given.check(facts.classes, facts.channels, facts.size)
+        given.verify()
         if manifest.data_id != split.train.data_id:
             raise ModelMismatchError(
                 f"The teachers in {folder} were trained on {manifest.data_id!r}, not on "
@@ -254,9 +256,7 @@ def _teachers(prepared: Prepared, run: RunDirectory, progress: Progress) -> Teac
             progress("teachers on disjoint shards", done, total)
 
         train_teachers(train, manifest, folder, device=prepared.device, progress=show)
-    teachers = Teachers(folder, prepared.device)
-    teachers.verify()
-    return teachers
+    return Teachers(folder, prepared.device)
 
 
 def _open_ledger(prepared: Prepared) -> Ledger:
@@ -300,6 +300,7 @@ def _run(
         settings=settings.dpsd.model_copy(update={"rows": plan.rows, "top_k": settings.top_k}),
         rng=side.rng,
         run=run.run_id,
+        public=prepared.public.images if prepared.public is not None else None,
     )
     public_test = declared_public(settings)
     curve = run_rounds(method, holder, run, stored, evaluate if public_test else None, progress)

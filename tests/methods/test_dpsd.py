@@ -20,7 +20,11 @@ SMALL = DpsdSettings(
 )
 
 
-def make(kind: AnswerKind = AnswerKind.VOTE, settings: DpsdSettings = SMALL) -> DPSD:
+def make(
+    kind: AnswerKind = AnswerKind.VOTE,
+    settings: DpsdSettings = SMALL,
+    public: torch.Tensor | None = None,
+) -> DPSD:
     return DPSD(
         build("cnn-small", 10, 1, 28),
         Generator(settings.latent_dim, 1, 28, settings.generator_width),
@@ -29,6 +33,7 @@ def make(kind: AnswerKind = AnswerKind.VOTE, settings: DpsdSettings = SMALL) -> 
         settings=settings,
         rng=torch.Generator().manual_seed(0),
         run="run",
+        public=public,
     )
 
 
@@ -46,6 +51,23 @@ def test_a_run_asks_exactly_the_rows_of_its_plan():
         method.learn(query, reply(query))
     assert asked == SMALL.rows
     assert len(ids) == 3
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+def test_a_share_of_the_rows_is_public_images_as_they_are(share):
+    public = torch.arange(40, dtype=torch.uint8).view(40, 1, 1, 1).expand(40, 1, 28, 28)
+    method = make(settings=SMALL.model_copy(update={"public_share": share}), public=public)
+    asked, seen = 0, []
+    while not method.finished:
+        query = method.ask()
+        asked += query.rows
+        images = query.images[round(share * -SMALL.round_rows) or SMALL.round_rows :]
+        seen += [int(image.float().mean()) for image in images if image.float().std() == 0]
+        method.learn(query, reply(query))
+    assert asked == SMALL.rows
+    # In order, and no image twice before all have been asked.
+    assert seen == [i % 40 for i in range(len(seen))]
+    assert len(seen) == {0.0: 0, 0.5: 20, 1.0: 50}[share]
 
 
 @pytest.mark.parametrize(
