@@ -52,7 +52,7 @@ class DpsdSettings(Settings):
         default=600, ge=0, description="student updates after the last answer"
     )
     public_share: float = Field(
-        default=0.0, ge=0, le=1, description="share of the rows that are public images as they are"
+        default=0.5, ge=0, le=1, description="share of the rows that are public images as they are"
     )
     generator_steps: int = Field(default=5, ge=0, description="generator and z updates per round")
     augment: float = Field(
@@ -81,37 +81,79 @@ class DpsdSettings(Settings):
     )
 
 
-class TranscribeSettings(Settings):
-    """Everything `fedtranscribe transcribe` can be told; `None` means: picked from public facts."""
+class StudentSettings(Settings):
+    """What the student side of every run is told; `None` means: picked from public facts."""
+
+    student: str = "cnn-wide"
+    public_data: str | None = Field(default=PUBLIC_SHAPES, description="public images, or 'none'")
+    data_root: Path | None = None
+    download: bool = False
+    privacy: Literal["data", "label", "vote"] = "vote"
+    epsilon: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    unit: Literal["record", "holder"] = "record"
+    rows: int | None = Field(default=None, gt=0)
+    top_k: int | None = Field(default=None, gt=0)
+    device: str = "auto"
+    seed: int = Field(default=0, ge=0)
+    out: Path | None = None
+    dpsd: DpsdSettings = DpsdSettings()
+
+
+class TranscribeSettings(StudentSettings):
+    """Everything `fedtranscribe transcribe` can be told."""
 
     teacher: str = Field(
         default="cnn", description="an architecture, or a folder made by `teacher train`"
     )
     teacher_weights: str | None = None
-    student: str = "cnn-wide"
     data: str | None = Field(
         default=None, description="none: the teachers' own, or the packaged digits"
     )
-    data_root: Path | None = None
-    download: bool = False
     image_size: int | None = Field(default=None, ge=8, description="pixels a side, for a folder")
-    public_data: str | None = Field(default=PUBLIC_SHAPES, description="public images, or 'none'")
     shards: int | None = Field(default=None, gt=0)
-    privacy: Literal["data", "label", "vote"] = "vote"
-    epsilon: float = Field(default=10.0, gt=0, allow_inf_nan=False)
-    delta: float = Field(default=1e-5, gt=0, lt=1)
-    unit: Literal["record", "holder"] = "record"
     budget: float | None = Field(
         default=None, gt=0, description="most the data's ledger may reach in all"
     )
-    rows: int | None = Field(default=None, gt=0)
-    top_k: int | None = Field(default=None, gt=0)
     calibrate_by: Literal["sound", "published"] = "sound"
-    device: str = "auto"
-    seed: int = Field(default=0, ge=0)
-    out: Path | None = None
     ledger: Path | None = None
-    dpsd: DpsdSettings = DpsdSettings()
+    teachers: TeacherSettings = TeacherSettings()
+
+
+class FederationSettings(StudentSettings):
+    """Everything that a federated run can be told; Flower's run-config and the CLI build it alike.
+
+    The last block describes a simulation, where one machine plays all holders.
+    """
+
+    method: Literal["feddpsd", "fedavg", "feddf", "dense"] = Field(
+        default="feddpsd", description="the others are baselines without any privacy"
+    )
+    noise: Literal["local", "central"] = Field(
+        default="local", description="who adds the noise; a holder may refuse 'central'"
+    )
+    quorum: int | None = Field(
+        default=None, gt=0, description="fewest answers per round; none: more than half"
+    )
+    timeout: float = Field(default=600.0, gt=0, description="seconds to wait for a round's answers")
+    first_timeout: float = Field(
+        default=3_600.0, gt=0, description="seconds to wait until the holders are ready"
+    )
+    retries: int = Field(default=2, ge=0, description="times a silent holder is asked again")
+    on_exhausted: Literal["continue", "stop"] = Field(
+        default="continue", description="what a holder's spent budget does to the run"
+    )
+    resume: bool = False
+    force: bool = False
+
+    data: str = Field(
+        default="digits", description="the first of these names, by commas, that can be had"
+    )
+    holders: int = Field(default=5, gt=0)
+    alpha: float = Field(default=0.5, gt=0, description="of the Dirichlet partition by label")
+    shards: int = Field(default=50, gt=0, description="disjoint teachers per holder")
+    teacher: str = "cnn"
+    teacher_mode: Literal["auto", "full", "heads"] = "auto"
     teachers: TeacherSettings = TeacherSettings()
 
 

@@ -18,6 +18,10 @@ FedtranscribeError              exit code 1
  │   ├─ CorruptLedgerError          the hash chain, the head or the file is broken
  │   ├─ ForeignLedgerError          the ledger belongs to other data
  │   └─ QueryConflictError          a query id came back with another content
+ ├─ FederationError             8
+ │   ├─ ProtocolError               a message that makes no sense, or is of another version
+ │   ├─ QuorumError                 too few holders answered
+ │   └─ SimulationError             Flower or Ray did not carry a run to its end; names the log
  └─ StorageError                7   a full disk, a read-only folder, a folder with another run
 
 Messages name the value and the mend, and never hold anything derived from private records.
@@ -112,3 +116,21 @@ class StorageError(FedtranscribeError):
     """A file or folder cannot be read or written as asked."""
 
     exit_code = 7
+
+
+class FederationError(FedtranscribeError):
+    """Something between a server and its data holders."""
+
+    exit_code = 8
+
+
+class ProtocolError(FederationError):
+    """A message makes no sense, or is of another protocol version."""
+
+
+class QuorumError(FederationError):
+    """Too few holders answered."""
+
+
+class SimulationError(FederationError):
+    """Flower or Ray did not carry a run to its end."""

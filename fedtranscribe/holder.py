@@ -13,7 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtranscribe.errors import ConfigError, CorruptLedgerError, ModelMismatchError
+from fedtranscribe.errors import (
+    ConfigError,
+    CorruptLedgerError,
+    ModelMismatchError,
+    QueryConflictError,
+)
 from fedtranscribe.exchange import Answer, AnswerKind, QueryBatch, RawAnswer
 from fedtranscribe.mechanisms import (
     ExponentialVoteLabels,
@@ -109,14 +114,18 @@ class Holder:
     def _charged(self, query: QueryBatch) -> tuple[Tensor, tuple[int, str]]:
         self._check_public_part(query)
         bound_to = hashlib.sha256(f"{query.digest()}\0{self._terms}".encode()).hexdigest()
-        reservation = self.ledger.reserve(query.id, bound_to, self.release(query.rows), self.run)
-        if reservation.answer is None:
-            values = self._compute(query).to(torch.float32).contiguous()
-            head = self.ledger.commit(query.id, values.numpy().tobytes())
-        else:
-            values = _decode(reservation.answer, query)
-            head = self.ledger.head
-        return values, (head.sequence, head.hash)
+        booking = query.id, bound_to, self.release(query.rows), self.run
+        stored = self.ledger.reserve(*booking).answer
+        if stored is None:
+            stored = self._compute(query).to(torch.float32).contiguous().numpy().tobytes()
+            try:
+                self.ledger.commit(query.id, stored)
+            except QueryConflictError:
+                # Another process was asked the same and came first: its answer stands.
+                stored = self.ledger.reserve(*booking).answer
+                assert stored is not None
+        head = self.ledger.head
+        return _decode(stored, query), (head.sequence, head.hash)
 
     def _check_public_part(self, query: QueryBatch) -> None:
         if query.kind is not self.mechanism.kind:

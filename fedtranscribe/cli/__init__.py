@@ -12,6 +12,7 @@ import typer
 from fedtranscribe import __version__
 from fedtranscribe.cli.options import group
 from fedtranscribe.cli.privacy import privacy_app
+from fedtranscribe.cli.simulate import simulate_command
 from fedtranscribe.cli.teacher import teacher_app
 from fedtranscribe.cli.transcribe import transcribe_command
 from fedtranscribe.errors import ConfigError, FedtranscribeError, StorageError
@@ -25,6 +26,7 @@ app = group("Turn privately trained teachers into a differentially private stude
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(teacher_app, name="teacher")
 app.command("transcribe")(transcribe_command)
+app.command("simulate")(simulate_command)
 
 
 @app.callback()

@@ -24,6 +24,7 @@ class StageBars:
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
+            TextColumn("{task.fields[note]}", markup=False),
             console=Console(stderr=True),
         )
         self._tasks: dict[str, TaskID] = {}
@@ -40,11 +41,11 @@ class StageBars:
     ) -> None:
         self._progress.stop()
 
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        """Move a stage's bar."""
+    def __call__(self, stage: str, done: int, total: int, note: str = "") -> None:
+        """Move a stage's bar; the note stands behind it."""
         if stage not in self._tasks:
-            self._tasks[stage] = self._progress.add_task(stage, total=total)
-        self._progress.update(self._tasks[stage], completed=done, total=total)
+            self._tasks[stage] = self._progress.add_task(stage, total=total, note=note)
+        self._progress.update(self._tasks[stage], completed=done, total=total, note=note)
 
     def say(self, line: str) -> None:
         """Print a line above the bars."""

@@ -2,6 +2,7 @@
 
 from fedtranscribe.data.augment import augment
 from fedtranscribe.data.imageset import DataSplit, ImageSet
+from fedtranscribe.data.partitions import dirichlet_partition
 from fedtranscribe.data.registry import available, load
 from fedtranscribe.data.shapes import draw_shapes
 from fedtranscribe.data.shards import assign_shards, held_out
@@ -12,6 +13,7 @@ __all__ = [
     "assign_shards",
     "augment",
     "available",
+    "dirichlet_partition",
     "draw_shapes",
     "held_out",
     "load",

@@ -144,8 +144,18 @@ class DPSD:
             id=f"{self.run}/{self.round:06d}",
             kind=self.kind,
             images=images,
-            index_sets=logits.topk(self.settings.top_k or logits.shape[1], dim=-1).indices,
+            index_sets=self._index_sets(logits),
             student_logits=logits if self.kind is AnswerKind.GRADIENT else None,
+        )
+
+    def _index_sets(self, logits: Tensor) -> Tensor:
+        """The student's top-k classes per row; all of them in their own order without a top-k."""
+        classes = logits.shape[1]
+        k = self.settings.top_k or classes
+        return (
+            torch.arange(classes).repeat(len(logits), 1)
+            if k == classes
+            else (logits.topk(k, dim=-1).indices)
         )
 
     def learn(

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedtranscribe.models import Classifier, Generator
+from fedtranscribe.models import Classifier, Generator, fixed_randomness
 
 Progress = Callable[[int, int], None]
 
@@ -56,7 +56,8 @@ def pretrain_generator(
     """
     device = next(generator.parameters()).device
     _, channels, size, _ = images.shape
-    encoder = _Encoder(channels, size, generator.latent_dim).to(device)
+    with fixed_randomness(rng.initial_seed()):
+        encoder = _Encoder(channels, size, generator.latent_dim).to(device)
     parameters = [*generator.parameters(), *encoder.parameters()]
     optimiser = torch.optim.Adam(parameters, lr=_LR)
     schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.01, max(steps, 1))

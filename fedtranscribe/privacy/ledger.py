@@ -262,6 +262,14 @@ class Ledger:
                 summaries[entry.run] = replace(so_far, rows=rows)
         return list(summaries.values())
 
+    def rows(self, run: str, besides: str = "") -> int:
+        """Rows that a run has been charged for; a repeated query leaves itself out."""
+        return sum(
+            _release(entry.content).rows
+            for entry in self._book.entries()
+            if entry.kind == Kind.RESERVE and entry.run == run and entry.query_id != besides
+        )
+
     def total(self, delta: float, unit: Unit, adjacency: Adjacency) -> Guarantee:
         """What all reservations cost together, over all runs, methods and teachers.
 

@@ -19,13 +19,15 @@ from typing import Any
 import tomli_w
 import torch
 
-from fedtranscribe.config import TranscribeSettings, read_toml
+from fedtranscribe.config import Settings, read_toml
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.exchange import AnswerKind, QueryBatch
 from fedtranscribe.files import unwritable, write_atomically
 
 # Where and how a run is computed may change between interrupt and resume; nothing else may.
-_FREE_ON_RESUME = frozenset({"out", "device", "data_root", "download"})
+_FREE_ON_RESUME = frozenset(
+    {"out", "device", "data_root", "download", "resume", "force", "timeout", "first_timeout"}
+)
 
 
 @dataclass(frozen=True)
@@ -52,13 +54,13 @@ class RunDirectory:
         run_id: name of the run in ledger and query ids.
     """
 
-    def __init__(self, path: Path, settings: TranscribeSettings, run_id: str) -> None:
+    def __init__(self, path: Path, settings: Settings, run_id: str) -> None:
         self.path = path
         self.settings = settings
         self.run_id = run_id
 
     @classmethod
-    def create(cls, path: Path, settings: TranscribeSettings) -> "RunDirectory":
+    def create(cls, path: Path, settings: Settings) -> "RunDirectory":
         """Start a run in a folder that is absent or empty.
 
         Raises:
@@ -78,7 +80,7 @@ class RunDirectory:
         return run
 
     @classmethod
-    def resume(cls, path: Path, settings: TranscribeSettings) -> "RunDirectory":
+    def resume(cls, path: Path, settings: Settings) -> "RunDirectory":
         """Go on with the run in a folder.
 
         Raises:
@@ -144,6 +146,33 @@ class RunDirectory:
                 f"{self._checkpoint} is damaged ({type(error).__name__}); start a new run with "
                 "another --out. The ledger keeps what was spent."
             ) from None
+
+    def save_answer(self, query_id: str, answer: dict[str, Any]) -> None:
+        """Store what was learned from a query, before it is learned; replaces the one before."""
+        buffer = io.BytesIO()
+        torch.save({"query": query_id, "answer": answer}, buffer)
+        write_atomically(self._answer, buffer.getvalue())
+
+    def load_answer(self, query_id: str) -> dict[str, Any] | None:
+        """The stored answer, if the last one stored is of this query.
+
+        Raises:
+            StorageError: the file is not readable.
+        """
+        if not self._answer.exists():
+            return None
+        try:
+            stored = torch.load(self._answer, weights_only=True)
+            return stored["answer"] if stored["query"] == query_id else None
+        except Exception as error:  # torch raises many kinds for a damaged file
+            raise StorageError(
+                f"{self._answer} is damaged ({type(error).__name__}); start a new run with "
+                "another --out. The ledgers keep what was spent."
+            ) from None
+
+    @property
+    def _answer(self) -> Path:
+        return self.path / "checkpoints" / "answer.pt"
 
     @property
     def _checkpoint(self) -> Path:

@@ -1,14 +1,15 @@
 """The loop that joins the student side and the holder, and what stands around it."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from fedtranscribe.config import PUBLIC_SHAPES, TranscribeSettings
+from fedtranscribe.config import PUBLIC_SHAPES, StudentSettings
 from fedtranscribe.data import ImageSet, draw_shapes, load
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.holder import Holder
@@ -55,32 +56,43 @@ def pick_device(name: str) -> torch.device:
 
 def accuracy(network: Classifier, images: Tensor, labels: Tensor) -> float:
     """Share of right answers on uint8 images [n, ch, s, s]."""
+    return int((predict(network, images) == labels).sum()) / len(labels)
+
+
+def predict(network: Classifier, images: Tensor) -> Tensor:
+    """Likeliest class of each uint8 image [n, ch, s, s]: int64 [n]."""
     device = next(network.parameters()).device
     network.eval()
     with torch.no_grad():
-        right = sum(
-            int((network(x.to(device).float() / 255).argmax(-1).cpu() == y).sum())
-            for x, y in zip(
-                images.split(_EVALUATION_BATCH), labels.split(_EVALUATION_BATCH), strict=True
-            )
-        )
-    return right / len(labels)
+        parts = [
+            network(part.to(device).float() / 255).argmax(-1).cpu()
+            for part in images.split(_EVALUATION_BATCH)
+        ]
+    return torch.cat(parts)
 
 
-def ensemble_accuracy(teachers: Teachers, images: Tensor, labels: Tensor) -> dict[str, float]:
+def ensemble_accuracy(
+    ensembles: Sequence[Teachers], images: Tensor, labels: Tensor
+) -> dict[str, float]:
     """Mean accuracy of single teachers, and that of their summed votes, on declared-public images.
+
+    Args:
+        ensembles: of one holder or of several; their teachers count alike.
+        images: uint8 [n, ch, s, s].
+        labels: int64 [n].
 
     Returns:
         {"single_teacher": …, "ensemble": …}; empty shards do not count.
     """
-    votes, single, there = torch.zeros(len(images), teachers.manifest.classes), 0.0, 0
-    for logits in teachers.logits(images):
-        if not bool(torch.isfinite(logits).all()):
-            continue
-        votes += logits[0].softmax(-1)
-        single += float((logits[0].argmax(-1) == labels).float().mean())
-        there += 1
-    ensemble = float((votes.argmax(-1) == labels).float().mean())
+    votes, single, there = torch.zeros(()), 0.0, 0
+    for logits in chain.from_iterable(teachers.logits(images) for teachers in ensembles):
+        for teacher in logits:
+            if not bool(torch.isfinite(teacher).all()):
+                continue
+            votes = votes + teacher.softmax(-1)
+            single += float((teacher.argmax(-1) == labels).float().mean())
+            there += 1
+    ensemble = float((votes.argmax(-1) == labels).float().mean()) if there else 0.0
     return {"single_teacher": single / max(there, 1), "ensemble": ensemble}
 
 
@@ -99,7 +111,7 @@ class StudentSide:
     rng: torch.Generator
 
 
-def public_images(settings: TranscribeSettings, channels: int, size: int) -> ImageSet | None:
+def public_images(settings: StudentSettings, channels: int, size: int) -> ImageSet | None:
     """The public set that generator and student start from; None where there is none.
 
     Raises:
@@ -125,7 +137,7 @@ def public_images(settings: TranscribeSettings, channels: int, size: int) -> Ima
 
 
 def build_student_side(
-    settings: TranscribeSettings,
+    settings: StudentSettings,
     classes: int,
     channels: int,
     size: int,

@@ -45,6 +45,7 @@ from fedtranscribe.transcribe.session import (
     build_student_side,
     ensemble_accuracy,
     pick_device,
+    predict,
     public_images,
     run_rounds,
     sample_images,
@@ -306,7 +307,7 @@ def _run(
     curve = run_rounds(method, holder, run, stored, evaluate if public_test else None, progress)
     scores = run.read_scores() | {"student": evaluate()}
     if public_test:
-        scores |= ensemble_accuracy(holder.teachers, test.images, test.labels)
+        scores |= ensemble_accuracy([holder.teachers], test.images, test.labels)
     run.write_scores(scores)
     save_networks(run, side)
     _figures(run, side, curve, scores)
@@ -370,9 +371,7 @@ def _figures(run: RunDirectory, side: StudentSide, curve: Curve, scores: dict[st
     if not figures_available():
         return
     images = sample_images(side.generator, _GRID, seed=0)
-    device = next(side.student.parameters()).device
-    with torch.no_grad():
-        labels = side.student(images.to(device).float() / 255).argmax(-1).cpu()
+    labels = predict(side.student, images)
     draw_images(images, labels, run.path / "images.png")
     if curve.rows:
         lines = {name.replace("_", " "): v for name, v in scores.items() if name != "student"}

@@ -1,0 +1,275 @@
+"""`fedtranscribe simulate`: data holders and server as a Flower app, on one machine, in one go."""
+
+import importlib.util
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+
+from fedtranscribe.cli.options import Json
+from fedtranscribe.cli.output import emit
+from fedtranscribe.cli.progress import StageBars
+from fedtranscribe.errors import ConfigError, SimulationError, StorageError
+from fedtranscribe.federation.apps import App, Scalar, find_app
+from fedtranscribe.federation.run_files import (
+    ERROR,
+    LOG,
+    METRICS,
+    PROGRESS,
+    Tail,
+    raise_mistake,
+    read_object,
+)
+from fedtranscribe.files import unwritable
+
+if TYPE_CHECKING:
+    from fedtranscribe.federation.superlink import PrivateSuperLink, RunStatus
+
+_EXAMPLES = """Simulate a federation: data holders and server as a Flower app, on this machine.
+
+\b
+Examples:
+  fedtranscribe simulate dirichlet_mnist                        # 5 holders, packaged settings
+  fedtranscribe simulate dirichlet_mnist epsilon=5 rows=2000    # settings of the app
+  fedtranscribe simulate dirichlet_cifar10 data-root=~/data --holders 10
+  fedtranscribe simulate dirichlet_cifar10 --num-gpus 0.2       # five holders share one GPU
+  fedtranscribe simulate dirichlet_mnist --out runs/m --resume  # go on after an interrupt
+
+The settings of an app, with their defaults, stand in its pyproject.toml; a wrong one lists them.
+The exit code is 0 only if the run was carried to its end. Nothing stays behind but the run folder.
+"""
+
+# Each question to Flower takes a second of a processor that the simulation could use.
+_LEAST_PAUSE, _MOST_PAUSE = 2.0, 15.0
+_LOOK_SECONDS = 0.5
+_PARTS = ("flwr", "ray", "psutil")
+
+
+def simulate_command(
+    name: Annotated[
+        str, typer.Argument(help="A packaged app (dirichlet_mnist, …) or an app's folder.")
+    ],
+    settings: Annotated[
+        list[str] | None, typer.Argument(help="key=value, over the app's defaults.")
+    ] = None,
+    holders: Annotated[int | None, typer.Option(help="Data holders, a Flower node each.")] = None,
+    cpus: Annotated[int, typer.Option(help="Processor cores per holder at work.")] = 1,
+    num_gpus: Annotated[float, typer.Option(help="Share of a GPU per holder at work.")] = 0.0,
+    out: Annotated[Path | None, typer.Option(help="Run folder.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run it; the help text is `_EXAMPLES`."""
+    require_flower()
+    app = find_app(name)
+    chosen = choose(app, settings or [], holders, out, resume)
+    federation = nodes(app, chosen, cpus, num_gpus)
+    folder = Path(str(chosen["out"]))
+    prepare(folder, chosen.get("resume") is True)
+    with StageBars() as bars:
+        bars.say(f"run folder: {folder}")
+        try:
+            _simulate(app, chosen, federation, bars)
+        except KeyboardInterrupt:
+            if "resume" in app.defaults:
+                bars.say(f"go on with the same settings and: --resume --out {folder}")
+            raise
+    metrics = read_object(folder / METRICS) or {}
+    if as_json:
+        emit({**metrics, "out": str(folder)}, as_json=True, title="")
+    else:
+        show(metrics, folder)
+
+
+simulate_command.__doc__ = _EXAMPLES
+
+
+def require_flower() -> None:
+    """Check that what only simulations need is installed, without importing any of it.
+
+    Raises:
+        ConfigError: says how to install it.
+    """
+    missing = [part for part in _PARTS if importlib.util.find_spec(part) is None]
+    if missing:
+        raise ConfigError(
+            f"Simulations need {' and '.join(missing)}: pip install 'fedtranscribe[simulation]'."
+        )
+
+
+# -------------------------------------------------------------------- what was asked for
+
+
+def choose(
+    app: App, pairs: list[str], holders: int | None, out: Path | None, resume: bool
+) -> dict[str, Scalar]:
+    """The run-config that this command line asks for; `out` is always in it, and absolute.
+
+    Raises:
+        ConfigError: names every value that is wrong.
+    """
+    pairs = [*pairs]
+    pairs += [f"holders={holders}"] if holders is not None else []
+    pairs += [f"out={out}"] if out is not None else []
+    pairs += ["resume=true"] if resume else []
+    chosen = app.settings(pairs)
+    if not chosen.get("out"):
+        if chosen.get("resume"):
+            raise ConfigError("Expected --out with --resume: it names the run to go on with.")
+        folder = Path("runs") / f"simulate-{app.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+        chosen["out"] = str(folder.absolute())
+    return chosen
+
+
+def nodes(
+    app: App, chosen: Mapping[str, Scalar], cpus: int, num_gpus: float
+) -> dict[str, int | float]:
+    """The federation-config: as many nodes as holders, and what each may use.
+
+    Raises:
+        ConfigError: a number is out of range.
+    """
+    holders = chosen.get("holders", app.defaults.get("holders"))
+    if holders is not None and (not isinstance(holders, int) or holders < 1):
+        raise ConfigError(f"Expected holders={holders} >= 1.")
+    if cpus < 1:
+        raise ConfigError(f"Expected --cpus {cpus} >= 1.")
+    if not 0 <= num_gpus < float("inf"):
+        raise ConfigError(f"Expected --num-gpus {num_gpus} >= 0 and finite.")
+    wanted: dict[str, int | float] = {"num-supernodes": holders} if holders is not None else {}
+    return wanted | {"client-resources-num-cpus": cpus, "client-resources-num-gpus": num_gpus}
+
+
+def prepare(folder: Path, resume: bool) -> None:
+    """Make the run folder; what an earlier attempt complained of is no news.
+
+    Raises:
+        StorageError: it holds another run, or none to go on with, or cannot be written.
+    """
+    if resume and not folder.is_dir():
+        raise StorageError(f"No run in {folder} to resume; leave out --resume to start one.")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Of an attempt that never became a run: gone, so that the app finds an empty folder.
+        left = {LOG, ERROR}
+        if not resume and {entry.name for entry in folder.iterdir()} - left:
+            raise StorageError(
+                f"{folder} is not empty; add --resume to go on with its run, or choose another "
+                "--out."
+            )
+        for name in {ERROR} if resume else left:
+            (folder / name).unlink(missing_ok=True)
+    except OSError as error:
+        raise unwritable(folder, error) from None
+
+
+# -------------------------------------------------------------------- the run
+
+
+def _simulate(
+    app: App, chosen: Mapping[str, Scalar], federation: Mapping[str, int | float], bars: StageBars
+) -> None:
+    from fedtranscribe.federation.superlink import PrivateSuperLink
+
+    folder = Path(str(chosen["out"]))
+    bars.say("starting Flower and Ray: half a minute, the first time minutes")
+    with PrivateSuperLink(folder / LOG) as link:
+        run = link.submit(app.folder, chosen, federation)
+        status = _follow(link, run, folder, bars)
+        link.add_run_log(run)
+    if not status.completed or read_object(folder / METRICS) is None:
+        how = "with no result" if status.completed else f"as {status.state}"
+        why = f": {status.details.rstrip('.')}" if status.details else ""
+        raise SimulationError(f"The run ended {how}{why}. The log is {folder / LOG}.")
+
+
+def _follow(link: "PrivateSuperLink", run: str, folder: Path, bars: StageBars) -> "RunStatus":
+    """Show progress until the run has ended.
+
+    Raises:
+        FedtranscribeError: the ServerApp wrote down a user's mistake.
+    """
+    tail = Tail(folder / PROGRESS)
+    began = asked = time.monotonic()
+    while True:
+        time.sleep(_LOOK_SECONDS)
+        link.check()
+        advance(tail, bars)
+        raise_mistake(folder)
+        now = time.monotonic()
+        pause = min(_MOST_PAUSE, max(_LEAST_PAUSE, (now - began) / 10))
+        if (folder / METRICS).exists():
+            pause = _LEAST_PAUSE
+        if now - asked < pause:
+            continue
+        status = link.status(run)
+        asked = time.monotonic()
+        if status.finished:
+            advance(tail, bars)
+            raise_mistake(folder)
+            return status
+
+
+def advance(tail: Tail, bars: StageBars) -> None:
+    """Move the bars by what has come."""
+    for entry in tail:
+        done, total = entry.get("done"), entry.get("total")
+        if isinstance(done, int) and isinstance(total, int):
+            bars(str(entry.get("stage", "rows")), done, total, note(entry))
+
+
+def note(entry: Mapping[str, Any]) -> str:
+    """What stands behind a bar: round, accuracy, ε spent, bytes; nothing for what is not known."""
+    shown = {
+        "round": lambda value: f"round {value}",
+        "accuracy": lambda value: f"acc. {value:.1%}",
+        "epsilon": lambda value: f"ε {value:.3g}",
+        "bytes": decimal,
+    }
+    known = {key: entry.get(key) for key in shown}
+    return ", ".join(
+        shown[key](value) for key, value in known.items() if isinstance(value, int | float)
+    )
+
+
+# -------------------------------------------------------------------- the result
+
+
+def show(metrics: Mapping[str, Any], folder: Path) -> None:
+    """Print a finished run: accuracy, then privacy, then where things are."""
+    console = Console()
+    facts = {key: metrics[key] for key in ("method", "rows", "holders") if key in metrics}
+    console.print(", ".join(f"{key} {value}" for key, value in facts.items()), highlight=False)
+    scores = Table(title="Accuracy", title_justify="left")
+    scores.add_column("model")
+    scores.add_column("accuracy", justify="right")
+    for name, value in metrics.get("accuracy", {}).items():
+        scores.add_row(name.replace("_", " "), "-" if value is None else f"{value:.1%}")
+    console.print(scores)
+    _show_privacy(metrics, console)
+    console.print(f"Results, networks and figures: {folder}", soft_wrap=True, highlight=False)
+
+
+def _show_privacy(metrics: Mapping[str, Any], console: Console) -> None:
+    epsilon, published = metrics.get("epsilon"), metrics.get("published")
+    table = Table(title="Privacy", title_justify="left")
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    table.add_row(
+        f"ε, sound ({metrics.get('unit')}, {metrics.get('adjacency')}, "
+        f"δ = {metrics.get('delta') or 0:g})",
+        "infinite: no guarantee" if epsilon is None else f"{epsilon:.4g}",
+    )
+    if published is not None:
+        figure = published.get("epsilon")
+        shown = "-" if figure is None else f"{figure:.4g}"
+        table.add_row("published formula, no guarantee", shown)
+    console.print(table)
+    if published is not None:
+        console.print(f"[dim]Why the published figure is no guarantee: {published['reason']}[/dim]")

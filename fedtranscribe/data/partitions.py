@@ -1,0 +1,62 @@
+"""Who holds which records in a simulation.
+
+The partition belongs to the public set-up: guarantees are about one record inside one holder's
+fixed set, and about one holder among fixed holders.
+"""
+
+import numpy as np
+import torch
+
+from fedtranscribe.data.imageset import ImageSet
+from fedtranscribe.errors import ConfigError
+
+_ATTEMPTS = 100
+
+
+def dirichlet_partition(
+    images: ImageSet, holders: int, alpha: float, seed: int, least: int = 1
+) -> list[ImageSet]:
+    """Split records by label so that every holder has its own mixture of classes.
+
+    For each class the holders' shares are drawn from Dirichlet(alpha, …, alpha), as in Hsu et al.
+    2019: a small alpha gives every class to few holders, a large one gives all the same mixture.
+
+    Args:
+        images: all records.
+        holders: how many parts.
+        alpha: concentration, above 0.
+        seed: public; the same seed gives the same parts.
+        least: drawn again until every part has so many records.
+
+    Returns:
+        One `ImageSet` per holder, together all records, each once, in their original order.
+
+    Raises:
+        ConfigError: a value is out of range, or no draw gives every holder enough records.
+    """
+    if not (alpha > 0 and np.isfinite(alpha)):
+        raise ConfigError(f"Expected alpha={alpha} > 0 and finite.")
+    if not 1 <= holders * least <= len(images):
+        raise ConfigError(
+            f"Expected holders={holders} with {least} records each to fit into {len(images)} "
+            "records; ask for fewer holders or shards."
+        )
+    rng = np.random.default_rng(seed)
+    labels = images.labels.numpy()
+    for _ in range(_ATTEMPTS):
+        owner = np.empty(len(labels), dtype=np.int64)
+        for label in range(images.classes):
+            rows = rng.permutation(np.flatnonzero(labels == label))
+            shares = rng.dirichlet(np.full(holders, alpha))
+            cuts = np.rint(shares.cumsum()[:-1] * len(rows)).astype(int)
+            for holder, part in enumerate(np.split(rows, cuts)):
+                owner[part] = holder
+        if np.bincount(owner, minlength=holders).min() >= least:
+            return [
+                images.subset(torch.from_numpy(np.flatnonzero(owner == holder)))
+                for holder in range(holders)
+            ]
+    raise ConfigError(
+        f"No draw of {_ATTEMPTS} gave each of {holders} holders {least} records at alpha={alpha}; "
+        "raise alpha, or ask for fewer holders or shards."
+    )

@@ -1,0 +1,156 @@
+"""Our Flower apps as folders: where they lie, which settings they know, whether a value fits.
+
+Flower itself checks a run's settings only after a SuperLink has started, and takes any type. Here
+every wrong key and value is known before anything starts, and all of them are told at once.
+"""
+
+import difflib
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fedtranscribe
+from fedtranscribe.config import read_toml
+from fedtranscribe.errors import ConfigError
+
+Scalar = bool | int | float | str
+
+# A relative path means the caller's folder, which the app's processes need not share.
+_PATHS = frozenset({"data-root", "out"})
+_WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+@dataclass(frozen=True)
+class App:
+    """A Flower app.
+
+    Attributes:
+        name: of its folder.
+        folder: what `flwr run` is given.
+        defaults: its run-config, flat, keys as Flower spells them (`data-root`, `dpsd.rows`).
+    """
+
+    name: str
+    folder: Path
+    defaults: dict[str, Scalar]
+
+    def settings(self, pairs: Iterable[str]) -> dict[str, Scalar]:
+        """Check `key=value` texts against the app's defaults.
+
+        Returns:
+            What differs from the defaults, in the defaults' types; paths are absolute.
+
+        Raises:
+            ConfigError: names every pair that is wrong.
+        """
+        chosen: dict[str, Scalar] = {}
+        wrong: list[str] = []
+        for pair in pairs:
+            name, equals, text = pair.partition("=")
+            key = self._key(name)
+            if not equals:
+                wrong.append(f"Expected a setting like key=value, not {pair!r}")
+            elif key is None:
+                wrong.append(f"Unknown setting {name!r}{_close(name, self.defaults)}")
+            elif key in chosen:
+                wrong.append(f"{key} is given twice")
+            else:
+                try:
+                    chosen[key] = _typed(text, self.defaults[key])
+                except ValueError as error:
+                    wrong.append(f"{key}={text}: expected {error}")
+                else:
+                    chosen[key] = _absolute(key, chosen[key])
+        if wrong:
+            known = ", ".join(sorted(self.defaults))
+            raise ConfigError(f"{'; '.join(wrong)}. Settings of {self.name}: {known}.")
+        return chosen
+
+    def _key(self, name: str) -> str | None:
+        """The app's spelling of a name: `data_root` is `data-root`."""
+        wanted = name.strip().replace("_", "-")
+        return next((key for key in self.defaults if key.replace("_", "-") == wanted), None)
+
+
+def find_app(name: str) -> App:
+    """Find an app by the path of its folder or by its name.
+
+    Raises:
+        ConfigError: there is none; names those there are.
+    """
+    folder = Path(name).expanduser()
+    known = known_apps()
+    if not _is_app(folder):
+        if name not in known:
+            there = ", ".join(sorted(known)) or "none are installed"
+            raise ConfigError(
+                f"Unknown simulation {name!r}{_close(name, known)}. Expected the folder of a "
+                f"Flower app, or one of: {there}."
+            )
+        folder = known[name]
+    folder = folder.resolve()
+    declared = read_toml(folder / "pyproject.toml")
+    table = declared.get("tool", {}).get("flwr", {}).get("app", {}).get("config", {})
+    defaults = _flat(table)
+    if "out" not in defaults:
+        raise ConfigError(
+            f"Expected a setting 'out' in [tool.flwr.app.config] of {folder}: it says where the "
+            "run is written. Use `flwr run` for apps of others."
+        )
+    return App(folder.name, folder, defaults)
+
+
+def known_apps() -> dict[str, Path]:
+    """Name to folder: those packaged in the wheel, or those beside the package in a checkout."""
+    package = Path(fedtranscribe.__file__).resolve().parent
+    for home in (package / "simulations", package.parent / "simulations"):
+        if home.is_dir():
+            return {entry.name: entry for entry in sorted(home.iterdir()) if _is_app(entry)}
+    return {}
+
+
+def _is_app(folder: Path) -> bool:
+    return (folder / "pyproject.toml").is_file()
+
+
+def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
+    flat: dict[str, Scalar] = {}
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
+
+
+def _typed(text: str, default: Scalar) -> Scalar:
+    """Read a value as TOML would, where a bare word is a text.
+
+    Raises:
+        ValueError: it is not of the default's type; says which is wanted.
+    """
+    try:
+        value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    if isinstance(default, str):
+        return value if isinstance(value, str) else text
+    if isinstance(default, float) and type(value) is int:
+        return float(value)
+    if type(value) is not type(default):
+        raise ValueError(_WANTED[type(default)])
+    return value
+
+
+def _absolute(key: str, value: Scalar) -> Scalar:
+    if key in _PATHS and value != "":
+        return str(Path(str(value)).expanduser().absolute())
+    return value
+
+
+def _close(name: str, known: Iterable[str]) -> str:
+    matches = difflib.get_close_matches(name.replace("_", "-"), list(known), n=2)
+    matches = matches or difflib.get_close_matches(name, list(known), n=2)
+    return f" (did you mean {' or '.join(matches)}?)" if matches else ""

@@ -1,0 +1,61 @@
+"""What one data holder allows, whatever a server asks: default deny.
+
+The holder writes it, its node enforces it, and nothing that a server sends can change it.
+"""
+
+from pydantic import Field
+
+from fedtranscribe.config import Settings
+from fedtranscribe.exchange import AnswerKind, NoisePlan, QueryBatch
+from fedtranscribe.federation.refusals import Refusal, RefusalCode
+from fedtranscribe.privacy.budget import Budget
+from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.privacy.units import Adjacency, Unit
+
+
+class HolderPolicy(Settings):
+    """Limits of one holder; each is public and may be told to the server.
+
+    `noise` is the trust that the holder grants: under `local` every answer is private by itself
+    and a server that asks for raw answers is refused; under `central` raw answers go to a server
+    that is trusted to add the noise. A server may always ask for more protection than that.
+    """
+
+    epsilon: float = Field(gt=0, description="most that all runs on the holder's data may cost")
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    unit: Unit = Unit.RECORD
+    kinds: tuple[AnswerKind, ...] = tuple(AnswerKind)
+    noise: NoiseMode = NoiseMode.LOCAL
+    rows_per_message: int = Field(default=10_000, gt=0)
+    rows_per_run: int = Field(default=1_000_000, gt=0)
+
+    @property
+    def budget(self) -> Budget:
+        """The limit as the ledger keeps it."""
+        return Budget(self.epsilon, self.delta, self.unit, Adjacency.ZERO_OUT)
+
+    def check(self, query: QueryBatch, plan: NoisePlan, rows_before: int) -> None:
+        """Refuse what is not allowed; looks at public values only.
+
+        Args:
+            query: what is asked.
+            plan: under which noise.
+            rows_before: rows that this run has been charged for already, this query excluded.
+
+        Raises:
+            Refusal: POLICY.
+        """
+        allowed = (
+            query.kind in self.kinds
+            and self._trusts(query.kind, plan.mode)
+            and query.rows <= self.rows_per_message
+            and rows_before + query.rows <= self.rows_per_run
+        )
+        if not allowed:
+            raise Refusal(RefusalCode.POLICY)
+
+    def _trusts(self, kind: AnswerKind, mode: NoiseMode) -> bool:
+        if mode is NoiseMode.LOCAL:
+            return True
+        # A label is private by itself or not at all: there is no noise to add to it later.
+        return mode is self.noise is NoiseMode.CENTRAL and kind is not AnswerKind.LABEL

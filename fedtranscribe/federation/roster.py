@@ -1,0 +1,82 @@
+"""Who takes part in a federated run: settled before the first query, and then for good."""
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+
+from fedtranscribe.config import FederationSettings
+from fedtranscribe.errors import QuorumError
+from fedtranscribe.federation.node import Capabilities
+from fedtranscribe.federation.transport import Transport
+from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.transcribe.plan import KINDS
+
+log = logging.getLogger(__name__)
+
+Shape = tuple[int, int, int]
+
+
+def enrol(
+    transport: Transport, settings: FederationSettings, expected: int
+) -> dict[str, Capabilities]:
+    """The holders that can take part, by name in sorted order; the others are logged.
+
+    Args:
+        transport: reaches them.
+        settings: what will be asked.
+        expected: how many holders there should be.
+
+    Raises:
+        QuorumError: fewer than the quorum.
+    """
+    told = dict(sorted(transport.capabilities().items()))
+    shape = _common_shape(facts for facts in told.values() if isinstance(facts, Capabilities))
+    roster: dict[str, Capabilities] = {}
+    for name, facts in told.items():
+        if not isinstance(facts, Capabilities):
+            log.warning("holder %s does not take part: %s", name, facts)
+        elif why := _unfit(facts, settings, shape):
+            log.warning("holder %s does not take part: %s", name, why)
+        else:
+            roster[name] = facts
+    needed = quorum(settings, expected)
+    if len(roster) < needed:
+        raise QuorumError(
+            f"Only {len(roster)} of {expected} holders can take part, quorum={needed}; see the "
+            "log for the reasons, or set a smaller quorum."
+        )
+    return roster
+
+
+def quorum(settings: FederationSettings, holders: int) -> int:
+    """Fewest answers that a round needs."""
+    return settings.quorum or holders // 2 + 1
+
+
+def _common_shape(roster: Iterable[Capabilities]) -> Shape | None:
+    """What most holders' teachers expect: classes, channels, size; the first one on a tie."""
+    shapes = Counter(_shape(facts) for facts in roster)
+    return shapes.most_common(1)[0][0] if shapes else None
+
+
+def _shape(facts: Capabilities) -> Shape:
+    return facts.classes, facts.channels, facts.size
+
+
+def _unfit(facts: Capabilities, settings: FederationSettings, shape: Shape | None) -> str | None:
+    """Why a holder cannot take part; None if it can."""
+    rows = min(settings.dpsd.round_rows, settings.rows or settings.dpsd.round_rows)
+    if _shape(facts) != shape:
+        return (
+            f"its teachers expect (classes, channels, size) = {_shape(facts)}, "
+            f"those of the others {shape}"
+        )
+    if KINDS[settings.privacy] not in facts.kinds:
+        return f"its policy does not allow {KINDS[settings.privacy]} answers"
+    if settings.noise == NoiseMode.CENTRAL and facts.noise is not NoiseMode.CENTRAL:
+        return "its policy does not trust the server to add the noise; set noise=local"
+    if rows > facts.rows_per_message:
+        return f"round-rows={rows} is above its limit of {facts.rows_per_message} a message"
+    if facts.shards < 1:
+        return f"it has shards={facts.shards}"
+    return None

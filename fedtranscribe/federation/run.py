@@ -1,0 +1,195 @@
+"""One federated run from settings to result, over any transport."""
+
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fedtranscribe.config import FederationSettings
+from fedtranscribe.data import ImageSet
+from fedtranscribe.errors import StorageError
+from fedtranscribe.exchange import AnswerKind
+from fedtranscribe.federation.node import Capabilities
+from fedtranscribe.federation.plan import FederatedPlan, make_federated_plan
+from fedtranscribe.federation.roster import enrol
+from fedtranscribe.federation.server import Outcome, Report, Server
+from fedtranscribe.federation.transport import Transport
+from fedtranscribe.files import write_atomically
+from fedtranscribe.mechanisms import NoiseSource
+from fedtranscribe.methods.dpsd import DPSD
+from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.transcribe.report import draw_curve, draw_images, figures_available
+from fedtranscribe.transcribe.rundir import RunDirectory
+from fedtranscribe.transcribe.session import (
+    accuracy,
+    build_student_side,
+    pick_device,
+    predict,
+    public_images,
+    sample_images,
+    save_networks,
+)
+
+_GRID = 50
+
+
+def federate(
+    settings: FederationSettings,
+    transport: Transport,
+    run: RunDirectory,
+    *,
+    expected: int,
+    test: ImageSet | None,
+    ensemble: Callable[[], dict[str, float]] = dict,
+    report: Report = lambda _: None,
+    noise: NoiseSource | None = None,
+) -> dict[str, Any]:
+    """Enrol holders, fix the plan, run Algorithm 2, write networks and result.
+
+    Args:
+        settings: of the run.
+        transport: reaches the holders.
+        run: its folder; an interrupted run goes on from its checkpoint.
+        expected: how many holders there should be.
+        test: images that are public by declaration, or None.
+        ensemble: accuracies of the holders' teachers, where a simulation may know them.
+        report: receives progress.
+        noise: the server's own, for `central`; OS entropy unless a test says otherwise.
+
+    Returns:
+        The result, as written to `metrics.json`.
+
+    Raises:
+        QuorumError, HopelessPlanError, ConfigError: before any holder has spent anything.
+        QuorumError: in a round; the run can be resumed.
+    """
+    # A resumed run needs the transport to know its holders as well.
+    roster = _roster(run, enrol(transport, settings, expected))
+    plan = make_federated_plan(settings, roster)
+    plan.refuse_if_hopeless(force=settings.force)
+    stored, device = run.load_checkpoint(), pick_device(settings.device)
+    facts = next(iter(roster.values()))
+    public = public_images(settings, facts.channels, facts.size)
+    side = build_student_side(
+        settings,
+        facts.classes,
+        facts.channels,
+        facts.size,
+        # What a checkpoint holds has been pre-trained already.
+        None if stored else public,
+        device,
+        lambda stage, done, total: report({"stage": stage, "done": done, "total": total}),
+    )
+
+    def evaluate() -> float:
+        assert test is not None
+        return accuracy(side.student, test.images, test.labels)
+
+    scores = run.read_scores()
+    if test is not None and stored is None:
+        scores = {"public_set_alone": evaluate()}
+        run.write_scores(scores)
+    method = DPSD(
+        side.student,
+        side.generator,
+        kind=plan.kind,
+        sharpness=plan.sharpness(len(roster)),
+        settings=settings.dpsd.model_copy(update={"rows": plan.rows, "top_k": settings.top_k}),
+        rng=side.rng,
+        run=run.run_id,
+        public=public.images if public is not None else None,
+    )
+    server = Server(
+        method,
+        plan,
+        transport,
+        settings,
+        run,
+        evaluate=evaluate if test is not None else None,
+        report=report,
+        noise=noise,
+    )
+    outcome = server.serve(stored)
+    if test is not None:
+        scores = ensemble() | scores | {"student": evaluate()}
+        run.write_scores(scores)
+    save_networks(run, side)
+    if figures_available():
+        images = sample_images(side.generator, _GRID, seed=0)
+        draw_images(images, predict(side.student, images), run.path / "images.png")
+        if outcome.curve[0]:
+            lines = {k.replace("_", " "): v for k, v in scores.items() if k != "student"}
+            draw_curve(*outcome.curve, lines, run.path / "accuracy.png")
+    result = _result(settings, plan, outcome, transport.payload, run, scores)
+    run.write_metrics(result)
+    return result
+
+
+def _roster(run: RunDirectory, enrolled: dict[str, Capabilities]) -> dict[str, Capabilities]:
+    """The run's roster: fixed by its first start, because the noise was planned for it."""
+    path = run.path / "roster.json"
+    if not path.exists():
+        text = json.dumps({name: asdict(facts) for name, facts in enrolled.items()}, indent=2)
+        write_atomically(path, text.encode())
+        return enrolled
+    try:
+        return {name: _capabilities(facts) for name, facts in _read(path).items()}
+    except (KeyError, TypeError, ValueError):
+        raise StorageError(f"{path} is damaged; start a new run with another out.") from None
+
+
+def _read(path: Path) -> dict[str, dict[str, Any]]:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _capabilities(facts: dict[str, Any]) -> Capabilities:
+    kinds = tuple(AnswerKind(kind) for kind in facts["kinds"])
+    return Capabilities(**{**facts, "kinds": kinds, "noise": NoiseMode(facts["noise"])})
+
+
+def _result(
+    settings: FederationSettings,
+    plan: FederatedPlan,
+    outcome: Outcome,
+    payload: int,
+    run: RunDirectory,
+    scores: dict[str, float],
+) -> dict[str, Any]:
+    unit, standing = Unit(settings.unit), outcome.standing
+
+    def stated(unit: Unit, adjacency: Adjacency) -> float | None:
+        found = plan.guarantee(standing.rows, unit, adjacency)
+        return found.epsilon if found else None
+
+    headline = plan.guarantee(standing.rows, unit, Adjacency.ZERO_OUT)
+    return {
+        "method": settings.method,
+        "epsilon": headline.epsilon if headline else None,
+        "delta": settings.delta,
+        "unit": unit.value,
+        "adjacency": Adjacency.ZERO_OUT.value,
+        "accountant": headline.accountant if headline else None,
+        "noise_std": plan.noise.strength if plan.kind is not AnswerKind.LABEL else None,
+        "signal": plan.forecast.signal,
+        "sound": {a.value: stated(unit, a) for a in Adjacency},
+        "units": {u.value: stated(u, Adjacency.ZERO_OUT) for u in Unit},
+        "published": {"epsilon": plan.published.epsilon, "reason": plan.published.reason},
+        "noise": plan.noise.mode.value,
+        "trust": plan.trust,
+        "privacy": settings.privacy,
+        "rows": outcome.rows,
+        "holders": len(plan.roster),
+        "shards": {name: facts.shards for name, facts in plan.roster.items()},
+        "answered_rounds": standing.answers,
+        "left": standing.left,
+        "stopped": outcome.stopped,
+        "bytes": payload,
+        "run": run.run_id,
+        "data": settings.data,
+        "public_data": settings.public_data,
+        "accuracy": scores,
+        "curve": {"rows": outcome.curve[0], "accuracy": outcome.curve[1]},
+        "settings": json.loads(settings.model_dump_json(exclude_none=True)),
+    }

@@ -1,0 +1,202 @@
+"""One machine plays server and all holders: the Flower apps under `simulations/` are this.
+
+Simulated holders are parts of one data set, by a public Dirichlet partition. Each trains its own
+teachers on its first message, keeps its own ledger beside them, and answers through the very node
+and protocol that a deployed holder uses. A Flower node may play several holders, so that any
+number of nodes will do.
+
+Guarantee:
+    As `node.py`. But whoever runs a simulation holds all the data, and every run starts new
+    ledgers: a simulation studies a federation, it protects nobody.
+"""
+
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context
+
+from fedtranscribe.config import FederationSettings, TranscribeSettings, build
+from fedtranscribe.data import DataSplit, ImageSet, dirichlet_partition, load
+from fedtranscribe.errors import ConfigError, DataNotFoundError
+from fedtranscribe.federation.node import Node
+from fedtranscribe.federation.policy import HolderPolicy
+from fedtranscribe.mechanisms import NoiseSource
+from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.privacy.units import Unit
+from fedtranscribe.teachers import Teachers, train_teachers
+from fedtranscribe.transcribe.plan import training_mode
+from fedtranscribe.transcribe.session import pick_device
+from fedtranscribe.transcribe.transcription import make_manifest
+
+log = logging.getLogger(__name__)
+
+# Run-config has no null: an empty text, or a zero where zero makes no sense, stands for it.
+_UNSET: Mapping[str, Any] = {
+    "out": "",
+    "data_root": "",
+    "public_data": "",
+    "rows": 0,
+    "top_k": 0,
+    "quorum": 0,
+}
+
+
+def settings_from(run_config: Mapping[str, Any]) -> FederationSettings:
+    """Settings out of Flower's flat run-config, whose keys look like `dpsd.round-rows`.
+
+    Raises:
+        ConfigError: names every wrong value.
+    """
+    values: dict[str, Any] = {}
+    for key, value in run_config.items():
+        *tables, name = key.replace("-", "_").split(".")
+        if not tables and name in _UNSET and value == _UNSET[name]:
+            continue
+        inner = values
+        for table in tables:
+            inner = inner.setdefault(table, {})
+        inner[name] = value
+    return build(FederationSettings, values)
+
+
+def run_folder(settings: FederationSettings, name: str, run_id: int) -> Path:
+    """Where a simulation writes: as told, or under the user's home; absolute.
+
+    Flower's daemon keeps the working directory of whoever started it first, so a relative path
+    would end up anywhere.
+
+    Raises:
+        ConfigError: a relative path.
+    """
+    if settings.out is None:
+        home = Path(os.environ.get("FEDTRANSCRIBE_HOME") or Path.home() / ".fedtranscribe")
+        return home / "runs" / f"{name}-{run_id}"
+    if not settings.out.is_absolute():
+        raise ConfigError(
+            f"Expected out={settings.out} as an absolute path: the server does not run in your "
+            "working directory."
+        )
+    return settings.out
+
+
+def load_first(settings: FederationSettings) -> DataSplit:
+    """The first of the named data sets that can be had; says so where it is not the first.
+
+    Raises:
+        DataNotFoundError: none of them can.
+    """
+    missing: list[str] = []
+    for name in (part.strip() for part in settings.data.split(",")):
+        try:
+            split = load(name, settings.data_root, settings.download)
+        except DataNotFoundError as error:
+            missing.append(str(error))
+            continue
+        if missing:
+            log.warning("%s Going on with data=%s.", " ".join(missing), name)
+        return split
+    raise DataNotFoundError(
+        " ".join(missing) + ' Set data-root="FOLDER", or run on the packaged digits: data="digits".'
+    )
+
+
+def partitions(settings: FederationSettings, train: ImageSet) -> list[ImageSet]:
+    """Each holder's records, under a data id of its own.
+
+    Raises:
+        ConfigError: too few records for so many holders and shards.
+    """
+    parts = dirichlet_partition(
+        train, settings.holders, settings.alpha, settings.seed, least=settings.shards
+    )
+    return [
+        replace(part, data_id=f"{part.data_id} {holder_name(i)}") for i, part in enumerate(parts)
+    ]
+
+
+def holder_name(number: int) -> str:
+    """How a simulated holder is called in logs, files and tables."""
+    return f"holder-{number}"
+
+
+def policy_of(settings: FederationSettings) -> HolderPolicy:
+    """A simulated holder allows what the run was set up for, and not a row more."""
+    return HolderPolicy(
+        epsilon=settings.epsilon,
+        delta=settings.delta,
+        unit=Unit(settings.unit),
+        noise=NoiseMode(settings.noise),
+    )
+
+
+def open_holder(
+    settings: FederationSettings,
+    part: ImageSet,
+    number: int,
+    folder: Path,
+    *,
+    policy: HolderPolicy | None = None,
+    noise: NoiseSource | None = None,
+) -> Node:
+    """Train the holder's teachers if they are not there yet, and open its node.
+
+    Args:
+        settings: of the simulation.
+        part: the holder's records.
+        number: which holder it is.
+        folder: its own folder, for teachers and ledger.
+        policy: its limits; those of the run if not given.
+        noise: OS entropy unless a test says otherwise.
+    """
+    device = pick_device(settings.device)
+    mode = settings.teacher_mode
+    if mode == "auto":
+        mode = training_mode(settings.teacher, None)
+    described = TranscribeSettings(
+        teacher=settings.teacher,
+        data=part.name,
+        # Each holder's teachers start from weights of their own, as strangers' would.
+        seed=settings.seed * 1_000 + number,
+        teachers=settings.teachers,
+    )
+    manifest = make_manifest(described, part, settings.shards, mode)
+    teachers = folder / "teachers"
+    train_teachers(part, manifest, teachers, device=device, progress=lambda done, total: None)
+    return Node(
+        holder_name(number),
+        Teachers(teachers, device),
+        policy or policy_of(settings),
+        folder / "ledger.sqlite",
+        part.data_id,
+        positional_ids=part.positional,
+        noise=noise,
+    )
+
+
+def open_simulated(context: Context, number: int, name: str) -> Node:
+    """The holder of that number, as the ClientApp of a simulation opens it."""
+    settings = settings_from(context.run_config)
+    folder = run_folder(settings, name, context.run_id)
+    if settings.device == "auto" and not torch.cuda.is_available():
+        # Ray runs a worker per core.
+        torch.set_num_threads(1)
+    return _cached_holder(settings.model_dump_json(), number, folder)
+
+
+@lru_cache(maxsize=8)
+def _cached_holder(settings_json: str, number: int, folder: Path) -> Node:
+    # A worker process plays a holder for many messages.
+    settings = FederationSettings.model_validate_json(settings_json)
+    part = partitions(settings, load_first(settings).train)[number]
+    return open_holder(settings, part, number, holders_folder(folder) / holder_name(number))
+
+
+def holders_folder(run: Path) -> Path:
+    """Where the simulated holders keep their own; never part of a release."""
+    return run / "private" / "holders"

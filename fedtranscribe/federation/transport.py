@@ -1,0 +1,166 @@
+"""What carries queries to holders and answers back; the values are the same whatever it is.
+
+A transport never raises for one holder's sake: it says per holder what came back, and a holder
+that is missing from the reply did not answer in time.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
+
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedtranscribe.errors import ProtocolError
+from fedtranscribe.exchange import Answer, NoisePlan, QueryBatch, RawAnswer
+from fedtranscribe.federation import protocol
+from fedtranscribe.federation.node import Capabilities, Node
+from fedtranscribe.federation.refusals import Refusal, RefusalCode
+
+log = logging.getLogger(__name__)
+
+Reply = Answer | RawAnswer | RefusalCode | ProtocolError
+
+
+class Transport(Protocol):
+    """In process, or over Flower.
+
+    Attributes:
+        payload: bytes of arrays that have travelled, both ways.
+    """
+
+    payload: int
+
+    def capabilities(self) -> dict[str, Capabilities | RefusalCode | ProtocolError]:
+        """Who is there, by name."""
+        ...
+
+    def ask(
+        self, holders: Sequence[str], query: QueryBatch, plan: NoisePlan, run: str
+    ) -> dict[str, Reply]:
+        """Ask these holders; whoever stays silent is absent from the result."""
+        ...
+
+
+class InProcess:
+    """Holders in this very process, for one machine and for tests."""
+
+    def __init__(self, nodes: Iterable[Node], requester: str = "in-process") -> None:
+        self.payload = 0
+        self._nodes = {node.name: node for node in nodes}
+        self._requester = requester
+
+    def capabilities(self) -> dict[str, Capabilities | RefusalCode | ProtocolError]:
+        """Who is there, by name."""
+        return {name: node.capabilities() for name, node in self._nodes.items()}
+
+    def ask(
+        self, holders: Sequence[str], query: QueryBatch, plan: NoisePlan, run: str
+    ) -> dict[str, Reply]:
+        """Ask one after the other."""
+        there = [name for name in holders if name in self._nodes]
+        return {name: self._ask(self._nodes[name], query, plan, run) for name in there}
+
+    def _ask(self, node: Node, query: QueryBatch, plan: NoisePlan, run: str) -> Reply:
+        try:
+            return node.answer(query, plan, run, self._requester)
+        except Refusal as refusal:
+            return refusal.code
+
+
+class OverFlower:
+    """Holders behind Flower's grid.
+
+    Args:
+        grid: from the ServerApp.
+        addresses: (node id, number of the holder on that node) of every holder; a node of a
+            simulation may stand for several.
+        timeout: seconds to wait for the holders' answers to one query.
+        first_timeout: seconds to wait for their capabilities: a simulated holder trains its
+            teachers first.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        addresses: Sequence[tuple[int, int]],
+        timeout: float,
+        first_timeout: float,
+    ) -> None:
+        self.payload = 0
+        self._grid = grid
+        self._addresses = list(addresses)
+        self._timeout = timeout
+        self._first_timeout = first_timeout
+        self._by_name: dict[str, tuple[int, int]] = {}
+
+    def capabilities(self) -> dict[str, Capabilities | RefusalCode | ProtocolError]:
+        """Ask everybody who they are; two of one name count as one that makes no sense."""
+        contents = {a: protocol.ask_capabilities(a[1]) for a in self._addresses}
+        found: dict[str, Capabilities | RefusalCode | ProtocolError] = {}
+        for address, content in self._exchange(
+            contents, protocol.CAPABILITIES, "capabilities", self._first_timeout
+        ).items():
+            name = f"node {address[0]}/{address[1]}"
+            try:
+                told = protocol.read_capabilities(content)
+            except Refusal as refusal:
+                found[name] = refusal.code
+            except ProtocolError as error:
+                found[name] = error
+            else:
+                if told.name in self._by_name:
+                    found[name] = ProtocolError(f"Two holders call themselves {told.name!r}.")
+                    continue
+                self._by_name[told.name] = address
+                found[told.name] = told
+        return found
+
+    def ask(
+        self, holders: Sequence[str], query: QueryBatch, plan: NoisePlan, run: str
+    ) -> dict[str, Reply]:
+        """Ask these holders at once; whoever stays silent is absent from the result."""
+        # Who has not been heard of since a resumed run began stays silent.
+        names = {self._by_name[name]: name for name in holders if name in self._by_name}
+        contents = {
+            address: protocol.ask(protocol.Envelope(query, plan, run, address[1]))
+            for address in names
+        }
+        replies = self._exchange(contents, protocol.ANSWER, query.id, self._timeout)
+        return {names[address]: _read(content, query) for address, content in replies.items()}
+
+    def _exchange(
+        self,
+        contents: Mapping[tuple[int, int], RecordDict],
+        message_type: str,
+        group: str,
+        timeout: float,
+    ) -> dict[tuple[int, int], RecordDict]:
+        messages = {
+            address: Message(content, address[0], message_type, group_id=group)
+            for address, content in contents.items()
+        }
+        self.payload += sum(protocol.payload_bytes(content) for content in contents.values())
+        # Replies are told apart by the number that their message carried, as several holders may
+        # share a node.
+        replies: dict[tuple[int, int], RecordDict] = {}
+        for reply in self._grid.send_and_receive(list(messages.values()), timeout=timeout):
+            source = reply.metadata.src_node_id
+            if reply.has_error():
+                # The text may hold anything: it stays here, and only its code is logged.
+                log.warning("node %s failed (Flower code %s)", source, reply.error.code)
+                continue
+            number = protocol.echoed_holder(reply.content)
+            if (source, number) in messages:
+                replies[source, number] = reply.content
+                self.payload += protocol.payload_bytes(reply.content)
+        return replies
+
+
+def _read(content: RecordDict, query: QueryBatch) -> Reply:
+    try:
+        return protocol.read_answer(content, query)
+    except Refusal as refusal:
+        return refusal.code
+    except ProtocolError as error:
+        return error

@@ -1,0 +1,1 @@
+"""FedDPSD on MNIST: a thin Flower app on the installed fedtranscribe."""

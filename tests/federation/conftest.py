@@ -1,0 +1,79 @@
+"""A federation of tiny holders that lives in this process."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedtranscribe.config import DpsdSettings, FederationSettings, TeacherSettings
+from fedtranscribe.data import DataSplit, load
+from fedtranscribe.federation.node import Node
+from fedtranscribe.federation.policy import HolderPolicy
+from fedtranscribe.federation.simulation import holder_name, open_holder, partitions
+from fedtranscribe.mechanisms import SeededNoise
+
+HOLDERS = 3
+
+OpenNodes = Callable[..., list[Node]]
+
+
+@pytest.fixture
+def settings(tiny_data: Path) -> FederationSettings:
+    """Three holders of two shards; a whole run in a second or two."""
+    return FederationSettings(
+        data=str(tiny_data),
+        holders=HOLDERS,
+        alpha=10.0,
+        shards=2,
+        teacher="cnn-small",
+        student="cnn-small",
+        rows=30,
+        retries=1,
+        noise="central",
+        force=True,
+        device="cpu",
+        teachers=TeacherSettings(steps=2, batch=4),
+        dpsd=DpsdSettings(
+            round_rows=10,
+            batch=8,
+            student_steps=2,
+            finish_steps=2,
+            generator_steps=1,
+            latent_dim=8,
+            generator_width=4,
+            pretrain_steps=2,
+            public_share=0.5,
+        ),
+    )
+
+
+@pytest.fixture
+def split(settings: FederationSettings) -> DataSplit:
+    return load(settings.data)
+
+
+@pytest.fixture
+def open_nodes(split: DataSplit, tmp_path: Path) -> OpenNodes:
+    """Opens the holders of some settings; `policies` says otherwise for one of them."""
+
+    def opener(
+        settings: FederationSettings,
+        policies: dict[int, HolderPolicy] | None = None,
+        folder: str = "holders",
+        **options: Any,
+    ) -> list[Node]:
+        noise = options.pop("noise", SeededNoise(7))
+        return [
+            open_holder(
+                settings,
+                part,
+                number,
+                tmp_path / folder / holder_name(number),
+                policy=(policies or {}).get(number),
+                noise=noise.for_query(holder_name(number)),
+            )
+            for number, part in enumerate(partitions(settings, split.train))
+        ]
+
+    return opener

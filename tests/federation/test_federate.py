@@ -1,0 +1,287 @@
+"""Whole federated runs in process: figures, faults, resume."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from fedtranscribe.errors import ConfigError, HopelessPlanError, ProtocolError, QuorumError
+from fedtranscribe.exchange import Answer, RawAnswer
+from fedtranscribe.federation.node import Node
+from fedtranscribe.federation.policy import HolderPolicy
+from fedtranscribe.federation.refusals import RefusalCode
+from fedtranscribe.federation.run import federate
+from fedtranscribe.federation.transport import InProcess
+from fedtranscribe.mechanisms import SeededNoise
+from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.transcribe.rundir import RunDirectory
+
+
+def start(path: Path, settings) -> RunDirectory:
+    run = RunDirectory.create(path, settings)
+    run.run_id = "run-fixed"  # seeded noise depends on it; two runs are compared
+    return run
+
+
+def go(settings, transport, run, split=None, **options):
+    return federate(
+        settings,
+        transport,
+        run,
+        expected=settings.holders,
+        test=split.test if split else None,
+        noise=SeededNoise(1),
+        **options,
+    )
+
+
+def ledger_of(node: Node):
+    return Ledger.open_read_only(node._ledger)
+
+
+class Faulty(InProcess):
+    """Replies that a test breaks, by holder and round."""
+
+    def __init__(self, nodes, faults):
+        super().__init__(nodes)
+        self.faults = faults
+        self.asked = []
+
+    def ask(self, holders, query, plan, run):
+        replies = super().ask(holders, query, plan, run)
+        for name in list(holders):
+            self.asked.append((query.id, name))
+            fault = self.faults.get((name, int(query.id.rsplit("/", 1)[1])))
+            if fault is not None:
+                replies[name] = fault(replies.pop(name), self.asked.count((query.id, name)))
+        return {name: reply for name, reply in replies.items() if reply is not None}
+
+
+def silent(reply, attempt):
+    return None
+
+
+def silent_once(reply, attempt):
+    return None if attempt == 1 else reply
+
+
+def failing(reply, attempt):
+    return RefusalCode.INTERNAL
+
+
+def nonsense(reply, attempt):
+    return ProtocolError("The answer holds values that are not finite.")
+
+
+def raw_unasked(reply, attempt):
+    return RawAnswer(reply.query_id, reply.values, reply.head)
+
+
+def noisy_unasked(reply, attempt):
+    return Answer(reply.query_id, reply.values, reply.head)
+
+
+@pytest.mark.parametrize(
+    ("privacy", "noise"),
+    [("vote", "central"), ("vote", "local"), ("data", "central"), ("data", "local")],
+)
+def test_a_run_spends_what_was_asked_for(settings, split, open_nodes, tmp_path, privacy, noise):
+    settings = settings.model_copy(update={"privacy": privacy, "noise": noise})
+    nodes = open_nodes(settings)
+    result = go(settings, InProcess(nodes), start(tmp_path / "run", settings), split)
+    assert result["epsilon"] == pytest.approx(10.0, rel=1e-6)
+    assert result["units"]["holder"] > 10.0
+    assert set(result["accuracy"]) == {"public_set_alone", "student"}
+    assert result["answered_rounds"] == {f"holder-{i}": 3 for i in range(3)}
+    for node in nodes:
+        with ledger_of(node) as ledger:
+            total = ledger.total(1e-5, Unit.RECORD, Adjacency.ZERO_OUT)
+        assert total.epsilon == pytest.approx(10.0, rel=1e-6)
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["rows"] == 30
+    assert (tmp_path / "run" / "student.safetensors").exists()
+
+
+def test_labels_are_private_by_themselves(settings, split, open_nodes, tmp_path):
+    settings = settings.model_copy(update={"privacy": "label", "noise": "local"})
+    result = go(settings, InProcess(open_nodes(settings)), start(tmp_path / "run", settings), split)
+    assert 9 < result["epsilon"] <= 10.0
+    assert result["units"]["holder"] is None
+    central = settings.model_copy(update={"noise": "central"})
+    nodes, run = open_nodes(central), start(tmp_path / "other", central)
+    with pytest.raises(ConfigError, match="noise=local"):
+        go(central, InProcess(nodes), run)
+
+
+def test_local_noise_costs_the_root_of_the_holders(settings, open_nodes, tmp_path):
+    std = {}
+    for noise in ("local", "central"):
+        chosen = settings.model_copy(update={"noise": noise})
+        result = go(
+            chosen,
+            InProcess(open_nodes(chosen, folder=noise)),
+            start(tmp_path / f"run-{noise}", chosen),
+        )
+        std[noise] = result["noise_std"]
+    assert std["local"] / std["central"] == pytest.approx(math.sqrt(3))
+
+
+def test_a_hopeless_plan_stops_before_anybody_spends(settings, open_nodes, tmp_path):
+    settings = settings.model_copy(update={"force": False})
+    nodes = open_nodes(settings)
+    with pytest.raises(HopelessPlanError, match="force=true"):
+        go(settings, InProcess(nodes), start(tmp_path / "run", settings))
+    assert not any(node._ledger.exists() for node in nodes)
+
+
+# ---------------------------------------------------------------- who may take part
+
+
+def test_a_holder_that_does_not_trust_the_server_is_left_out(settings, open_nodes, tmp_path):
+    nodes = open_nodes(settings, {1: HolderPolicy(epsilon=10, noise=NoiseMode.LOCAL)})
+    result = go(settings, InProcess(nodes), start(tmp_path / "run", settings))
+    assert sorted(result["shards"]) == ["holder-0", "holder-2"]
+    assert not nodes[1]._ledger.exists()
+
+
+def test_too_few_willing_holders_are_an_error(settings, open_nodes, tmp_path):
+    wary = {i: HolderPolicy(epsilon=10, noise=NoiseMode.LOCAL) for i in (0, 1)}
+    with pytest.raises(QuorumError, match="Only 1 of 3 holders"):
+        go(settings, InProcess(open_nodes(settings, wary)), start(tmp_path / "run", settings))
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        HolderPolicy(epsilon=10, noise=NoiseMode.CENTRAL, kinds=("label",)),
+        HolderPolicy(epsilon=10, noise=NoiseMode.CENTRAL, rows_per_message=9),
+    ],
+)
+def test_holders_that_would_refuse_every_query_are_left_out(settings, open_nodes, tmp_path, policy):
+    nodes = open_nodes(settings, {0: policy})
+    result = go(settings, InProcess(nodes), start(tmp_path / "run", settings))
+    assert "holder-0" not in result["shards"]
+
+
+def test_more_rows_than_a_holder_allows_per_run_are_refused_at_once(settings, open_nodes, tmp_path):
+    short = HolderPolicy(epsilon=10, noise=NoiseMode.CENTRAL, rows_per_run=29)
+    nodes = open_nodes(settings, {2: short})
+    with pytest.raises(ConfigError, match="rows=30 <= 29"):
+        go(settings, InProcess(nodes), start(tmp_path / "run", settings))
+    assert not any(node._ledger.exists() for node in nodes)
+
+
+# ---------------------------------------------------------------- faults on the way
+
+
+@pytest.mark.parametrize("fault", [silent, failing])
+def test_a_silent_or_failing_holder_is_asked_again_and_then_missed(
+    settings, open_nodes, tmp_path, fault
+):
+    transport = Faulty(open_nodes(settings), {("holder-1", 1): fault})
+    result = go(settings, transport, start(tmp_path / "run", settings))
+    assert transport.asked.count(("run-fixed/000001", "holder-1")) == 2
+    assert result["answered_rounds"] == {"holder-0": 3, "holder-1": 2, "holder-2": 3}
+    # It may have booked what it did not answer, so its rows count.
+    assert result["epsilon"] == pytest.approx(10.0, rel=1e-6)
+    assert result["left"] == {}
+
+
+def test_asking_again_costs_nothing_twice(settings, open_nodes, tmp_path):
+    nodes = open_nodes(settings)
+    transport = Faulty(nodes, {("holder-1", r): silent_once for r in range(3)})
+    result = go(settings, transport, start(tmp_path / "run", settings))
+    assert result["answered_rounds"]["holder-1"] == 3
+    with ledger_of(nodes[1]) as ledger:
+        assert ledger.rows("run-fixed") == 30
+
+
+@pytest.mark.parametrize("fault", [nonsense, noisy_unasked])
+def test_a_holder_that_talks_nonsense_leaves(settings, open_nodes, tmp_path, fault):
+    transport = Faulty(open_nodes(settings), {("holder-2", 1): fault})
+    result = go(settings, transport, start(tmp_path / "run", settings))
+    assert list(result["left"]) == ["holder-2"]
+    assert result["answered_rounds"]["holder-2"] == 1
+    assert result["rows"] == 30
+
+
+def test_a_raw_answer_is_never_taken_for_a_private_one(settings, open_nodes, tmp_path):
+    settings = settings.model_copy(update={"noise": "local"})
+    transport = Faulty(open_nodes(settings), {("holder-0", 0): raw_unasked})
+    result = go(settings, transport, start(tmp_path / "run", settings))
+    assert "holder-0" in result["left"]
+
+
+@pytest.mark.parametrize("reaction", ["continue", "stop"])
+def test_a_spent_budget_ends_the_run_or_not_by_setting(settings, open_nodes, tmp_path, reaction):
+    settings = settings.model_copy(update={"on_exhausted": reaction})
+    poor = HolderPolicy(epsilon=8.0, noise=NoiseMode.CENTRAL)
+    nodes = open_nodes(settings, {1: poor})
+    result = go(settings, InProcess(nodes), start(tmp_path / "run", settings))
+    assert result["left"] == {"holder-1": "BUDGET_EXHAUSTED"}
+    assert 0 < result["answered_rounds"]["holder-1"] < 3
+    if reaction == "stop":
+        assert "holder-1" in result["stopped"]
+        assert result["rows"] < 30
+    else:
+        assert result["stopped"] is None
+        assert result["rows"] == 30
+    with ledger_of(nodes[1]) as ledger:
+        assert ledger.total(1e-5, Unit.RECORD, Adjacency.ZERO_OUT).epsilon <= 8.0
+
+
+def test_a_round_without_a_quorum_can_be_resumed(settings, split, open_nodes, tmp_path):
+    nodes = open_nodes(settings)
+    gone = {(f"holder-{i}", 1): silent for i in (0, 1)}
+    run = start(tmp_path / "run", settings)
+    with pytest.raises(QuorumError, match="quorum=2"):
+        go(settings, Faulty(nodes, gone), run, split)
+    assert not run.finished
+    broken = go(settings, InProcess(nodes), run, split)
+    whole = go(
+        settings,
+        InProcess(open_nodes(settings, folder="again")),
+        start(tmp_path / "whole", settings),
+        split,
+    )
+    assert broken["accuracy"] == whole["accuracy"]
+    assert broken["epsilon"] == whole["epsilon"]
+    for node in nodes:
+        with ledger_of(node) as ledger:
+            assert ledger.rows("run-fixed") == 30
+
+
+def test_the_server_never_draws_noise_twice_for_one_query(settings, open_nodes, tmp_path):
+    """Killed between answer and update, the server learns from the very same answer."""
+    nodes, run = open_nodes(settings), start(tmp_path / "run", settings)
+
+    class Killed(BaseException):
+        pass
+
+    def die(entry):
+        if entry["stage"] == "rows answered":
+            raise Killed
+
+    with pytest.raises(Killed):
+        go(settings, InProcess(nodes), run, report=die)
+    before = run.load_answer("run-fixed/000000")
+    drawn = []
+
+    class Counting(SeededNoise):
+        def for_query(self, query_id):
+            drawn.append(query_id)
+            return super().for_query(query_id)
+
+    federate(settings, InProcess(nodes), run, expected=3, test=None, noise=Counting(99))
+    assert before is not None
+    assert "run-fixed/000000" not in drawn
+    assert len(drawn) == 2
+
+
+def test_the_published_figure_stands_beside_and_is_no_guarantee(settings, open_nodes, tmp_path):
+    result = go(settings, InProcess(open_nodes(settings)), start(tmp_path / "run", settings))
+    assert result["published"]["epsilon"] != result["epsilon"]
+    assert result["published"]["reason"]
+    assert "server" in result["trust"]

@@ -1,0 +1,237 @@
+"""The same run through Flower's messages: same student, generic refusals, faults, resume."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+
+from fedtranscribe.federation import protocol
+from fedtranscribe.federation.holder import make_client_app
+from fedtranscribe.federation.node import Node
+from fedtranscribe.federation.policy import HolderPolicy
+from fedtranscribe.federation.refusals import Refusal, RefusalCode
+from fedtranscribe.federation.run import federate
+from fedtranscribe.federation.transport import InProcess, OverFlower
+from fedtranscribe.mechanisms import SeededNoise
+from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.transcribe.rundir import RunDirectory
+from tests.federation.local_grid import LocalGrid
+
+
+def start(path: Path, settings) -> RunDirectory:
+    run = RunDirectory.create(path, settings)
+    run.run_id = "run-fixed"
+    return run
+
+
+def over(nodes: list[Node], flower_nodes: int = 2, drop=()) -> OverFlower:
+    app = make_client_app(lambda context, number: nodes[number])
+    grid = LocalGrid(app, {11 * (i + 1): {} for i in range(flower_nodes)}, drop=drop)
+    ids = grid.get_node_ids()
+    return OverFlower(grid, [(ids[i % len(ids)], i) for i in range(len(nodes))], 5, 5)
+
+
+def go(settings, transport, run, split=None):
+    return federate(
+        settings,
+        transport,
+        run,
+        expected=settings.holders,
+        test=split.test if split else None,
+        noise=SeededNoise(1),
+    )
+
+
+@pytest.mark.parametrize(
+    ("privacy", "noise", "top_k"),
+    [("vote", "central", None), ("data", "local", 2), ("label", "local", None)],
+)
+def test_the_same_seeds_give_the_same_student_in_process_and_through_flower(
+    settings, split, open_nodes, tmp_path, privacy, noise, top_k
+):
+    chosen = {"privacy": privacy, "noise": noise, "top_k": top_k}
+    settings = settings.model_copy(update=chosen)
+    for name, make in (("here", InProcess), ("flower", over)):
+        nodes = open_nodes(settings, folder=name)
+        go(settings, make(nodes), start(tmp_path / f"run-{name}", settings), split)
+    for file in ("student.safetensors", "generator.safetensors"):
+        here, flower = ((tmp_path / f"run-{n}" / file).read_bytes() for n in ("here", "flower"))
+        assert here == flower, file
+
+
+def test_a_lost_node_is_missed_and_the_run_goes_on(settings, open_nodes, tmp_path):
+    transport = over(open_nodes(settings), flower_nodes=3, drop=())
+    run = start(tmp_path / "run", settings)
+    learned = []
+
+    original = transport.ask
+
+    def ask(holders, query, plan, run_id):
+        learned.append(query.id)
+        if query.id.endswith("1"):
+            transport._grid.drop.add(22)
+        return original(holders, query, plan, run_id)
+
+    transport.ask = ask
+    result = go(settings, transport, run)
+    assert result["answered_rounds"] == {"holder-0": 3, "holder-1": 1, "holder-2": 3}
+    assert result["rows"] == 30
+
+
+def test_two_holders_of_one_name_are_told_apart_by_neither(settings, open_nodes):
+    nodes = open_nodes(settings)
+    nodes[1].name = nodes[0].name
+    told = over(nodes).capabilities()
+    assert sorted(type(v).__name__ for v in told.values()) == [
+        "Capabilities",
+        "Capabilities",
+        "ProtocolError",
+    ]
+
+
+# ---------------------------------------------------------------- what a holder answers to what
+
+
+@pytest.fixture
+def answer(settings, open_nodes):
+    """Send any content to one holder and read the refusal, or None."""
+    policy = HolderPolicy(epsilon=10, noise=NoiseMode.CENTRAL, rows_per_message=20)
+    node = open_nodes(settings, {0: policy})[0]
+    app = make_client_app(lambda context, number: node)
+    grid = LocalGrid(app, {1: {}})
+
+    def send(content: RecordDict, kind: str = protocol.ANSWER) -> str | None:
+        message = Message(content, dst_node_id=1, message_type=kind, group_id="g")
+        (reply,) = grid.send_and_receive([message])
+        assert not reply.has_error(), "nothing may be raised out of a handler"
+        terms = reply.content["terms"]
+        assert set(terms) <= {"protocol", "refusal", "holder"} or "refusal" not in terms
+        return terms.get("refusal")
+
+    send.node = node
+    return send
+
+
+def query(rows: int = 10, classes: int = 3, size: int = 28, **terms) -> RecordDict:
+    content = {
+        "protocol": 1,
+        "holder": 0,
+        "run": "run-a",
+        "query-id": "run-a/000000",
+        "kind": "vote",
+        "k": classes,
+        "mode": "central",
+        "strength": 1_000.0,
+        "holders": 3,
+        **terms,
+    }
+    images = np.zeros((rows, 1, size, size), np.uint8)
+    return RecordDict(
+        {
+            "terms": ConfigRecord({k: v for k, v in content.items() if v is not None}),
+            "arrays": ArrayRecord({"images": Array(images)}),
+        }
+    )
+
+
+def test_a_good_query_is_answered_and_replayed(answer):
+    assert answer(query()) is None
+    assert answer(query()) is None
+    with_other_noise = query(strength=2_000.0)
+    assert answer(with_other_noise) == RefusalCode.CONFLICT
+    assert answer(query(rows=9)) == RefusalCode.CONFLICT
+
+
+@pytest.mark.parametrize(
+    ("content", "code"),
+    [
+        (query(protocol=2), RefusalCode.PROTOCOL),
+        (query(protocol=None), RefusalCode.PROTOCOL),
+        (RecordDict(), RefusalCode.PROTOCOL),
+        (query(rows=21), RefusalCode.POLICY),
+        (query(mode="secagg"), RefusalCode.MALFORMED),
+        (query(kind="label", mode="central"), RefusalCode.MALFORMED),
+        (query(kind="weights"), RefusalCode.MALFORMED),
+        (query(strength=0.0), RefusalCode.MALFORMED),
+        (query(strength=-1.0), RefusalCode.MALFORMED),
+        (query(strength=float("nan")), RefusalCode.MALFORMED),
+        (query(strength=float("inf")), RefusalCode.MALFORMED),
+        (query(strength=1e-6), RefusalCode.BUDGET),
+        (query(holders=0), RefusalCode.MALFORMED),
+        (query(classes=4), RefusalCode.MALFORMED),
+        (query(size=32), RefusalCode.MALFORMED),
+        (query(rows=0), RefusalCode.MALFORMED),
+        (query(run=None), RefusalCode.MALFORMED),
+        (query(**{"query-id": ""}), RefusalCode.MALFORMED),
+        (query(k="three"), RefusalCode.MALFORMED),
+        (query(kind="gradient"), RefusalCode.MALFORMED),
+    ],
+)
+def test_bad_queries_get_their_code_and_book_nothing(answer, content, code):
+    assert answer(content) == code
+    assert answer(query(**{"query-id": "run-a/000001"})) is None
+
+
+def test_a_local_holder_never_gives_raw_rows(settings, open_nodes):
+    wary = HolderPolicy(epsilon=10, noise=NoiseMode.LOCAL)
+    node = open_nodes(settings, {0: wary})[0]
+    envelope = protocol.read_query(query())
+    with pytest.raises(Refusal, match="POLICY"):
+        node.answer(envelope.query, envelope.plan, "run-a", "me")
+    assert not [p for p in node._ledger.parent.glob("ledger.sqlite") if _booked(node)]
+
+
+def _booked(node: Node) -> bool:
+    from fedtranscribe.privacy.ledger import Ledger
+
+    with Ledger.open_read_only(node._ledger) as ledger:
+        return bool(ledger.releases())
+
+
+def test_exceptions_of_a_holder_stay_at_the_holder(settings, open_nodes):
+    """Neither a node that cannot be opened nor teachers that break tell why."""
+    node = open_nodes(settings)[0]
+    node.teachers.logits = _break
+
+    def cannot_open(context: Context, number: int) -> Node:
+        raise RuntimeError("patient Smith's file is missing")
+
+    for app in (make_client_app(lambda c, n: node), make_client_app(cannot_open)):
+        grid = LocalGrid(app, {1: {}})
+        message = Message(query(), dst_node_id=1, message_type=protocol.ANSWER, group_id="g")
+        (reply,) = grid.send_and_receive([message])
+        assert dict(reply.content["terms"]) == {
+            "protocol": 1,
+            "refusal": "INTERNAL_ERROR",
+            "holder": 0,
+        }
+
+
+def _break(images):
+    raise RuntimeError("patient Smith")
+
+
+@pytest.mark.parametrize("values", ["nan", "inf", "shape", "id"])
+def test_the_server_accepts_no_answer_that_is_none(answer, values, settings, open_nodes):
+    envelope = protocol.read_query(query())
+    node = open_nodes(settings, folder="others")[0]
+    told = node.answer(envelope.query, envelope.plan, "run-a", "me")
+    content = protocol.tell(told, envelope.query.kind)
+    array = content["arrays"]["values"].numpy().copy()
+    if values in ("nan", "inf"):
+        array[0, 0] = float(values)
+    if values == "shape":
+        array = array[:-1]
+    if values == "id":
+        content["terms"]["query-id"] = "another"
+    content["arrays"] = ArrayRecord({"values": Array(array)})
+    with pytest.raises(Exception, match=r"finite|Expected an answer"):
+        protocol.read_answer(content, envelope.query)
+
+
+def test_a_row_costs_about_a_quarter_of_dense_float32(settings, open_nodes, tmp_path):
+    transport = over(open_nodes(settings))
+    result = go(settings, transport, start(tmp_path / "run", settings))
+    dense = 4 * (28 * 28 + 3 + 3)
+    assert result["bytes"] / (30 * 3) < 0.35 * dense  # small messages have their headers as well
