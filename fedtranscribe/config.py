@@ -81,6 +81,24 @@ class DpsdSettings(Settings):
     )
 
 
+class BaselineSettings(Settings):
+    """FedAvg, FedDF and DENSE: federated learning WITHOUT privacy, to compare with."""
+
+    rounds: int = Field(default=10, gt=0, description="rounds of FedAvg")
+    local_steps: int = Field(
+        default=100,
+        gt=0,
+        description="steps per round at a holder; FedDF and DENSE take all rounds' steps in one",
+    )
+    batch: int = Field(default=64, gt=1)
+    lr: float = Field(default=1e-3, gt=0)
+    augment: float = Field(default=0.5, ge=0, le=2)
+    distil_steps: int = Field(default=2_000, gt=0, description="student steps of FedDF and DENSE")
+    distil_lr: float = Field(default=1e-3, gt=0)
+    generator_lr: float = Field(default=1e-3, gt=0)
+    pool: int = Field(default=8_000, gt=0, description="images that DENSE keeps to distil on")
+
+
 class StudentSettings(Settings):
     """What the student side of every run is told; `None` means: picked from public facts."""
 
@@ -155,6 +173,7 @@ class FederationSettings(StudentSettings):
     teacher: str = "cnn"
     teacher_mode: Literal["auto", "full", "heads"] = "auto"
     teachers: TeacherSettings = TeacherSettings()
+    baseline: BaselineSettings = BaselineSettings()
 
 
 S = TypeVar("S", bound=Settings)

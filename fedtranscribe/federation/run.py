@@ -122,7 +122,9 @@ def federate(
         if outcome.curve[0]:
             lines = {k.replace("_", " "): v for k, v in scores.items() if k != "student"}
             draw_curve(*outcome.curve, lines, run.path / "accuracy.png")
-    result = _result(settings, plan, outcome, transport.payload, run, scores)
+    result = _result(
+        settings, plan, outcome, transport.payload, run, scores, noise is None or noise.private
+    )
     run.write_metrics(result)
     return result
 
@@ -156,6 +158,7 @@ def _result(
     payload: int,
     run: RunDirectory,
     scores: dict[str, float],
+    private: bool,
 ) -> dict[str, Any]:
     unit, standing = Unit(settings.unit), outcome.standing
 
@@ -176,6 +179,7 @@ def _result(
         "sound": {a.value: stated(unit, a) for a in Adjacency},
         "units": {u.value: stated(u, Adjacency.ZERO_OUT) for u in Unit},
         "published": {"epsilon": plan.published.epsilon, "reason": plan.published.reason},
+        "private": private,
         "noise": plan.noise.mode.value,
         "trust": plan.trust,
         "privacy": settings.privacy,

@@ -4,13 +4,19 @@ import logging
 import time
 from pathlib import Path
 
-from flwr.app import Context
+from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
 from fedtranscribe.config import FederationSettings
 from fedtranscribe.data import DataSplit
 from fedtranscribe.errors import FedtranscribeError, QuorumError
+from fedtranscribe.federation.baselines import (
+    answer_training,
+    baseline_result,
+    holder_of,
+    run_baseline,
+)
 from fedtranscribe.federation.holder import make_client_app
 from fedtranscribe.federation.run import federate
 from fedtranscribe.federation.run_files import ERROR, report_mistake, reporter
@@ -22,11 +28,19 @@ from fedtranscribe.federation.simulation import (
     partitions,
     run_folder,
     settings_from,
+    simulated_part,
 )
-from fedtranscribe.federation.transport import OverFlower
+from fedtranscribe.federation.transport import Address, OverFlower
+from fedtranscribe.models import Classifier, build, save
 from fedtranscribe.teachers import Teachers
 from fedtranscribe.transcribe.rundir import RunDirectory, check_writable
-from fedtranscribe.transcribe.session import ensemble_accuracy, pick_device
+from fedtranscribe.transcribe.session import (
+    accuracy,
+    build_student_side,
+    ensemble_accuracy,
+    pick_device,
+    public_images,
+)
 
 log = logging.getLogger(__name__)
 
@@ -35,8 +49,19 @@ _NODES_STILL = 6  # looks, half a second apart
 
 
 def simulated_client_app(name: str) -> ClientApp:
-    """The ClientApp of the simulation called `name`."""
-    return make_client_app(lambda context, number: open_simulated(context, number, name))
+    """The ClientApp of the simulation called `name`; it trains for the baselines as well."""
+    app = make_client_app(lambda context, number: open_simulated(context, number, name))
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        number = holder_of(message)
+        settings, part = simulated_part(context, number)
+        network = build(settings.student, part.classes, part.channels, part.size)
+        network.to(pick_device(settings.device))
+        seed = settings.seed * settings.holders + number
+        return answer_training(message, network, part, settings.baseline, seed)
+
+    return app
 
 
 def simulated_server_app(name: str) -> ServerApp:
@@ -45,6 +70,7 @@ def simulated_server_app(name: str) -> ServerApp:
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
+        _log_as_flower_does()
         settings = settings_from(context.run_config)
         out = run_folder(settings, name, context.run_id)
         check_writable(out)
@@ -60,6 +86,14 @@ def simulated_server_app(name: str) -> ServerApp:
     return app
 
 
+def _log_as_flower_does() -> None:
+    """Let our lines appear where Flower's do, in `flwr run --stream` and `flwr log`."""
+    ours = logging.getLogger("fedtranscribe")
+    ours.handlers = logging.getLogger("flwr").handlers
+    ours.setLevel(logging.INFO)
+    ours.propagate = False
+
+
 def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
     log.info("run folder: %s", out)
     split = load_first(settings)
@@ -70,9 +104,11 @@ def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
     if run.finished:
         log.info("this run was complete already; nothing was spent")
         return
-    transport = OverFlower(
-        grid, _addresses(grid, settings.holders), settings.timeout, settings.first_timeout
-    )
+    addresses = _addresses(grid, settings.holders)
+    if settings.method != "feddpsd":
+        _serve_baseline(grid, addresses, settings, run, split)
+        return
+    transport = OverFlower(grid, addresses, settings.timeout, settings.first_timeout)
     log.info("%d holders train their teachers, if they have none yet", settings.holders)
     result = federate(
         settings,
@@ -93,7 +129,44 @@ def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
     log.info("results, networks and figures: %s", out)
 
 
-def _addresses(grid: Grid, holders: int) -> list[tuple[int, int]]:
+def _serve_baseline(
+    grid: Grid,
+    addresses: list[Address],
+    settings: FederationSettings,
+    run: RunDirectory,
+    split: DataSplit,
+) -> None:
+    log.warning("method=%s has NO privacy: holders send their networks", settings.method)
+    train, device, report = split.train, pick_device(settings.device), reporter(run.path)
+    public = public_images(settings, train.channels, train.size)
+    shape = train.classes, train.channels, train.size
+    # The generator of DENSE sees no public images: it is data-free.
+    side = build_student_side(settings, *shape, None, device)
+
+    def evaluate(network: Classifier) -> float:
+        return accuracy(network, split.test.images, split.test.labels)
+
+    run_baseline(
+        settings.method,  # type: ignore[arg-type]
+        grid,
+        addresses,
+        side.student,
+        side.generator,
+        settings.baseline,
+        public=public.images if public is not None else None,
+        rng=side.rng,
+        evaluate=evaluate,
+        report=report,
+    )
+    result = baseline_result(settings, run, evaluate(side.student))
+    run.write_scores(result["accuracy"])
+    save(side.student, run.path / "student.safetensors")
+    run.write_metrics(result)
+    log.info("student %.1f %%, NOT private", 100 * result["accuracy"]["student"])
+    log.info("results: %s", run.path)
+
+
+def _addresses(grid: Grid, holders: int) -> list[Address]:
     """Spread the holders over the nodes there are; any number of nodes will do.
 
     Flower starts the server before it has registered all nodes, so their number has to stand

@@ -193,8 +193,20 @@ def open_simulated(context: Context, number: int, name: str) -> Node:
 def _cached_holder(settings_json: str, number: int, folder: Path) -> Node:
     # A worker process plays a holder for many messages.
     settings = FederationSettings.model_validate_json(settings_json)
-    part = partitions(settings, load_first(settings).train)[number]
+    part = _cached_part(settings_json, number)
     return open_holder(settings, part, number, holders_folder(folder) / holder_name(number))
+
+
+def simulated_part(context: Context, number: int) -> tuple[FederationSettings, ImageSet]:
+    """Settings of a simulation and the records of the holder of that number."""
+    settings = settings_from(context.run_config)
+    return settings, _cached_part(settings.model_dump_json(), number)
+
+
+@lru_cache(maxsize=8)
+def _cached_part(settings_json: str, number: int) -> ImageSet:
+    settings = FederationSettings.model_validate_json(settings_json)
+    return partitions(settings, load_first(settings).train)[number]
 
 
 def holders_folder(run: Path) -> Path:

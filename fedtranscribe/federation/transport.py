@@ -19,6 +19,9 @@ from fedtranscribe.federation.refusals import Refusal, RefusalCode
 
 log = logging.getLogger(__name__)
 
+Address = tuple[int, int]
+"""(node id, number of the holder on that node)."""
+
 Reply = Answer | RawAnswer | RefusalCode | ProtocolError
 
 
@@ -83,7 +86,7 @@ class OverFlower:
     def __init__(
         self,
         grid: Grid,
-        addresses: Sequence[tuple[int, int]],
+        addresses: Sequence[Address],
         timeout: float,
         first_timeout: float,
     ) -> None:
@@ -131,11 +134,11 @@ class OverFlower:
 
     def _exchange(
         self,
-        contents: Mapping[tuple[int, int], RecordDict],
+        contents: Mapping[Address, RecordDict],
         message_type: str,
         group: str,
         timeout: float,
-    ) -> dict[tuple[int, int], RecordDict]:
+    ) -> dict[Address, RecordDict]:
         messages = {
             address: Message(content, address[0], message_type, group_id=group)
             for address, content in contents.items()
@@ -143,7 +146,7 @@ class OverFlower:
         self.payload += sum(protocol.payload_bytes(content) for content in contents.values())
         # Replies are told apart by the number that their message carried, as several holders may
         # share a node.
-        replies: dict[tuple[int, int], RecordDict] = {}
+        replies: dict[Address, RecordDict] = {}
         for reply in self._grid.send_and_receive(list(messages.values()), timeout=timeout):
             source = reply.metadata.src_node_id
             if reply.has_error():
