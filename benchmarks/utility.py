@@ -15,11 +15,14 @@ import argparse
 import json
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from fedtranscribe.config import DpsdSettings, TeacherSettings, TranscribeSettings
 from fedtranscribe.data import DataSplit, load
@@ -89,13 +92,21 @@ CASES = {
 }
 
 
+class HasLogits(Protocol):
+    """One ensemble, or several as one."""
+
+    def logits(self, images: Tensor) -> Iterator[Tensor]:
+        """Blocks [1, n, classes]."""
+        ...
+
+
 class NoiselessHolder:
     """Answers with the log of the teachers' plain mean; only a benchmark may.
 
     At sharpness one and without a prior, the posterior is that mean itself.
     """
 
-    def __init__(self, teachers: Teachers) -> None:
+    def __init__(self, teachers: HasLogits) -> None:
         self._teachers = teachers
 
     def answer(self, query: QueryBatch) -> Answer:

@@ -158,6 +158,9 @@ class FederationSettings(StudentSettings):
         default=3_600.0, gt=0, description="seconds to wait until the holders are ready"
     )
     retries: int = Field(default=2, ge=0, description="times a silent holder is asked again")
+    retry_after: float = Field(
+        default=2.0, ge=0, description="seconds before a silent holder is asked again; doubles"
+    )
     on_exhausted: Literal["continue", "stop"] = Field(
         default="continue", description="what a holder's spent budget does to the run"
     )

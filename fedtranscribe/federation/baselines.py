@@ -179,10 +179,10 @@ def run_baseline(
     if name == "fedavg":
         _fedavg(grid, addresses, student, settings, tell)
         return
-    networks = _collect(grid, addresses, student, settings)
+    networks, examples = _collect(grid, addresses, student, settings)
     tell("networks of the holders", len(networks), len(addresses))
     # Both start from the mean of the networks, as FedDF does.
-    _load_mean(student, networks)
+    load_mean(student, networks, examples)
     if name == "feddf":
         assert public is not None  # refused above
         distil(student, networks, public, settings, settings.distil_steps, rng)
@@ -219,13 +219,16 @@ def _fedavg(
 
 def _collect(
     grid: Grid, addresses: Sequence[Address], student: Classifier, settings: BaselineSettings
-) -> list[Classifier]:
-    """One network per holder that answers, trained for as many steps as FedAvg's rounds take."""
+) -> tuple[list[Classifier], list[int]]:
+    """A network and its count of examples per holder that answers.
+
+    Each is trained for as many steps as FedAvg's rounds take together.
+    """
     config = ConfigRecord({"steps": settings.local_steps * settings.rounds})
     messages = HolderFedAvg(addresses).configure_train(
         1, ArrayRecord(_on_cpu(student)), config, grid
     )
-    networks = []
+    networks, examples = [], []
     for reply in grid.send_and_receive(messages, timeout=_TIMEOUT):
         if reply.has_error():
             log.warning("node %s failed (code %s)", reply.metadata.src_node_id, reply.error.code)
@@ -233,16 +236,22 @@ def _collect(
         network = copy.deepcopy(student)
         network.load_state_dict(reply.content.array_records[_ARRAYS].to_torch_state_dict())
         networks.append(network)
+        examples.append(int(reply.content.metric_records[_METRICS]["num-examples"]))  # type: ignore[arg-type]
     if not networks:
         raise QuorumError("No holder sent a network; see the log.")
-    return networks
+    return networks, examples
 
 
-def _load_mean(student: Classifier, networks: Sequence[Classifier]) -> None:
+def load_mean(student: Classifier, networks: Sequence[Classifier], examples: Sequence[int]) -> None:
+    """Give the student the networks' mean weights, each counted by its examples, as FedAvg does."""
     states = [network.state_dict() for network in networks]
+    weights = [count / sum(examples) for count in examples]
     student.load_state_dict(
         {
-            key: torch.stack([state[key].float() for state in states]).mean(0).to(value.dtype)
+            key: sum(
+                (w * state[key].float() for w, state in zip(weights, states, strict=True)),
+                start=torch.zeros_like(value, dtype=torch.float32),
+            ).to(value.dtype)
             for key, value in states[0].items()
         }
     )

@@ -7,6 +7,7 @@ superlink.log    what Flower and Ray said, kept by the command
 """
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,7 @@ def reporter(folder: Path) -> Callable[[dict[str, Any]], None]:
 
     def report(entry: dict[str, Any]) -> None:
         with (folder / PROGRESS).open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(entry) + "\n")
+            stream.write(json.dumps({"time": round(time.time(), 3), **entry}) + "\n")
 
     return report
 

@@ -6,6 +6,7 @@ spent unless it said that it booked nothing, so the printed ε can only be too l
 """
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -165,6 +166,8 @@ class Server:
             if not waiting:
                 break
             if attempt:
+                # Whatever broke needs a moment: a worker that died fails its next messages too.
+                self._pause(attempt)
                 log.warning("asking again for %s: %s", query.id, ", ".join(waiting))
             replies = self._transport.ask(waiting, query, self._plan.noise, self._run.run_id)
             for name in waiting:
@@ -180,6 +183,9 @@ class Server:
             if name in answers:
                 self._add(self._standing.answers, name, 1)
         return [answers[name] for name in sorted(answers)]
+
+    def _pause(self, attempt: int) -> None:
+        time.sleep(self._settings.retry_after * 2 ** (attempt - 1))
 
     def _fits(self, reply: Answer | RawAnswer) -> bool:
         """Raw rows only where they were asked for, and private ones otherwise."""

@@ -17,6 +17,7 @@ def test_public_names_are_exactly_these():
         "assign_shards",
         "augment",
         "available",
+        "dirichlet_partition",
         "draw_shapes",
         "held_out",
         "load",

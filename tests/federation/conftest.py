@@ -30,6 +30,7 @@ def settings(tiny_data: Path) -> FederationSettings:
         student="cnn-small",
         rows=30,
         retries=1,
+        retry_after=0.0,
         noise="central",
         force=True,
         device="cpu",

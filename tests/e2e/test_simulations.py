@@ -1,0 +1,99 @@
+"""Our real apps on a real SuperLink with real Ray workers; no process is left behind."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+SIMULATIONS = Path(__file__).parents[2] / "simulations"
+DYING = Path(__file__).parent / "dying_app"
+
+SMALL = (
+    "data=digits",
+    "shards=4",
+    "teacher=cnn-small",
+    "student=cnn-small",
+    "rows=60",
+    "force=true",
+    "device=cpu",
+    "dpsd.round-rows=20",
+    "dpsd.student-steps=2",
+    "dpsd.finish-steps=2",
+    "teachers.steps=5",
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+def simulate(app: Path | str, out: Path, *settings: str) -> subprocess.CompletedProcess[str]:
+    # A mark of its own in the environment finds every descendant, whoever adopted it.
+    environment = {**os.environ, "FEDTRANSCRIBE_TEST": str(out)}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    program = str(Path(sys.executable).with_name("fedtranscribe"))
+    chosen = dict(pair.split("=") for pair in (*SMALL, *settings))
+    command = [program, "simulate", str(app), *(f"{k}={v}" for k, v in chosen.items())]
+    done = subprocess.run(
+        [*command, "--out", str(out), "--json"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    until = time.monotonic() + 20
+    while (left := _marked(str(out))) and time.monotonic() < until:
+        time.sleep(0.5)
+    assert not left, "processes were left behind"
+    return done
+
+
+def _marked(mark: str) -> list[str]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("FEDTRANSCRIBE_TEST") == mark:
+                found.append(" ".join(process.cmdline()))
+        except (psutil.Error, OSError):
+            continue
+    return found
+
+
+def test_dirichlet_mnist_runs_and_says_what_it_cost(tmp_path):
+    done = simulate("dirichlet_mnist", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["epsilon"] == pytest.approx(10.0, rel=1e-6)
+    assert result["holders"] == 5
+    assert set(result["answered_rounds"].values()) == {3}
+    assert (tmp_path / "run" / "student.safetensors").exists()
+
+
+def test_a_baseline_runs_as_well(tmp_path):
+    chosen = ("method=fedavg", "baseline.rounds=1", "baseline.local-steps=2")
+    done = simulate("dirichlet_cifar10", tmp_path / "run", *chosen)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["epsilon"] is None
+
+
+def test_a_mistake_is_one_line_and_its_exit_code(tmp_path):
+    done = simulate("dirichlet_mnist", tmp_path / "run", "force=false", "shards=1")
+    assert done.returncode == 5, done.stderr
+    lines = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert len(lines) == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_a_holder_whose_process_dies_is_asked_again_and_nothing_is_spent_twice(tmp_path):
+    done = simulate(DYING, tmp_path / "run", "timeout=60.0")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["rows"] == 60
+    assert result["epsilon"] == pytest.approx(10.0, rel=1e-6)
+    assert len((tmp_path / "run" / "private" / "calls-of-holder-3").read_text()) >= 3
+    assert result["left"] == {}
+    # Who shared the dead worker is asked again as well.
+    assert min(result["answered_rounds"].values()) >= 2

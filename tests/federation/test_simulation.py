@@ -1,0 +1,122 @@
+"""Settings, folders and data of a simulation, and the private method through its real apps."""
+
+import json
+import logging
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from fedtranscribe.config import FederationSettings
+from fedtranscribe.errors import ConfigError, DataNotFoundError, StorageError
+from fedtranscribe.federation.simulated_apps import _serve, simulated_client_app
+from fedtranscribe.federation.simulation import (
+    load_first,
+    partitions,
+    run_folder,
+    settings_from,
+)
+from tests.federation.local_grid import LocalGrid
+
+APPS = sorted((Path(__file__).parents[2] / "simulations").iterdir())
+
+
+@pytest.mark.parametrize("app", APPS, ids=lambda path: path.name)
+def test_every_app_has_settings_that_fit_and_needs_nothing_installed(app):
+    project = tomllib.loads((app / "pyproject.toml").read_text())
+    flat = _flat(project["tool"]["flwr"]["app"]["config"])
+    settings = settings_from(flat)
+    assert settings.holders == 5
+    assert settings.out is None
+    assert settings.rows is None
+    assert project["project"]["dependencies"] == []
+    assert project["project"]["name"] == app.name.replace("_", "-")
+
+
+def _flat(table, before=""):
+    flat = {}
+    for key, value in table.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{before}{key}.")
+        else:
+            flat[before + key] = value
+    return flat
+
+
+def test_flat_keys_become_nested_settings():
+    settings = settings_from({"dpsd.round-rows": 7, "top-k": 0, "on-exhausted": "stop", "out": ""})
+    assert settings.dpsd.round_rows == 7
+    assert settings.top_k is None
+    assert settings.on_exhausted == "stop"
+
+
+@pytest.mark.parametrize("bad", [{"epsilon": -1.0}, {"nois": "local"}, {"dpsd.rows": 0}])
+def test_wrong_settings_are_named(bad):
+    with pytest.raises(ConfigError, match=next(iter(bad)).split(".")[0]):
+        settings_from(bad)
+
+
+def test_a_relative_folder_is_refused_and_none_goes_home(own_home):
+    with pytest.raises(ConfigError, match="absolute"):
+        run_folder(FederationSettings(out=Path("runs")), "toy", 5)
+    assert run_folder(FederationSettings(), "toy", 5) == own_home / "runs" / "toy-5"
+
+
+def test_the_first_data_set_that_can_be_had_is_taken_and_said(tiny_data, caplog, tmp_path):
+    settings = FederationSettings(data=f"mnist, {tiny_data}", data_root=tmp_path)
+    with caplog.at_level(logging.WARNING):
+        split = load_first(settings)
+    assert split.train.classes == 3
+    assert "Going on with" in caplog.text
+
+
+def test_no_data_set_at_all_offers_the_packaged_digits(tmp_path):
+    with pytest.raises(DataNotFoundError, match='data="digits"'):
+        load_first(FederationSettings(data="mnist", data_root=tmp_path))
+
+
+def test_each_holder_has_a_ledger_of_its_own(tiny_data):
+    settings = FederationSettings(data=str(tiny_data), holders=3, shards=2, alpha=10)
+    parts = partitions(settings, load_first(settings).train)
+    assert len({part.data_id for part in parts}) == 3
+
+
+def test_the_apps_run_resume_and_refuse_to_overwrite(tiny_data, tmp_path):
+    out = tmp_path / "run"
+    config = {
+        "data": str(tiny_data),
+        "holders": 3,
+        "alpha": 10.0,
+        "shards": 2,
+        "teacher": "cnn-small",
+        "student": "cnn-small",
+        "rows": 20,
+        "noise": "central",
+        "force": True,
+        "device": "cpu",
+        "out": str(out),
+        "teachers.steps": 2,
+        "dpsd.round-rows": 10,
+        "dpsd.student-steps": 1,
+        "dpsd.finish-steps": 1,
+        "dpsd.generator-steps": 1,
+        "dpsd.pretrain-steps": 2,
+        "dpsd.batch": 8,
+    }
+    grid = LocalGrid(simulated_client_app("toy"), {1: {}, 2: {}}, config)
+    _serve(grid, settings_from(config), out)
+    metrics = json.loads((out / "metrics.json").read_text())
+    assert metrics["epsilon"] == pytest.approx(10.0, rel=1e-6)
+    assert set(metrics["accuracy"]) == {
+        "single_teacher",
+        "ensemble",
+        "public_set_alone",
+        "student",
+    }
+    lines = [json.loads(line) for line in (out / "progress.jsonl").read_text().splitlines()]
+    assert [x["done"] for x in lines if x["stage"] == "rows answered"] == [10, 20]
+    with pytest.raises(StorageError, match="--resume"):
+        _serve(grid, settings_from(config), out)
+    asked = len(grid.sent)
+    _serve(grid, settings_from({**config, "resume": True}), out)
+    assert len(grid.sent) == asked, "a finished run asks nobody again"
