@@ -36,7 +36,7 @@ HOLDERS = (1, 2, 5, 10)
 SETTINGS: dict[str, Any] = {
     "data": "digits",
     "shards": 20,
-    "rows": 4_000,
+    "rows": 3_000,
     "noise": "central",
     "force": True,
     "device": "cpu",
@@ -44,7 +44,6 @@ SETTINGS: dict[str, Any] = {
     "dpsd.round-rows": 500,
     "dpsd.student-steps": 20,
     "dpsd.finish-steps": 20,
-    "dpsd.pretrain-steps": 20,
 }
 # float32 image, student's logits and answer of one row.
 DENSE = 4 * (28 * 28 + 10 + 10)
