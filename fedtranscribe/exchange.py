@@ -6,7 +6,6 @@ the other by accident.
 """
 
 import hashlib
-import math
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -15,6 +14,9 @@ from torch import Tensor
 
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.privacy.calibrate import NoiseMode
+
+_STRENGTHS = (1e-9, 1e9)
+_MOST_HOLDERS = 100_000
 
 
 class AnswerKind(StrEnum):
@@ -106,11 +108,15 @@ class NoisePlan:
     holders: int
 
     def __post_init__(self) -> None:
-        """Refuse noise that is none, and a federation of nobody."""
-        if not (self.strength > 0 and math.isfinite(self.strength)):
-            raise ConfigError(f"Expected a noise strength={self.strength} > 0 and finite.")
-        if self.holders < 1:
-            raise ConfigError(f"Expected holders={self.holders} >= 1.")
+        """Refuse noise that is none, that no float could add, and a federation of nobody."""
+        least, most = _STRENGTHS
+        if not least <= self.strength <= most:
+            raise ConfigError(
+                f"Expected a noise strength={self.strength} between {least:g} and {most:g}."
+            )
+        # Beyond these limits the cost of an answer could underflow to nothing.
+        if not 1 <= self.holders <= _MOST_HOLDERS:
+            raise ConfigError(f"Expected holders={self.holders} between 1 and {_MOST_HOLDERS}.")
 
     @property
     def words(self) -> str:

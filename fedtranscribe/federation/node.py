@@ -58,6 +58,14 @@ class Capabilities:
     rows_per_message: int
     rows_per_run: int
 
+    def __post_init__(self) -> None:
+        """Refuse what no holder can be; a server reads these off the wire."""
+        if not (0 < len(self.name) <= 80 and self.name.isprintable()):
+            raise ValueError("a name must be printable and have 1 to 80 characters")
+        counts = self.classes, self.channels, self.size, self.shards
+        if min(counts) < 1 or self.classes < 2:
+            raise ValueError(f"classes, channels, size, shards = {counts} make no sense")
+
 
 def mechanism_of(kind: AnswerKind, plan: NoisePlan, shards: int, k: int) -> Mechanism:
     """What answers of a holder with so many shards pass through under a plan.

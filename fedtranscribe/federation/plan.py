@@ -166,6 +166,13 @@ def _label_plan(
             f"Expected noise=local with privacy=label, got {settings.noise}: a label is private "
             "by itself."
         )
+    if k < 2:
+        raise ConfigError("Expected top-k=1 >= 2: a set of one class tells nothing.")
+    if settings.unit == Unit.HOLDER and any(facts.shards > 1 for facts in roster.values()):
+        raise ConfigError(
+            "Expected one teacher per holder with privacy=label and unit=holder: a holder moves "
+            "all of its votes; set shards=1, or privacy=vote."
+        )
     target = settings.epsilon, settings.delta, rows
     shards = {facts.shards for facts in roster.values()}
     if shards == {1}:

@@ -33,6 +33,7 @@ ANSWER = "query.answer"
 
 _TERMS, _ARRAYS = "terms", "arrays"
 _PRIVATE, _RAW, _LABEL = "private", "raw", "label"
+_MOST_CLASSES = 65_535
 
 
 @dataclass(frozen=True)
@@ -110,9 +111,11 @@ def read_query(content: RecordDict) -> Envelope:
     """
     terms = _terms(content)
     try:
-        arrays = _arrays(content)
+        arrays = _arrays(content, "uf")
         images = torch.from_numpy(arrays["images"])
         k = _get(terms, "k", int)
+        if not 1 <= k <= _MOST_CLASSES:
+            raise ConfigError(f"Expected k={k} between 1 and {_MOST_CLASSES}.")
         sets, logits = arrays.get("index-sets"), arrays.get("student-logits")
         query = QueryBatch(
             id=_get(terms, "query-id", str),
@@ -131,7 +134,7 @@ def read_query(content: RecordDict) -> Envelope:
             _get(terms, "holders", int),
         )
         return Envelope(query, plan, _get(terms, "run", str), _get(terms, "holder", int))
-    except (ConfigError, KeyError, TypeError, ValueError):
+    except (ConfigError, KeyError, TypeError, ValueError, OverflowError, RuntimeError):
         raise Refusal(RefusalCode.MALFORMED) from None
 
 
@@ -202,8 +205,10 @@ def read_answer(content: RecordDict, query: QueryBatch) -> Answer | RawAnswer:
     terms = _reply_terms(content)
     try:
         form, query_id = _get(terms, "form", str), _get(terms, "query-id", str)
+        if form not in ((_LABEL,) if query.kind is AnswerKind.LABEL else (_PRIVATE, _RAW)):
+            raise ValueError(f"{form[:20]!r} is no form of a {query.kind} answer")
         head = _get(terms, "head-sequence", int), _get(terms, "head-hash", str)
-        values = torch.from_numpy(_arrays(content)["values"])
+        values = torch.from_numpy(_arrays(content, "uf")["values"].astype(np.float32))
         if form == _LABEL:
             values = torch.nn.functional.one_hot(values.long(), query.k)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -212,7 +217,7 @@ def read_answer(content: RecordDict, query: QueryBatch) -> Answer | RawAnswer:
     if query_id != query.id or tuple(values.shape) != (query.rows, query.k):
         raise ProtocolError(
             f"Expected an answer to {query.id} of shape {(query.rows, query.k)}, "
-            f"got one to {query_id!r} of shape {tuple(values.shape)}."
+            f"got one to {query_id[:80]!r} of shape {tuple(values.shape)}."
         )
     if not bool(torch.isfinite(values).all()):
         raise ProtocolError(f"The answer to {query.id} holds values that are not finite.")
@@ -257,15 +262,29 @@ def _reply_terms(content: RecordDict) -> ConfigRecord:
     return terms
 
 
-def _arrays(content: RecordDict) -> dict[str, np.ndarray]:
-    # Copies: what comes off the wire is read-only memory.
-    return {name: array.numpy().copy() for name, array in content.array_records[_ARRAYS].items()}
+def _arrays(content: RecordDict, kinds: str) -> dict[str, np.ndarray]:
+    """Arrays of these dtype kinds, as copies: what comes off the wire is read-only memory.
+
+    Raises:
+        ValueError: whatever is wrong with them; numpy's reader raises many kinds.
+    """
+    arrays = {}
+    for name, array in content.array_records[_ARRAYS].items():
+        try:
+            value = array.numpy().copy()
+        except Exception as error:
+            raise ValueError(f"{name!r} is no array ({type(error).__name__})") from None
+        if value.dtype.kind not in kinds:
+            raise ValueError(f"{name!r} holds {value.dtype}")
+        arrays[name] = value
+    return arrays
 
 
 def _get(terms: ConfigRecord, name: str, kind: type[T]) -> T:
     value = terms[name]
-    if not isinstance(value, kind):
-        raise TypeError(f"{name}={value!r} is not {kind.__name__}")
+    # A bool is an int to Python, but not to us.
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"{name} is not {kind.__name__}")
     return value
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedtranscribe.config import FederationSettings
 from fedtranscribe.data import ImageSet
-from fedtranscribe.errors import StorageError
+from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.exchange import AnswerKind
 from fedtranscribe.federation.node import Capabilities
 from fedtranscribe.federation.plan import FederatedPlan, make_federated_plan
@@ -42,6 +42,7 @@ def federate(
     *,
     expected: int,
     test: ImageSet | None,
+    declared_public: bool = True,
     ensemble: Callable[[], dict[str, float]] = dict,
     report: Report = lambda _: None,
     noise: NoiseSource | None = None,
@@ -53,7 +54,9 @@ def federate(
         transport: reaches the holders.
         run: its folder; an interrupted run goes on from its checkpoint.
         expected: how many holders there should be.
-        test: images that are public by declaration, or None.
+        test: held-out images, or None.
+        declared_public: whether they belong to a published benchmark; accuracy on anybody's own
+            records is measured once, at the end, and stays under `private/`.
         ensemble: accuracies of the holders' teachers, where a simulation may know them.
         report: receives progress.
         noise: the server's own, for `central`; OS entropy unless a test says otherwise.
@@ -88,6 +91,7 @@ def federate(
         return accuracy(side.student, test.images, test.labels)
 
     scores = run.read_scores()
+    told = test is not None and declared_public
     if test is not None and stored is None:
         scores = {"public_set_alone": evaluate()}
         run.write_scores(scores)
@@ -107,7 +111,7 @@ def federate(
         transport,
         settings,
         run,
-        evaluate=evaluate if test is not None else None,
+        evaluate=evaluate if told else None,
         report=report,
         noise=noise,
     )
@@ -119,11 +123,12 @@ def federate(
     if figures_available():
         images = sample_images(side.generator, _GRID, seed=0)
         draw_images(images, predict(side.student, images), run.path / "images.png")
-        if outcome.curve[0]:
+        if told and outcome.curve[0]:
             lines = {k.replace("_", " "): v for k, v in scores.items() if k != "student"}
             draw_curve(*outcome.curve, lines, run.path / "accuracy.png")
+    private = transport.private and (noise is None or noise.private)
     result = _result(
-        settings, plan, outcome, transport.payload, run, scores, noise is None or noise.private
+        settings, plan, outcome, transport.payload, run, scores if told else {}, private
     )
     run.write_metrics(result)
     return result
@@ -137,9 +142,22 @@ def _roster(run: RunDirectory, enrolled: dict[str, Capabilities]) -> dict[str, C
         write_atomically(path, text.encode())
         return enrolled
     try:
-        return {name: _capabilities(facts) for name, facts in _read(path).items()}
-    except (KeyError, TypeError, ValueError):
+        roster = {name: _capabilities(facts) for name, facts in _read(path).items()}
+    except (AttributeError, KeyError, TypeError, ValueError):
         raise StorageError(f"{path} is damaged; start a new run with another out.") from None
+    for name, facts in roster.items():
+        if name in enrolled and _sensitive(enrolled[name]) != _sensitive(facts):
+            # With other shards the same noise would cost another ε than was planned and printed.
+            raise ConfigError(
+                f"Holder {name} has other shards, record ids or classes than when the run began; "
+                "put its teachers back, or start a new run."
+            )
+    return roster
+
+
+def _sensitive(facts: Capabilities) -> tuple[Any, ...]:
+    """What sensitivity and shapes rest on; a holder's limits may change."""
+    return facts.shards, facts.positional_ids, facts.classes, facts.channels, facts.size
 
 
 def _read(path: Path) -> dict[str, dict[str, Any]]:

@@ -6,9 +6,11 @@ spent unless it said that it booked nothing, so the printed ε can only be too l
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -28,9 +30,11 @@ from fedtranscribe.transcribe.rundir import Checkpoint, RunDirectory
 
 log = logging.getLogger(__name__)
 
+_FAR_TAIL = 12.0
+
 Report = Callable[[dict[str, Any]], None]
 
-# Nothing was booked, and asking again would change nothing.
+# Asking again would change nothing.
 _FINAL = frozenset(
     {RefusalCode.PROTOCOL, RefusalCode.MALFORMED, RefusalCode.POLICY, RefusalCode.CONFLICT}
 )
@@ -42,6 +46,7 @@ class Standing:
 
     Attributes:
         rows: rows that each holder may have been charged for.
+        heads: last (sequence, hash) of each holder's ledger, so that one put back is noticed.
         answers: rounds that each holder answered.
         left: why a holder takes part no more.
     """
@@ -49,10 +54,11 @@ class Standing:
     rows: dict[str, int] = field(default_factory=dict)
     answers: dict[str, int] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
+    heads: dict[str, list[Any]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able."""
-        return {"rows": self.rows, "answers": self.answers, "left": self.left}
+        return deepcopy(asdict(self))
 
 
 @dataclass(frozen=True)
@@ -107,6 +113,7 @@ class Server:
         self._report = report
         self._noise = noise or OsNoise()
         self._standing = Standing()
+        self._resumed = False
         self._curve: tuple[list[int], list[float]] = ([], [])
 
     def serve(self, stored: Checkpoint | None = None) -> Outcome:
@@ -142,6 +149,7 @@ class Server:
         """
         stored = self._run.load_answer(query.id)
         if stored is not None:
+            self._standing = Standing(**stored["standing"])
             return Answer(query.id, stored["values"], (0, "")), stored["answered"]
         replies = self._collect(query)
         if self._settings.on_exhausted == "stop" and self._exhausted():
@@ -155,12 +163,18 @@ class Server:
                 "when more of them are back, or set a smaller quorum."
             )
         values = combine(replies, self._plan, self._noise.for_query(query.id))
-        self._run.save_answer(query.id, {"values": values, "answered": len(replies)})
+        answer = {
+            "values": values,
+            "answered": len(replies),
+            "standing": self._standing.to_json(),
+        }
+        self._run.save_answer(query.id, answer)
         return Answer(query.id, values, (0, "")), len(replies)
 
     def _collect(self, query: QueryBatch) -> list[Answer | RawAnswer]:
         """Answers in the order of the holders' names; the silent are asked again."""
         answers: dict[str, Answer | RawAnswer] = {}
+        again, self._resumed = self._resumed, False
         for attempt in range(self._settings.retries + 1):
             waiting = [name for name in self._present() if name not in answers]
             if not waiting:
@@ -172,39 +186,50 @@ class Server:
             replies = self._transport.ask(waiting, query, self._plan.noise, self._run.run_id)
             for name in waiting:
                 reply = replies.get(name)
-                if isinstance(reply, Answer | RawAnswer) and self._fits(reply):
+                if isinstance(reply, Answer | RawAnswer) and self._fits(name, reply):
                     answers[name] = reply
                 else:
-                    self._note(name, reply)
+                    self._note(name, reply, query.rows, first=attempt == 0 and not again)
         for name in self._plan.roster:
             # Silent ones may have booked it.
             if name in answers or name in self._present():
                 self._add(self._standing.rows, name, query.rows)
             if name in answers:
                 self._add(self._standing.answers, name, 1)
+        self._write_events()
         return [answers[name] for name in sorted(answers)]
 
     def _pause(self, attempt: int) -> None:
         time.sleep(self._settings.retry_after * 2 ** (attempt - 1))
 
-    def _fits(self, reply: Answer | RawAnswer) -> bool:
-        """Raw rows only where they were asked for, and private ones otherwise."""
+    def _fits(self, name: str, reply: Answer | RawAnswer) -> bool:
+        """Raw rows only where they were asked for, from a ledger that only grows."""
         raw = self._plan.noise.mode is NoiseMode.CENTRAL
-        return isinstance(reply, RawAnswer) is raw
+        before, head = self._standing.heads.get(name), list(reply.head)
+        grown = before is None or head == before or head[0] > before[0]
+        if grown:
+            self._standing.heads[name] = head
+        return isinstance(reply, RawAnswer) is raw and grown
 
-    def _note(self, name: str, reply: Reply | None) -> None:
-        """Keep a silent or failing holder, let go of one that refuses or talks nonsense."""
+    def _note(self, name: str, reply: Reply | None, rows: int, *, first: bool) -> None:
+        """Keep a silent or failing holder, let go of one that refuses or talks nonsense.
+
+        Only a refusal at first contact shows that nothing was booked; an earlier, lost message may
+        have been charged, and a conflict proves that the id is known.
+        """
         if reply is None:
             log.warning("holder %s did not answer in time", name)
         elif reply is RefusalCode.INTERNAL:
             log.warning("holder %s failed", name)
         elif reply is RefusalCode.BUDGET or reply in _FINAL:
+            if not first or reply is RefusalCode.CONFLICT:
+                self._add(self._standing.rows, name, rows)
             self._let_go(name, str(reply))
         else:
             # It was charged for what it sent, whatever that was.
-            self._add(self._standing.rows, name, self._settings.dpsd.round_rows)
-            why = reply if isinstance(reply, ProtocolError) else "an answer of the wrong kind"
-            self._let_go(name, str(why))
+            self._add(self._standing.rows, name, rows)
+            odd = "an answer of the wrong kind, or a ledger that went back"
+            self._let_go(name, str(reply) if isinstance(reply, ProtocolError) else odd)
 
     def _let_go(self, name: str, why: str) -> None:
         log.warning("holder %s takes part no more: %s", name, why)
@@ -240,17 +265,20 @@ class Server:
             return None
         self._method.load_state(stored.state["method"])
         self._standing = Standing(**stored.state["standing"])
+        self._resumed = True
         self._curve = (list(stored.curve[0]), list(stored.curve[1]))
         return stored.query
 
-    def _tell(self, query: QueryBatch) -> None:
-        rows, value = self._rows, None
+    def _write_events(self) -> None:
         self._run.write_events(
             [
                 {"holder": name, "release": self._plan.release(name, count).to_json()}
                 for name, count in self._standing.rows.items()
             ]
         )
+
+    def _tell(self, query: QueryBatch) -> None:
+        rows, value = self._rows, None
         if self._evaluate is not None:
             value = self._evaluate()
             self._curve[0].append(rows)
@@ -287,5 +315,10 @@ def combine(
     if plan.noise.mode is NoiseMode.CENTRAL:
         central = CentralNoise(plan.noise.strength, plan.noise.holders, RowAnswer(plan.kind.value))
         return central.noisy_mean(values, noise)
-    total = torch.stack(values).double().sum(0)
+    total = torch.stack(values).double()
+    if plan.kind is not AnswerKind.LABEL:
+        # No honest answer is louder than a row and the far tail of its noise.
+        loudest = 1 + _FAR_TAIL * plan.noise.strength * math.sqrt(plan.noise.holders)
+        total = total.clamp(-loudest, loudest)
+    total = total.sum(0)
     return (total if plan.kind is AnswerKind.LABEL else total / len(values)).float()

@@ -21,6 +21,7 @@ from fedtranscribe.federation.holder import make_client_app
 from fedtranscribe.federation.run import federate
 from fedtranscribe.federation.run_files import ERROR, report_mistake, reporter
 from fedtranscribe.federation.simulation import (
+    declared_public,
     holder_name,
     holders_folder,
     load_first,
@@ -116,12 +117,14 @@ def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
         run,
         expected=settings.holders,
         test=split.test,
+        declared_public=declared_public(settings),
         ensemble=lambda: _ensemble(settings, out, split),
         report=reporter(out),
     )
+    if "student" in result["accuracy"]:
+        log.info("student %.1f %%", 100 * result["accuracy"]["student"])
     log.info(
-        "student %.1f %%, sound ε %s (%s); published formula %.4g, no guarantee",
-        100 * result["accuracy"]["student"],
+        "sound ε %s (%s); published formula %.4g, no guarantee",
         result["epsilon"],
         result["unit"],
         result["published"]["epsilon"],

@@ -106,6 +106,12 @@ def load_first(settings: FederationSettings) -> DataSplit:
     )
 
 
+def declared_public(settings: FederationSettings) -> bool:
+    """Whether the data belong to a published benchmark, by name, so that accuracy may be told."""
+    named = (part.strip() for part in settings.data.split(","))
+    return not any(Path(name).expanduser().exists() for name in named)
+
+
 def partitions(settings: FederationSettings, train: ImageSet) -> list[ImageSet]:
     """Each holder's records, under a data id of its own.
 
@@ -206,6 +212,8 @@ def simulated_part(context: Context, number: int) -> tuple[FederationSettings, I
 @lru_cache(maxsize=8)
 def _cached_part(settings_json: str, number: int) -> ImageSet:
     settings = FederationSettings.model_validate_json(settings_json)
+    if not 0 <= number < settings.holders:
+        raise ConfigError(f"Expected a holder's number={number} within 0..{settings.holders - 1}.")
     return partitions(settings, load_first(settings).train)[number]
 
 

@@ -30,9 +30,11 @@ class Transport(Protocol):
 
     Attributes:
         payload: bytes of arrays that have travelled, both ways.
+        private: whether no holder is known to draw its noise from a seed.
     """
 
     payload: int
+    private: bool
 
     def capabilities(self) -> dict[str, Capabilities | RefusalCode | ProtocolError]:
         """Who is there, by name."""
@@ -51,6 +53,7 @@ class InProcess:
     def __init__(self, nodes: Iterable[Node], requester: str = "in-process") -> None:
         self.payload = 0
         self._nodes = {node.name: node for node in nodes}
+        self.private = all(node.private for node in self._nodes.values())
         self._requester = requester
 
     def capabilities(self) -> dict[str, Capabilities | RefusalCode | ProtocolError]:
@@ -91,6 +94,7 @@ class OverFlower:
         first_timeout: float,
     ) -> None:
         self.payload = 0
+        self.private = True
         self._grid = grid
         self._addresses = list(addresses)
         self._timeout = timeout

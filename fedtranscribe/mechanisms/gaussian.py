@@ -135,7 +135,7 @@ class RawMeanRows:
     def privatise(self, rows: Tensor, noise: NoiseSource) -> Tensor:
         """Bound the rows [n, k] once more; float32 [n, k], NOT private.
 
-        Rounding to float32 moves a row by 6e-8 of its norm, within `calibrate.ROUNDING`.
+        Rounding to float32 is within `calibrate.RAW_ROUNDING`.
         """
         return _bounded(rows, self.answer).float()
 

@@ -31,6 +31,11 @@ DIAMETERS = {RowAnswer.GRADIENT: 2.0, RowAnswer.VOTE: math.sqrt(2)}
 ROUNDING = 1e-6
 """Relative room in every sensitivity for floating-point rounding of rows that were clamped."""
 
+RAW_ROUNDING = 2.0**-21
+"""Absolute room for raw rows, which travel as float32 before the noise: each coordinate moves by
+2⁻²⁴ of itself, so a row of norm 1 by 2⁻²⁴ and two neighbours by 2⁻²³; bounding the rounded rows
+again at most doubles that, and the rest is spare."""
+
 Accountant = Callable[[Sequence[Event], float], float]
 
 _LARGEST_LABEL_EPSILON0 = 100.0
@@ -84,7 +89,7 @@ def mean_sensitivity(layout: EnsembleLayout, unit: Unit, answer: str, noise: Noi
         only the mean of m such rows is seen, with all the noise: D / (m p) or D / m. Under
         `local` the holder's own row is seen, with a noise std of √m s where s is the std on the
         mean: the figure returned is sensitivity / √m, so that μ = figure / s in all modes.
-        Inflated by `ROUNDING`.
+        Inflated by `ROUNDING`, and under `central` by `RAW_ROUNDING`.
 
     Raises:
         ConfigError: there is no such answer.
@@ -93,6 +98,8 @@ def mean_sensitivity(layout: EnsembleLayout, unit: Unit, answer: str, noise: Noi
         raise ConfigError(f"Expected answer={answer!r} to be one of {', '.join(RowAnswer)}.")
     diameter = DIAMETERS[RowAnswer(answer)]
     own_row = diameter / (layout.shards if unit is Unit.RECORD else 1)
+    if noise is NoiseMode.CENTRAL:
+        own_row += RAW_ROUNDING
     scale = math.sqrt(layout.holders) if noise is NoiseMode.LOCAL else layout.holders
     return own_row / scale * (1 + ROUNDING)
 

@@ -26,7 +26,10 @@ from fedtranscribe.files import unwritable, write_atomically
 
 # Where and how a run is computed may change between interrupt and resume; nothing else may.
 _FREE_ON_RESUME = frozenset(
-    {"out", "device", "data_root", "download", "resume", "force", "timeout", "first_timeout"}
+    {
+        *("out", "device", "data_root", "download", "resume", "force"),
+        *("timeout", "first_timeout", "quorum", "retries", "retry_after"),
+    }
 )
 
 

@@ -274,10 +274,52 @@ def test_the_server_never_draws_noise_twice_for_one_query(settings, open_nodes, 
             drawn.append(query_id)
             return super().for_query(query_id)
 
-    federate(settings, InProcess(nodes), run, expected=3, test=None, noise=Counting(99))
+    result = federate(settings, InProcess(nodes), run, expected=3, test=None, noise=Counting(99))
     assert before is not None
+    assert result["epsilon"] == pytest.approx(10.0, rel=1e-6), "the first round counts as well"
+    assert result["private"] is False
     assert "run-fixed/000000" not in drawn
     assert len(drawn) == 2
+
+
+def test_a_holder_that_comes_back_with_other_shards_ends_the_run(settings, open_nodes, tmp_path):
+    nodes, run = open_nodes(settings), start(tmp_path / "run", settings)
+    gone = {(f"holder-{i}", 1): silent for i in (0, 1)}
+    with pytest.raises(QuorumError):
+        go(settings, Faulty(nodes, gone), run)
+    fewer = settings.model_copy(update={"shards": 1})
+    others = [open_nodes(fewer, folder="fewer")[0], *nodes[1:]]
+    with pytest.raises(ConfigError, match="holder-0 has other shards"):
+        go(settings, InProcess(others), run)
+
+
+def test_a_refusal_after_silence_may_have_been_charged(settings, open_nodes, tmp_path):
+    def lost_then_refused(reply, attempt):
+        return None if attempt == 1 else RefusalCode.POLICY
+
+    nodes = open_nodes(settings)
+    transport = Faulty(nodes, {("holder-1", 0): lost_then_refused})
+    run = start(tmp_path / "run", settings)
+    result = go(settings, transport, run)
+    assert result["left"] == {"holder-1": "POLICY_REFUSED"}
+    booked = [json.loads(x) for x in (run.path / "events.jsonl").read_text().splitlines()]
+    assert {x["holder"]: x["release"]["rows"] for x in booked}["holder-1"] == 10
+
+
+def test_a_ledger_that_went_back_is_noticed(settings, open_nodes, tmp_path):
+    def rolled_back(reply, attempt):
+        return RawAnswer(reply.query_id, reply.values, (1, "another"))
+
+    transport = Faulty(open_nodes(settings), {("holder-1", 2): rolled_back})
+    result = go(settings, transport, start(tmp_path / "run", settings))
+    assert "went back" in result["left"]["holder-1"]
+
+
+def test_labels_hide_no_holder_of_several_teachers(settings, open_nodes, tmp_path):
+    settings = settings.model_copy(update={"privacy": "label", "noise": "local", "unit": "holder"})
+    nodes = open_nodes(settings)
+    with pytest.raises(ConfigError, match="moves all of its votes"):
+        go(settings, InProcess(nodes), start(tmp_path / "run", settings))
 
 
 def test_the_published_figure_stands_beside_and_is_no_guarantee(settings, open_nodes, tmp_path):

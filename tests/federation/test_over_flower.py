@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
+from fedtranscribe.errors import ProtocolError
 from fedtranscribe.federation import protocol
 from fedtranscribe.federation.holder import make_client_app
 from fedtranscribe.federation.node import Node
@@ -135,6 +136,14 @@ def query(rows: int = 10, classes: int = 3, size: int = 28, **terms) -> RecordDi
     )
 
 
+def broken(data: bytes) -> RecordDict:
+    """A query whose images are no array."""
+    content = query()
+    image = Array(dtype="uint8", shape=(10, 1, 28, 28), stype="numpy.ndarray", data=data)
+    content["arrays"] = ArrayRecord({"images": image})
+    return content
+
+
 def test_a_good_query_is_answered_and_replayed(answer):
     assert answer(query()) is None
     assert answer(query()) is None
@@ -159,6 +168,14 @@ def test_a_good_query_is_answered_and_replayed(answer):
         (query(strength=float("inf")), RefusalCode.MALFORMED),
         (query(strength=1e-6), RefusalCode.BUDGET),
         (query(holders=0), RefusalCode.MALFORMED),
+        (query(holders=2**60), RefusalCode.MALFORMED),
+        (query(holders=True), RefusalCode.MALFORMED),
+        (query(strength=1e308), RefusalCode.MALFORMED),
+        (query(strength=1e-200), RefusalCode.MALFORMED),
+        (query(k=-1), RefusalCode.MALFORMED),
+        (query(k=2**40), RefusalCode.MALFORMED),
+        (broken(b""), RefusalCode.MALFORMED),
+        (broken(b"PK\x03\x04junk"), RefusalCode.MALFORMED),
         (query(classes=4), RefusalCode.MALFORMED),
         (query(size=32), RefusalCode.MALFORMED),
         (query(rows=0), RefusalCode.MALFORMED),
@@ -212,7 +229,7 @@ def _break(images):
     raise RuntimeError("patient Smith")
 
 
-@pytest.mark.parametrize("values", ["nan", "inf", "shape", "id"])
+@pytest.mark.parametrize("values", ["nan", "inf", "shape", "id", "complex", "form"])
 def test_the_server_accepts_no_answer_that_is_none(answer, values, settings, open_nodes):
     envelope = protocol.read_query(query())
     node = open_nodes(settings, folder="others")[0]
@@ -225,8 +242,12 @@ def test_the_server_accepts_no_answer_that_is_none(answer, values, settings, ope
         array = array[:-1]
     if values == "id":
         content["terms"]["query-id"] = "another"
+    if values == "complex":
+        array = array.astype(np.complex64)
+    if values == "form":
+        content["terms"]["form"] = "label"
     content["arrays"] = ArrayRecord({"values": Array(array)})
-    with pytest.raises(Exception, match=r"finite|Expected an answer"):
+    with pytest.raises(ProtocolError, match=r"finite|Expected an answer|makes no sense"):
         protocol.read_answer(content, envelope.query)
 
 

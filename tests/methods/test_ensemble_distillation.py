@@ -1,3 +1,5 @@
+import copy
+
 import pytest
 import torch
 
@@ -66,10 +68,20 @@ def test_the_networks_are_left_as_they_were(networks):
 def test_data_free_training_moves_generator_and_student_and_tells_progress(networks):
     rng = torch.Generator().manual_seed(1)
     student, generator = build("cnn-small", 3, 1, 28, seed=5), Generator(8, 1, 28, 4)
-    weights = generator.layers[0].weight.clone()
-    head = student.head.weight.clone()
+    before = [copy.deepcopy(network.state_dict()) for network in (student, generator)]
     seen = []
     dense(student, generator, networks, SETTINGS, rng, lambda *step: seen.append(step))
-    assert not torch.equal(generator.layers[0].weight, weights)
-    assert not torch.equal(student.head.weight, head)
+    for network, state in zip((student, generator), before, strict=True):
+        assert not all(torch.equal(p, state[k]) for k, p in network.named_parameters())
     assert seen[-1][1] == seen[-1][2] == len(seen)
+
+
+def test_a_pool_smaller_than_the_rounds_still_has_an_image_per_round(networks):
+    settings = SETTINGS.model_copy(update={"pool": 1, "distil_steps": 20, "batch": 2})
+    student = build("cnn-small", 3, 1, 28, seed=5)
+    before = copy.deepcopy(student.state_dict())
+    rng = torch.Generator().manual_seed(1)
+    dense(student, Generator(8, 1, 28, 4), networks, settings, rng, lambda *_: None)
+    after = dict(student.named_parameters())
+    assert all(bool(p.isfinite().all()) for p in after.values())
+    assert not all(torch.equal(p, before[k]) for k, p in after.items())
