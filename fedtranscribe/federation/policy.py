@@ -19,6 +19,9 @@ class HolderPolicy(Settings):
     `noise` is the trust that the holder grants: under `local` every answer is private by itself
     and a server that asks for raw answers is refused; under `central` raw answers go to a server
     that is trusted to add the noise. A server may always ask for more protection than that.
+
+    `rows_per_run` counts by the run's name, which the server chooses; what limits all runs together
+    is `epsilon`.
     """
 
     epsilon: float = Field(gt=0, description="most that all runs on the holder's data may cost")
