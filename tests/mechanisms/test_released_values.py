@@ -12,13 +12,16 @@ from fedtranscribe.mechanisms import (
     ExponentialVoteLabels,
     NoisyMeanRows,
     OsNoise,
+    RawMeanRows,
     RowBound,
     SeededNoise,
     TopKRandomizedResponse,
+    clip_rows,
     mean_rows,
+    simplex_rows,
     vote_counts,
 )
-from fedtranscribe.privacy.calibrate import EnsembleLayout, RowAnswer
+from fedtranscribe.privacy.calibrate import RAW_ROUNDING, EnsembleLayout, RowAnswer
 
 SETS = torch.arange(3).expand(4, 3)
 
@@ -112,3 +115,16 @@ def test_blocks_of_several_shards_give_the_same_mean():
     raw = torch.randn(6, 4, 3, generator=torch.Generator().manual_seed(0))
     singly = mean_rows(raw.split(1), SETS, 6, RowBound.UNIT)
     torch.testing.assert_close(mean_rows(raw.split(4), SETS, 6, RowBound.UNIT), singly)
+
+
+def test_raw_rows_and_their_second_bounding_stay_within_the_room_for_rounding():
+    """Neighbours whose raw rows travel as float32 and are bounded again by the server."""
+    rng = torch.Generator().manual_seed(0)
+    layout = EnsembleLayout(1_000, 1)
+    for answer in RowAnswer:
+        exact = torch.rand(2_000, 10, generator=rng, dtype=torch.float64)
+        bound = clip_rows if answer is RowAnswer.GRADIENT else simplex_rows
+        exact = bound(exact)
+        raw = RawMeanRows(layout, 1.0, answer).privatise(exact, OsNoise())
+        moved = (bound(raw.double()) - exact).norm(dim=-1).max()
+        assert 2 * float(moved) <= RAW_ROUNDING
