@@ -1,6 +1,7 @@
 """One name or path -> the data set."""
 
 import difflib
+import logging
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,8 @@ from fedtranscribe.data.medmnist_sets import load_medmnist, read_medmnist
 from fedtranscribe.data.packaged import load_digits, load_uci_digits
 from fedtranscribe.data.torchvision_sets import TORCHVISION_SETS, load_torchvision_set
 from fedtranscribe.errors import DataNotFoundError
+
+log = logging.getLogger(__name__)
 
 PACKAGED: dict[str, Callable[[], DataSplit]] = {
     "digits": load_digits,
@@ -57,6 +60,38 @@ def load(
     if path.is_dir():
         return load_folder(path, size)
     raise DataNotFoundError(_unknown(spec))
+
+
+def load_first(
+    specs: str, root: Path | None = None, download: bool = False, size: int | None = None
+) -> DataSplit:
+    """The first of several data sets, named by commas, that can be had; says so if it is a later.
+
+    Raises:
+        DataNotFoundError: none of them can; names each reason.
+    """
+    missing: list[str] = []
+    for name in (part.strip() for part in specs.split(",")):
+        try:
+            split = load(name, root, download, size)
+        except DataNotFoundError as error:
+            missing.append(str(error))
+            continue
+        if missing:
+            log.warning("%s Going on with data=%s.", " ".join(missing), name)
+        return split
+    raise DataNotFoundError(
+        " ".join(missing) + ' Say where it lies, or take the packaged digits: data="digits".'
+    )
+
+
+def is_published(specs: str) -> bool:
+    """Whether the images belong to a published benchmark, by name: its test part is public.
+
+    A user's own files are not, and what is measured on their held-out part stays private.
+    """
+    named = (part.strip() for part in specs.split(","))
+    return not any(Path(name).expanduser().exists() for name in named)
 
 
 def _unknown(spec: str) -> str:

@@ -30,11 +30,10 @@ Evaluate = Callable[[Classifier], float]
 Report = Callable[[dict[str, Any]], None]
 
 _ARRAYS, _CONFIG, _METRICS = "arrays", "config", "metrics"
-_TIMEOUT = 3_600.0
 
 
 def baseline_result(
-    settings: FederationSettings, run: RunDirectory, student: float
+    settings: FederationSettings, run: RunDirectory, scores: dict[str, float]
 ) -> dict[str, Any]:
     """The result of a baseline, in the form of a private run's: its ε is null."""
     return {
@@ -52,7 +51,7 @@ def baseline_result(
         "run": run.run_id,
         "data": settings.data,
         "public_data": settings.public_data if settings.method == "feddf" else None,
-        "accuracy": {"student": student},
+        "accuracy": scores,
         "settings": json.loads(settings.model_dump_json(exclude_none=True)),
     }
 
@@ -147,7 +146,8 @@ def run_baseline(
     *,
     public: torch.Tensor | None,
     rng: torch.Generator,
-    evaluate: Evaluate,
+    timeout: float,
+    evaluate: Evaluate | None,
     report: Report,
 ) -> None:
     """Train the student in place by one of the baselines.
@@ -161,7 +161,8 @@ def run_baseline(
         settings: the same total of local steps for all three.
         public: FedDF's unlabelled images, uint8 [n, ch, s, s].
         rng: of the server's side.
-        evaluate: accuracy on declared-public images.
+        timeout: seconds to wait for a round's networks.
+        evaluate: accuracy on declared-public images, or None where it may not be told.
         report: receives progress, as in `progress.jsonl`.
 
     Raises:
@@ -174,12 +175,13 @@ def run_baseline(
         )
 
     def tell(stage: str, done: int, total: int) -> None:
-        report({"stage": stage, "done": done, "total": total, "accuracy": evaluate(student)})
+        line: dict[str, Any] = {"stage": stage, "done": done, "total": total}
+        report(line if evaluate is None else line | {"accuracy": evaluate(student)})
 
     if name == "fedavg":
-        _fedavg(grid, addresses, student, settings, tell)
+        _fedavg(grid, addresses, student, settings, timeout, tell)
         return
-    networks, examples = _collect(grid, addresses, student, settings)
+    networks, examples = _collect(grid, addresses, student, settings, timeout)
     tell("networks of the holders", len(networks), len(addresses))
     # Both start from the mean of the networks, as FedDF does.
     load_mean(student, networks, examples)
@@ -196,6 +198,7 @@ def _fedavg(
     addresses: Sequence[Address],
     student: Classifier,
     settings: BaselineSettings,
+    timeout: float,
     tell: Callable[[str, int, int], None],
 ) -> None:
     def evaluated(server_round: int, arrays: ArrayRecord) -> MetricRecord | None:
@@ -208,7 +211,7 @@ def _fedavg(
         grid,
         ArrayRecord(_on_cpu(student)),
         num_rounds=settings.rounds,
-        timeout=_TIMEOUT,
+        timeout=timeout,
         train_config=ConfigRecord({"steps": settings.local_steps}),
         evaluate_fn=evaluated,
     )
@@ -218,7 +221,11 @@ def _fedavg(
 
 
 def _collect(
-    grid: Grid, addresses: Sequence[Address], student: Classifier, settings: BaselineSettings
+    grid: Grid,
+    addresses: Sequence[Address],
+    student: Classifier,
+    settings: BaselineSettings,
+    timeout: float,
 ) -> tuple[list[Classifier], list[int]]:
     """A network and its count of examples per holder that answers.
 
@@ -229,7 +236,7 @@ def _collect(
         1, ArrayRecord(_on_cpu(student)), config, grid
     )
     networks, examples = [], []
-    for reply in grid.send_and_receive(messages, timeout=_TIMEOUT):
+    for reply in grid.send_and_receive(messages, timeout=timeout):
         if reply.has_error():
             log.warning("node %s failed (code %s)", reply.metadata.src_node_id, reply.error.code)
             continue

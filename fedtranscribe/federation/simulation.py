@@ -10,7 +10,6 @@ Guarantee:
     ledgers: a simulation studies a federation, it protects nobody.
 """
 
-import logging
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -22,8 +21,8 @@ import torch
 from flwr.app import Context
 
 from fedtranscribe.config import FederationSettings, TranscribeSettings, build
-from fedtranscribe.data import DataSplit, ImageSet, dirichlet_partition, load
-from fedtranscribe.errors import ConfigError, DataNotFoundError
+from fedtranscribe.data import DataSplit, ImageSet, dirichlet_partition, load_first
+from fedtranscribe.errors import ConfigError
 from fedtranscribe.federation.node import Node
 from fedtranscribe.federation.policy import HolderPolicy
 from fedtranscribe.mechanisms import NoiseSource
@@ -33,8 +32,6 @@ from fedtranscribe.teachers import Teachers, train_teachers
 from fedtranscribe.transcribe.plan import training_mode
 from fedtranscribe.transcribe.session import pick_device
 from fedtranscribe.transcribe.transcription import make_manifest
-
-log = logging.getLogger(__name__)
 
 # Run-config has no null: an empty text, or a zero where zero makes no sense, stands for it.
 _UNSET: Mapping[str, Any] = {
@@ -85,31 +82,13 @@ def run_folder(settings: FederationSettings, name: str, run_id: int) -> Path:
     return settings.out
 
 
-def load_first(settings: FederationSettings) -> DataSplit:
-    """The first of the named data sets that can be had; says so where it is not the first.
+def load_data(settings: FederationSettings) -> DataSplit:
+    """The records that the simulated holders share out.
 
     Raises:
-        DataNotFoundError: none of them can.
+        DataNotFoundError: none of the data sets named is here.
     """
-    missing: list[str] = []
-    for name in (part.strip() for part in settings.data.split(",")):
-        try:
-            split = load(name, settings.data_root, settings.download)
-        except DataNotFoundError as error:
-            missing.append(str(error))
-            continue
-        if missing:
-            log.warning("%s Going on with data=%s.", " ".join(missing), name)
-        return split
-    raise DataNotFoundError(
-        " ".join(missing) + ' Set data-root="FOLDER", or run on the packaged digits: data="digits".'
-    )
-
-
-def declared_public(settings: FederationSettings) -> bool:
-    """Whether the data belong to a published benchmark, by name, so that accuracy may be told."""
-    named = (part.strip() for part in settings.data.split(","))
-    return not any(Path(name).expanduser().exists() for name in named)
+    return load_first(settings.data, settings.data_root, settings.download)
 
 
 def partitions(settings: FederationSettings, train: ImageSet) -> list[ImageSet]:
@@ -214,7 +193,7 @@ def _cached_part(settings_json: str, number: int) -> ImageSet:
     settings = FederationSettings.model_validate_json(settings_json)
     if not 0 <= number < settings.holders:
         raise ConfigError(f"Expected a holder's number={number} within 0..{settings.holders - 1}.")
-    return partitions(settings, load_first(settings).train)[number]
+    return partitions(settings, load_data(settings).train)[number]
 
 
 def holders_folder(run: Path) -> Path:

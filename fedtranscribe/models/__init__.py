@@ -3,6 +3,7 @@
 from fedtranscribe.models.classifier import Classifier, InputAdapter
 from fedtranscribe.models.generator import Generator
 from fedtranscribe.models.initialise import fixed_randomness, xavier_
+from fedtranscribe.models.portable import load_network, save_network
 from fedtranscribe.models.registry import available, build
 from fedtranscribe.models.small import is_small
 from fedtranscribe.models.weights import load_state, read_metadata, restore, save
@@ -15,9 +16,11 @@ __all__ = [
     "build",
     "fixed_randomness",
     "is_small",
+    "load_network",
     "load_state",
     "read_metadata",
     "restore",
     "save",
+    "save_network",
     "xavier_",
 ]

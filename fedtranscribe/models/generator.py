@@ -42,6 +42,7 @@ class Generator(nn.Module):
         self.latent_dim = latent_dim
         self.channels = channels
         self.size = size
+        self.width = width
         with fixed_randomness(seed):
             self.layers = _layers(latent_dim, channels, size, width)
             xavier_(self)

@@ -24,6 +24,9 @@ from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.exchange import AnswerKind, QueryBatch
 from fedtranscribe.files import unwritable, write_atomically
 
+STUDENT = "student.safetensors"
+GENERATOR = "generator.safetensors"
+
 # Where and how a run is computed may change between interrupt and resume; nothing else may.
 _FREE_ON_RESUME = frozenset(
     {
@@ -194,10 +197,7 @@ class RunDirectory:
 
     def read_metrics(self) -> dict[str, Any]:
         """The result of a finished run."""
-        try:
-            return json.loads((self.path / "metrics.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            raise StorageError(f"{self.path / 'metrics.json'} cannot be read.") from None
+        return read_result(self.path)
 
     def write_scores(self, scores: dict[str, float]) -> None:
         """Keep accuracies under `private/`: on a holder's own records they are private."""
@@ -213,6 +213,28 @@ class RunDirectory:
     @property
     def _scores(self) -> Path:
         return self.private / "accuracy.json"
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """What the finished run in a folder wrote into `metrics.json`.
+
+    Raises:
+        StorageError: there is no run, it is not finished, or the file is damaged.
+    """
+    metrics = path / "metrics.json"
+    if not (path / "config.toml").exists():
+        raise StorageError(f"No run in {path}; give the folder of a finished one.")
+    if not metrics.exists():
+        raise StorageError(
+            f"The run in {path} is not finished; repeat the command that began it with --resume."
+        )
+    try:
+        result = json.loads(metrics.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        result = None
+    if not isinstance(result, dict) or "settings" not in result:
+        raise StorageError(f"{metrics} is damaged; a run's result cannot be read from it.")
+    return result
 
 
 def check_writable(path: Path) -> None:

@@ -15,9 +15,9 @@ from fedtranscribe.errors import ConfigError
 from fedtranscribe.holder import Holder
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.pretraining import pretrain_generator, pretrain_student
-from fedtranscribe.models import Classifier, Generator, build, save
+from fedtranscribe.models import Classifier, Generator, build, save_network
 from fedtranscribe.teachers import Teachers
-from fedtranscribe.transcribe.rundir import Checkpoint, RunDirectory
+from fedtranscribe.transcribe.rundir import GENERATOR, STUDENT, Checkpoint, RunDirectory
 
 _PUBLIC_SHAPES = 8_000
 _EVALUATION_BATCH = 250
@@ -236,8 +236,8 @@ def run_rounds(
 
 def save_networks(run: RunDirectory, side: StudentSide) -> None:
     """Write the two networks that may be released."""
-    save(side.student, run.path / "student.safetensors")
-    save(side.generator, run.path / "generator.safetensors")
+    save_network(side.student, run.path / STUDENT)
+    save_network(side.generator, run.path / GENERATOR)
 
 
 def sample_images(generator: Generator, n: int, seed: int) -> Tensor:
@@ -245,6 +245,10 @@ def sample_images(generator: Generator, n: int, seed: int) -> Tensor:
     device = next(generator.parameters()).device
     rng = torch.Generator().manual_seed(seed)
     generator.eval()
+    latent = torch.randn(n, generator.latent_dim, generator=rng)
     with torch.no_grad():
-        images = generator(torch.randn(n, generator.latent_dim, generator=rng).to(device))
-    return (images.clamp(0, 1) * 255).round().to(torch.uint8).cpu()
+        parts = [
+            (generator(part.to(device)).clamp(0, 1) * 255).round().to(torch.uint8).cpu()
+            for part in latent.split(_EVALUATION_BATCH)
+        ]
+    return torch.cat(parts)

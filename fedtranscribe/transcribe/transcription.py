@@ -17,7 +17,7 @@ from urllib.parse import quote
 import torch
 
 from fedtranscribe.config import TranscribeSettings
-from fedtranscribe.data import DataSplit, ImageSet, load
+from fedtranscribe.data import DataSplit, ImageSet, is_published, load
 from fedtranscribe.errors import HopelessPlanError, ModelMismatchError
 from fedtranscribe.holder import Holder
 from fedtranscribe.methods.dpsd import DPSD
@@ -73,6 +73,11 @@ class Prepared:
     def facts(self) -> TaskFacts:
         """What is public about the private data."""
         return _facts(self.split.train)
+
+    @property
+    def declared_public(self) -> bool:
+        """Whether accuracy on the held-out images may be told."""
+        return is_published(self.settings.data or "")
 
 
 def prepare(settings: TranscribeSettings) -> Prepared:
@@ -303,7 +308,7 @@ def _run(
         run=run.run_id,
         public=prepared.public.images if prepared.public is not None else None,
     )
-    public_test = declared_public(settings)
+    public_test = prepared.declared_public
     curve = run_rounds(method, holder, run, stored, evaluate if public_test else None, progress)
     scores = run.read_scores() | {"student": evaluate()}
     if public_test:
@@ -314,15 +319,6 @@ def _run(
     metrics = _metrics(prepared, run, holder, curve) | {"accuracy": scores if public_test else None}
     run.write_metrics(metrics)
     return metrics | {"accuracy": scores}
-
-
-def declared_public(settings: TranscribeSettings) -> bool:
-    """Whether the held-out images belong to a published benchmark, by name.
-
-    A user's own held-out records are private: accuracy on them is shown, marked, and kept under
-    `private/` only.
-    """
-    return settings.data is not None and not Path(settings.data).exists()
 
 
 def _metrics(
@@ -359,7 +355,7 @@ def _metrics(
         "public_data": settings.public_data,
         "accuracy_on": (
             "held-out images of a published benchmark, declared public"
-            if declared_public(settings)
+            if prepared.declared_public
             else "the holder's own held-out records: NOT private, do not release"
         ),
         "curve": {"rows": curve.rows, "accuracy": curve.accuracy},

@@ -58,12 +58,16 @@ def test_a_baseline_ends_with_a_student_and_no_epsilon(run_config, tmp_path, met
     result = serve({**run_config, "method": method})
     assert result["epsilon"] is None
     assert result["private"] is False
-    assert 0 <= result["accuracy"]["student"] <= 1
+    # The records are a user's own: accuracy on them is private, wherever it would be told.
+    assert result["accuracy"] == {}
+    kept = json.loads((tmp_path / "run" / "private" / "accuracy.json").read_text())
+    assert 0 <= kept["student"] <= 1
     assert (tmp_path / "run" / "student.safetensors").exists()
     stages = [
         json.loads(line) for line in (tmp_path / "run" / "progress.jsonl").read_text().splitlines()
     ]
     assert stages[-1]["done"] == stages[-1]["total"]
+    assert not any("accuracy" in stage for stage in stages)
 
 
 @pytest.mark.parametrize("method", ["fedavg", "dense"])
@@ -74,7 +78,7 @@ def test_nobody_answering_is_an_error(run_config, method):
 
 def test_a_lost_node_is_done_without(run_config):
     result = serve({**run_config, "method": "feddf"}, drop=(2,))
-    assert result["accuracy"]["student"] >= 0
+    assert result["method"] == "feddf"
 
 
 def test_feddf_needs_unlabelled_images(run_config):
@@ -114,6 +118,7 @@ def train_over_flower(method, failing=()) -> Classifier:
         QUICK,
         public=records(5).images,
         rng=torch.Generator().manual_seed(0),
+        timeout=60.0,
         evaluate=lambda network: 0.0,
         report=lambda line: None,
     )

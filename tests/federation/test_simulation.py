@@ -11,7 +11,7 @@ from fedtranscribe.config import FederationSettings
 from fedtranscribe.errors import ConfigError, DataNotFoundError, StorageError
 from fedtranscribe.federation.simulated_apps import _serve, simulated_client_app
 from fedtranscribe.federation.simulation import (
-    load_first,
+    load_data,
     partitions,
     run_folder,
     settings_from,
@@ -65,19 +65,19 @@ def test_a_relative_folder_is_refused_and_none_goes_home(own_home):
 def test_the_first_data_set_that_can_be_had_is_taken_and_said(tiny_data, caplog, tmp_path):
     settings = FederationSettings(data=f"mnist, {tiny_data}", data_root=tmp_path)
     with caplog.at_level(logging.WARNING):
-        split = load_first(settings)
+        split = load_data(settings)
     assert split.train.classes == 3
     assert "Going on with" in caplog.text
 
 
 def test_no_data_set_at_all_offers_the_packaged_digits(tmp_path):
     with pytest.raises(DataNotFoundError, match='data="digits"'):
-        load_first(FederationSettings(data="mnist", data_root=tmp_path))
+        load_data(FederationSettings(data="mnist", data_root=tmp_path))
 
 
 def test_each_holder_has_a_ledger_of_its_own(tiny_data):
     settings = FederationSettings(data=str(tiny_data), holders=3, shards=2, alpha=10)
-    parts = partitions(settings, load_first(settings).train)
+    parts = partitions(settings, load_data(settings).train)
     assert len({part.data_id for part in parts}) == 3
 
 

@@ -10,10 +10,12 @@ def test_public_names_are_exactly_these():
         "build",
         "fixed_randomness",
         "is_small",
+        "load_network",
         "load_state",
         "read_metadata",
         "restore",
         "save",
+        "save_network",
         "xavier_",
     ]
     assert all(hasattr(models, name) for name in models.__all__)

@@ -1,0 +1,1 @@
+"""What was learned, measured the way the field measures it."""

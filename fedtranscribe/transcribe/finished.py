@@ -1,0 +1,99 @@
+"""A finished run, as evaluation, release and report read it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from fedtranscribe.data import DataSplit, is_published, load
+from fedtranscribe.errors import ConfigError, CorruptWeightsError
+from fedtranscribe.models import Classifier, Generator, load_network
+from fedtranscribe.transcribe.rundir import GENERATOR, STUDENT, read_result
+from fedtranscribe.transcribe.session import predict, sample_images
+
+
+@dataclass(frozen=True, eq=False)
+class FinishedRun:
+    """Result and networks of a run that came to its end; `open` reads them.
+
+    Attributes:
+        path: the run's folder.
+        result: what `metrics.json` holds.
+        student: the learned classifier, in evaluation mode.
+        generator: the learned generator; None for FedAvg and FedDF, which have none.
+    """
+
+    path: Path
+    result: dict[str, Any]
+    student: Classifier
+    generator: Generator | None
+
+    @classmethod
+    def open(cls, path: Path) -> "FinishedRun":
+        """Read the run in a folder.
+
+        Raises:
+            StorageError: there is no run, or it is not finished.
+            ModelError: a network's file is damaged.
+        """
+        result = read_result(path)
+        student = load_network(path / STUDENT)
+        generator = load_network(path / GENERATOR) if (path / GENERATOR).exists() else None
+        if not isinstance(student, Classifier):
+            raise CorruptWeightsError(f"Expected a classifier in {path / STUDENT}.")
+        if generator is not None and not isinstance(generator, Generator):
+            raise CorruptWeightsError(f"Expected a generator in {path / GENERATOR}.")
+        return cls(path, result, student, generator)
+
+    @property
+    def private(self) -> Path:
+        """What stays with the data holder; never part of a release."""
+        return self.path / "private"
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of the run, resolved."""
+        return self.result["settings"]
+
+    @property
+    def declared_public(self) -> bool:
+        """Whether results on its held-out images may be told: a published benchmark's."""
+        return is_published(self.settings["data"])
+
+    def data(self, root: Path | None = None, download: bool = False) -> DataSplit:
+        """The real images of the run: PRIVATE records to compare with, and held-out ones.
+
+        Args:
+            root: where data sets lie; where the run found them if not given.
+            download: fetch an absent set.
+
+        Raises:
+            DataError: the set is absent or has changed its shape.
+        """
+        given = self.settings.get("data_root")
+        root = root or (Path(given) if given else None)
+        return load(self.settings["data"], root, download, self.settings.get("image_size"))
+
+    def synthesise(self, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+        """Synthetic images and the labels that the student gives them: post-processing.
+
+        Args:
+            n: how many.
+            seed: public randomness.
+
+        Returns:
+            uint8 [n, ch, s, s], int64 [n].
+
+        Raises:
+            ConfigError: the run has no generator, or n < 1.
+        """
+        if self.generator is None:
+            raise ConfigError(
+                f"The run in {self.path} (method {self.result.get('method')}) has no generator; "
+                "only its student can be evaluated."
+            )
+        if n < 1:
+            raise ConfigError(f"Expected samples={n} >= 1.")
+        images = sample_images(self.generator, n, seed)
+        return images, predict(self.student, images)

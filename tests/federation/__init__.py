@@ -1,0 +1,1 @@
+"""Tests of the federation, and what they share."""
