@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,6 @@ import torch
 
 from fedtranscribe.data import load
 from fedtranscribe.federation.run import federate
-from fedtranscribe.federation.run_files import PROGRESS
 from fedtranscribe.federation.simulation import (
     holder_name,
     open_holder,
@@ -30,6 +30,7 @@ from fedtranscribe.federation.simulation import (
 )
 from fedtranscribe.federation.transport import InProcess
 from fedtranscribe.transcribe.rundir import RunDirectory
+from fedtranscribe.transcribe.tracking import PROGRESS
 
 RESULTS = Path(__file__).parent / "results"
 HOLDERS = (1, 2, 5, 10)
@@ -79,7 +80,7 @@ def in_process(chosen: dict[str, Any], folder: Path) -> dict[str, float]:
     split = load(settings.data)
     stamps: list[tuple[int, float]] = []
 
-    def report(entry: dict[str, Any]) -> None:
+    def report(entry: Mapping[str, Any]) -> None:
         if entry["stage"] == "rows answered":
             stamps.append((entry["done"], time.time()))
 

@@ -115,6 +115,7 @@ class StudentSettings(Settings):
     device: str = "auto"
     seed: int = Field(default=0, ge=0)
     out: Path | None = None
+    tensorboard: bool = Field(default=False, description="write TensorBoard event files as well")
     dpsd: DpsdSettings = DpsdSettings()
 
 

@@ -21,12 +21,12 @@ from fedtranscribe.federation.run_files import (
     ERROR,
     LOG,
     METRICS,
-    PROGRESS,
     Tail,
     raise_mistake,
     read_object,
 )
 from fedtranscribe.files import unwritable
+from fedtranscribe.transcribe.tracking import PROGRESS
 
 if TYPE_CHECKING:
     from fedtranscribe.federation.superlink import PrivateSuperLink, RunStatus
@@ -39,6 +39,7 @@ Examples:
   fedtranscribe simulate dirichlet_mnist epsilon=5 rows=2000    # settings of the app
   fedtranscribe simulate dirichlet_cifar10 data-root=~/data --holders 10
   fedtranscribe simulate dirichlet_cifar10 --num-gpus 0.2       # five holders share one GPU
+  fedtranscribe simulate dirichlet_mnist --config paper.toml    # settings out of a file
   fedtranscribe simulate dirichlet_mnist --out runs/m --resume  # go on after an interrupt
 
 The settings of an app, with their defaults, stand in its pyproject.toml; a wrong one lists them.
@@ -61,6 +62,9 @@ def simulate_command(
     holders: Annotated[int | None, typer.Option(help="Data holders, a Flower node each.")] = None,
     cpus: Annotated[int, typer.Option(help="Processor cores per holder at work.")] = 1,
     num_gpus: Annotated[float, typer.Option(help="Share of a GPU per holder at work.")] = 0.0,
+    config: Annotated[
+        Path | None, typer.Option(help="TOML file with settings, like an app's paper.toml.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     as_json: Json = False,
@@ -68,7 +72,7 @@ def simulate_command(
     """Run it; the help text is `_EXAMPLES`."""
     require_flower()
     app = find_app(name)
-    chosen = choose(app, settings or [], holders, out, resume)
+    chosen = choose(app, settings or [], holders, out, resume, config)
     federation = nodes(app, chosen, cpus, num_gpus)
     folder = Path(str(chosen["out"]))
     prepare(folder, chosen.get("resume") is True)
@@ -107,7 +111,12 @@ def require_flower() -> None:
 
 
 def choose(
-    app: App, pairs: list[str], holders: int | None, out: Path | None, resume: bool
+    app: App,
+    pairs: list[str],
+    holders: int | None,
+    out: Path | None,
+    resume: bool,
+    config: Path | None = None,
 ) -> dict[str, Scalar]:
     """The run-config that this command line asks for; `out` is always in it, and absolute.
 
@@ -118,7 +127,8 @@ def choose(
     pairs += [f"holders={holders}"] if holders is not None else []
     pairs += [f"out={out}"] if out is not None else []
     pairs += ["resume=true"] if resume else []
-    chosen = app.settings(pairs)
+    profile = app.profile(config, pairs) if config is not None else []
+    chosen = app.settings([*profile, *pairs])
     if not chosen.get("out"):
         if chosen.get("resume"):
             raise ConfigError("Expected --out with --resume: it names the run to go on with.")

@@ -68,6 +68,9 @@ def transcribe_command(
     ledger: Annotated[
         Path | None, typer.Option(help="Budget book of the data; default: beside them.")
     ] = None,
+    tensorboard: Annotated[
+        bool | None, typer.Option("--tensorboard", help="Write TensorBoard event files too.")
+    ] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
     force: Annotated[
@@ -97,6 +100,7 @@ def transcribe_command(
         "device": device,
         "seed": seed,
         "ledger": ledger,
+        "tensorboard": tensorboard,
     }
     settings = _settings(options, config, out if resume else None, resume)
     folder = out or Path("runs") / f"transcribe-{datetime.now(UTC):%Y%m%d-%H%M%S}"

@@ -5,6 +5,7 @@ every wrong key and value is known before anything starts, and all of them are t
 """
 
 import difflib
+import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -67,6 +68,17 @@ class App:
             known = ", ".join(sorted(self.defaults))
             raise ConfigError(f"{'; '.join(wrong)}. Settings of {self.name}: {known}.")
         return chosen
+
+    def profile(self, path: Path, pairs: Iterable[str]) -> list[str]:
+        """The `key=value` texts of a settings file, but for those that `pairs` settle.
+
+        Raises:
+            ConfigError: the file is absent or is not TOML.
+        """
+        named = {self._key(pair.partition("=")[0]) for pair in pairs} - {None}
+        # A TOML value and its JSON are the same text for all that Flower's run-config can hold.
+        settings = _flat(read_toml(path)).items()
+        return [f"{k}={json.dumps(v)}" for k, v in settings if self._key(k) not in named]
 
     def _key(self, name: str) -> str | None:
         """The app's spelling of a name: `data_root` is `data-root`."""

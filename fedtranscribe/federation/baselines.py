@@ -23,11 +23,11 @@ from fedtranscribe.federation.transport import Address
 from fedtranscribe.methods.ensemble_distillation import dense, distil
 from fedtranscribe.models import Classifier, Generator
 from fedtranscribe.transcribe.rundir import RunDirectory
+from fedtranscribe.transcribe.tracking import Report
 
 log = logging.getLogger(__name__)
 
 Evaluate = Callable[[Classifier], float]
-Report = Callable[[dict[str, Any]], None]
 
 _ARRAYS, _CONFIG, _METRICS = "arrays", "config", "metrics"
 

@@ -13,7 +13,7 @@ from fedtranscribe.exchange import AnswerKind
 from fedtranscribe.federation.node import Capabilities
 from fedtranscribe.federation.plan import FederatedPlan, make_federated_plan
 from fedtranscribe.federation.roster import enrol
-from fedtranscribe.federation.server import Outcome, Report, Server
+from fedtranscribe.federation.server import Outcome, Server
 from fedtranscribe.federation.transport import Transport
 from fedtranscribe.files import write_atomically
 from fedtranscribe.mechanisms import NoiseSource
@@ -31,6 +31,7 @@ from fedtranscribe.transcribe.session import (
     sample_images,
     save_networks,
 )
+from fedtranscribe.transcribe.tracking import Report, ignore
 
 _GRID = 50
 
@@ -44,7 +45,7 @@ def federate(
     test: ImageSet | None,
     declared_public: bool = True,
     ensemble: Callable[[], dict[str, float]] = dict,
-    report: Report = lambda _: None,
+    report: Report = ignore,
     noise: NoiseSource | None = None,
 ) -> dict[str, Any]:
     """Enrol holders, fix the plan, run Algorithm 2, write networks and result.

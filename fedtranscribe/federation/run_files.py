@@ -7,15 +7,13 @@ superlink.log    what Flower and Ray said, kept by the command
 """
 
 import json
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from fedtranscribe.errors import FedtranscribeError, SimulationError
 from fedtranscribe.files import write_atomically
 
-PROGRESS = "progress.jsonl"
 ERROR = "error.json"
 METRICS = "metrics.json"
 LOG = "superlink.log"
@@ -52,16 +50,6 @@ class Tail:
                 continue
             if isinstance(entry, dict):
                 yield entry
-
-
-def reporter(folder: Path) -> Callable[[dict[str, Any]], None]:
-    """What appends progress to the run's file, a line at a time."""
-
-    def report(entry: dict[str, Any]) -> None:
-        with (folder / PROGRESS).open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps({"time": round(time.time(), 3), **entry}) + "\n")
-
-    return report
 
 
 def report_mistake(folder: Path, error: FedtranscribeError) -> None:

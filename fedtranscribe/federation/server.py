@@ -27,12 +27,12 @@ from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.privacy.calibrate import NoiseMode, RowAnswer
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.transcribe.rundir import Checkpoint, RunDirectory
+from fedtranscribe.transcribe.tracking import Report, ignore
 
 log = logging.getLogger(__name__)
 
 _FAR_TAIL = 12.0
 
-Report = Callable[[dict[str, Any]], None]
 
 # Asking again would change nothing.
 _FINAL = frozenset(
@@ -101,7 +101,7 @@ class Server:
         run: RunDirectory,
         *,
         evaluate: Callable[[], float] | None = None,
-        report: Report = lambda _: None,
+        report: Report = ignore,
         noise: NoiseSource | None = None,
     ) -> None:
         self._method = method
@@ -131,8 +131,8 @@ class Server:
             if answer is None:
                 stopped = self._stop_reason()
                 break
-            self._method.learn(query, answer, self._plan.sharpness(answered))
-            self._tell(query)
+            losses = self._method.learn(query, answer, self._plan.sharpness(answered))
+            self._tell(query, losses)
             query = None
             if self._settings.on_exhausted == "stop" and self._exhausted():
                 stopped = self._stop_reason()
@@ -277,7 +277,7 @@ class Server:
             ]
         )
 
-    def _tell(self, query: QueryBatch) -> None:
+    def _tell(self, query: QueryBatch, losses: dict[str, float]) -> None:
         rows, value = self._rows, None
         if self._evaluate is not None:
             value = self._evaluate()
@@ -295,6 +295,7 @@ class Server:
                 "accuracy": value,
                 "epsilon": spent,
                 "bytes": self._transport.payload,
+                **losses,
             }
         )
 

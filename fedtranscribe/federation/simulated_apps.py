@@ -19,7 +19,7 @@ from fedtranscribe.federation.baselines import (
 )
 from fedtranscribe.federation.holder import make_client_app
 from fedtranscribe.federation.run import federate
-from fedtranscribe.federation.run_files import ERROR, report_mistake, reporter
+from fedtranscribe.federation.run_files import ERROR, report_mistake
 from fedtranscribe.federation.simulation import (
     holder_name,
     holders_folder,
@@ -41,6 +41,7 @@ from fedtranscribe.transcribe.session import (
     pick_device,
     public_images,
 )
+from fedtranscribe.transcribe.tracking import Tracker, check_tensorboard
 
 log = logging.getLogger(__name__)
 
@@ -96,6 +97,8 @@ def _log_as_flower_does() -> None:
 
 def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
     log.info("run folder: %s", out)
+    if settings.tensorboard:
+        check_tensorboard()
     split = load_data(settings)
     if is_published(settings.data):
         # Of several names, the run remembers the one it is about.
@@ -121,7 +124,7 @@ def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
         test=split.test,
         declared_public=is_published(settings.data),
         ensemble=lambda: _ensemble(settings, out, split),
-        report=reporter(out),
+        report=Tracker(out, tensorboard=settings.tensorboard),
     )
     if "student" in result["accuracy"]:
         log.info("student %.1f %%", 100 * result["accuracy"]["student"])
@@ -142,7 +145,8 @@ def _serve_baseline(
     split: DataSplit,
 ) -> None:
     log.warning("method=%s has NO privacy: holders send their networks", settings.method)
-    train, device, report = split.train, pick_device(settings.device), reporter(run.path)
+    train, device = split.train, pick_device(settings.device)
+    report = Tracker(run.path, tensorboard=settings.tensorboard)
     public = public_images(settings, train.channels, train.size)
     shape = train.classes, train.channels, train.size
     # The generator of DENSE sees no public images: it is data-free.

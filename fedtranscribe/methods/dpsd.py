@@ -169,7 +169,7 @@ class DPSD:
             sharpness: of this answer, where fewer holders answered than planned.
 
         Returns:
-            Public training metrics of the round: losses in nats, and rows answered so far.
+            Public losses of the round, in nats.
         """
         if answer.query_id != query.id:
             raise ValueError(f"Expected an answer to {query.id}, got one to {answer.query_id}.")
@@ -188,7 +188,6 @@ class DPSD:
         self._refresh_z()
         self.round += 1
         return {
-            "rows": float(len(self._replay.images)),
             "student_loss": student_loss,
             "generator_loss": generator_loss_,
         }
@@ -196,6 +195,11 @@ class DPSD:
     def finish(self, steps: int) -> float:
         """More student updates on the answered rows alone: free, since nothing new is asked."""
         return self._train_student(steps, finishing=True)
+
+    @property
+    def rows(self) -> int:
+        """How many rows have been answered so far."""
+        return len(self._replay.images)
 
     @property
     def finished(self) -> bool:

@@ -1,6 +1,8 @@
 """Networks on disk that say themselves how to build them again."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 from fedtranscribe.errors import CorruptWeightsError
 from fedtranscribe.models.classifier import Classifier
@@ -8,7 +10,9 @@ from fedtranscribe.models.generator import Generator
 from fedtranscribe.models.registry import build
 from fedtranscribe.models.weights import load_state, read_metadata, restore, save
 
-_NETWORK = "network"
+# One entry only: safetensors writes several in no fixed order, and equal networks should be equal
+# files.
+_HEADER = "network"
 
 
 def save_network(network: Classifier | Generator, path: Path) -> None:
@@ -17,7 +21,7 @@ def save_network(network: Classifier | Generator, path: Path) -> None:
     Raises:
         StorageError: a full disk or a read-only folder.
     """
-    save(network, path, _describe(network))
+    save(network, path, {_HEADER: json.dumps(_describe(network), sort_keys=True)})
 
 
 def load_network(path: Path) -> Classifier | Generator:
@@ -28,10 +32,10 @@ def load_network(path: Path) -> Classifier | Generator:
         CorruptWeightsError: truncated, not written by `save_network`, or with NaN.
         UnknownArchitectureError: a torchvision architecture, and torchvision is not installed.
     """
-    header = read_metadata(path)
+    header = read_metadata(path).get(_HEADER, "")
     try:
-        network = _build(header)
-    except (KeyError, ValueError):
+        network = _build(json.loads(header))
+    except (KeyError, TypeError, ValueError):
         raise CorruptWeightsError(
             f"{str(path)!r} does not say which network it holds; it was not written by a "
             "finished run of this version."
@@ -40,27 +44,23 @@ def load_network(path: Path) -> Classifier | Generator:
     return network.eval()
 
 
-def _describe(network: Classifier | Generator) -> dict[str, str]:
+def _describe(network: Classifier | Generator) -> dict[str, str | int]:
     facts: dict[str, str | int] = {"channels": network.channels, "size": network.size}
     if isinstance(network, Generator):
-        facts |= {
-            _NETWORK: "generator",
-            "latent_dim": network.latent_dim,
-            "width": network.width,
-        }
+        facts |= {"kind": "generator", "latent_dim": network.latent_dim, "width": network.width}
     else:
         facts |= {
-            _NETWORK: "classifier",
+            "kind": "classifier",
             "architecture": network.architecture,
             "classes": network.classes,
         }
-    return {name: str(value) for name, value in facts.items()}
+    return facts
 
 
-def _build(header: dict[str, str]) -> Classifier | Generator:
-    channels, size = int(header["channels"]), int(header["size"])
-    if header[_NETWORK] == "generator":
-        return Generator(int(header["latent_dim"]), channels, size, int(header["width"]))
-    if header[_NETWORK] == "classifier":
-        return build(header["architecture"], int(header["classes"]), channels, size)
-    raise ValueError(header[_NETWORK])
+def _build(facts: dict[str, Any]) -> Classifier | Generator:
+    channels, size = int(facts["channels"]), int(facts["size"])
+    if facts["kind"] == "generator":
+        return Generator(int(facts["latent_dim"]), channels, size, int(facts["width"]))
+    if facts["kind"] == "classifier":
+        return build(str(facts["architecture"]), int(facts["classes"]), channels, size)
+    raise ValueError(facts["kind"])

@@ -4,6 +4,7 @@ config.toml               the settings, resolved
 events.jsonl              one line per answered query: mechanism, rows, cost
 checkpoints/state.pt      everything needed to go on, the query in flight included
 metrics.json              the result, both figures, the accuracy curve
+progress.jsonl            one line per round: rows, ε so far, losses
 images.png, accuracy.png  synthetic samples; accuracy over answered rows
 student.safetensors, generator.safetensors
 private/teachers/         the holder's own; never part of a release
@@ -30,7 +31,7 @@ GENERATOR = "generator.safetensors"
 # Where and how a run is computed may change between interrupt and resume; nothing else may.
 _FREE_ON_RESUME = frozenset(
     {
-        *("out", "device", "data_root", "download", "resume", "force"),
+        *("out", "device", "data_root", "download", "resume", "force", "tensorboard"),
         *("timeout", "first_timeout", "quorum", "retries", "retry_after"),
     }
 )

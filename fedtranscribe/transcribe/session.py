@@ -18,10 +18,12 @@ from fedtranscribe.methods.pretraining import pretrain_generator, pretrain_stude
 from fedtranscribe.models import Classifier, Generator, build, save_network
 from fedtranscribe.teachers import Teachers
 from fedtranscribe.transcribe.rundir import GENERATOR, STUDENT, Checkpoint, RunDirectory
+from fedtranscribe.transcribe.tracking import Report, ignore
 
 _PUBLIC_SHAPES = 8_000
 _EVALUATION_BATCH = 250
 _CURVE_POINTS = 20
+_ANSWERED = "rows answered"
 
 
 class Progress(Protocol):
@@ -197,6 +199,7 @@ def run_rounds(
     stored: Checkpoint | None,
     evaluate: Callable[[], float] | None,
     progress: Progress = silent,
+    report: Report = ignore,
 ) -> Curve:
     """Ask, answer and learn until every row of the plan is answered; resumes where it stopped.
 
@@ -210,6 +213,7 @@ def run_rounds(
         stored: the checkpoint to go on from, or None.
         evaluate: accuracy on the declared-public test set, or None where there is none.
         progress: shows answered rows.
+        report: receives a line per round.
 
     Returns:
         The accuracy curve.
@@ -224,12 +228,16 @@ def run_rounds(
         if query is None:
             query = method.ask()
             run.save_checkpoint(method.state(), query, [curve.rows, curve.accuracy])
-        metrics = method.learn(query, holder.answer(query))
+        losses = method.learn(query, holder.answer(query))
+        rows = min(method.rows, total)
         run.write_events([release.to_json() for release in holder.ledger.releases(run.run_id)])
-        query = None
+        query, value = None, None
         if evaluate is not None and (method.round % every == 0 or method.finished):
-            curve.add(int(metrics["rows"]), evaluate())
-        progress("rows answered", min(int(metrics["rows"]), total), total)
+            value = evaluate()
+            curve.add(rows, value)
+        progress(_ANSWERED, rows, total)
+        line = {"stage": _ANSWERED, "done": rows, "total": total, "accuracy": value}
+        report({**line, **losses})
     method.finish(method.settings.finish_steps)
     return curve
 

@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from fedtranscribe.privacy.accountant import guarantee, sound_table
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.events import PrivacyPlan, Release
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.teachers import Manifest, Teachers, load_manifest, train_teachers
 from fedtranscribe.transcribe.plan import (
     Plan,
@@ -52,6 +52,7 @@ from fedtranscribe.transcribe.session import (
     save_networks,
     silent,
 )
+from fedtranscribe.transcribe.tracking import Tracker, check_tensorboard
 
 Say = Callable[[str], None]
 
@@ -86,6 +87,8 @@ def prepare(settings: TranscribeSettings) -> Prepared:
     Raises:
         FedtranscribeError: any bad input; nothing has been written or spent.
     """
+    if settings.tensorboard:
+        check_tensorboard()
     device = pick_device(settings.device)
     folder = Path(settings.teacher) if Path(settings.teacher).is_dir() else None
     manifest = load_manifest(folder) if folder else None
@@ -241,14 +244,18 @@ def _data_of(settings: TranscribeSettings, manifest: Manifest | None) -> dict[st
 
 def _say_cost(prepared: Prepared, release: Release, say: Say) -> None:
     """Both figures, before anything is spent."""
-    settings, published = prepared.settings, prepared.plan.published
-    plan = PrivacyPlan((release,), Unit(settings.unit), Adjacency.ZERO_OUT, settings.delta)
-    stated = guarantee(plan)
+    published, stated = prepared.plan.published, _stated(prepared.settings, release)
     say(
         f"this run costs ε = {stated.epsilon:.4g} ({stated.unit}, {stated.adjacency}, "
         f"δ = {stated.delta:g}, {stated.accountant}); the published formula prints "
         f"{published.epsilon:.4g}, which is no guarantee"
     )
+
+
+def _stated(settings: TranscribeSettings, release: Release) -> Guarantee:
+    """The headline: what a release costs in the run's unit, under zero-out."""
+    unit = Unit(settings.unit)
+    return guarantee(PrivacyPlan((release,), unit, Adjacency.ZERO_OUT, settings.delta))
 
 
 def _teachers(prepared: Prepared, run: RunDirectory, progress: Progress) -> Teachers:
@@ -309,7 +316,14 @@ def _run(
         public=prepared.public.images if prepared.public is not None else None,
     )
     public_test = prepared.declared_public
-    curve = run_rounds(method, holder, run, stored, evaluate if public_test else None, progress)
+    track = Tracker(run.path, tensorboard=settings.tensorboard)
+
+    def report(line: Mapping[str, Any]) -> None:
+        track({**line, "epsilon": _stated(settings, holder.release(line["done"])).epsilon})
+
+    curve = run_rounds(
+        method, holder, run, stored, evaluate if public_test else None, progress, report
+    )
     scores = run.read_scores() | {"student": evaluate()}
     if public_test:
         scores |= ensemble_accuracy([holder.teachers], test.images, test.labels)
@@ -330,7 +344,7 @@ def _metrics(
     settings, plan = prepared.settings, prepared.plan
     unit = Unit(settings.unit)
     release: Release = holder.release(plan.rows)
-    stated = guarantee(PrivacyPlan((release,), unit, Adjacency.ZERO_OUT, settings.delta))
+    stated = _stated(settings, release)
     total = holder.ledger.total(settings.delta, unit, Adjacency.ZERO_OUT)
     return {
         "epsilon": stated.epsilon,

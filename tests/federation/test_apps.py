@@ -117,3 +117,26 @@ def test_an_app_that_takes_no_run_folder_is_not_ours(tmp_path: Path) -> None:
     folder = write_app(tmp_path / "app", "rounds = 3")
     with pytest.raises(ConfigError, match="a setting 'out'"):
         find_app(str(folder))
+
+
+def test_a_settings_file_gives_way_to_what_is_typed(toy: App, tmp_path: Path) -> None:
+    path = tmp_path / "paper.toml"
+    path.write_text('rows = 500\nepsilon = 2\nmode = "vote"\ncentral = true\n')
+    typed = ["rows=100"]
+    chosen = toy.settings([*toy.profile(path, typed), *typed])
+    assert chosen == {"rows": 100, "epsilon": 2.0, "mode": "vote", "central": True}
+
+
+def test_a_settings_file_is_checked_like_the_command_line(toy: App, tmp_path: Path) -> None:
+    path = tmp_path / "paper.toml"
+    path.write_text("epsilom = 2\n")
+    with pytest.raises(ConfigError, match="did you mean epsilon"):
+        toy.settings(toy.profile(path, []))
+    with pytest.raises(ConfigError, match=r"absent\.toml"):
+        toy.profile(tmp_path / "absent.toml", [])
+
+
+@pytest.mark.parametrize("name", sorted(known_apps()))
+def test_the_profile_of_every_app_fits_it(name: str) -> None:
+    app = find_app(name)
+    assert app.settings(app.profile(app.folder / "paper.toml", []))["teacher"] == "resnet34"

@@ -1,0 +1,44 @@
+"""What a run tells as it goes on."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from fedtranscribe.errors import ConfigError
+from fedtranscribe.transcribe import prepare, tracking, transcribe
+from fedtranscribe.transcribe.tracking import Tracker
+
+
+def lines(run: Path) -> list[dict]:
+    return [json.loads(line) for line in (run / "progress.jsonl").read_text().splitlines()]
+
+
+def test_every_round_has_a_line_and_the_last_states_the_whole_cost(tiny_settings, tmp_path):
+    result = transcribe(prepare(tiny_settings), tmp_path / "run", force=True)
+    rounds = lines(tmp_path / "run")
+    assert [line["done"] for line in rounds] == [10, 20, 30, 40]
+    assert rounds[-1]["epsilon"] == pytest.approx(result["epsilon"])
+    spent = [line["epsilon"] for line in rounds]
+    assert spent == sorted(spent)
+    assert {"student_loss", "generator_loss", "time"} <= rounds[0].keys()
+    # The records are a user's own: how well the student does on them is not told.
+    assert {line["accuracy"] for line in rounds} == {None}
+
+
+def test_event_files_hold_the_same_numbers(tmp_path):
+    track = Tracker(tmp_path, tensorboard=True)
+    for done in (10, 20):
+        track({"stage": "rows answered", "done": done, "total": 20, "loss": done / 4, "note": None})
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(tmp_path / "tensorboard"))
+    read.Reload()
+    assert read.Tags()["scalars"] == ["rows-answered/loss"]
+    assert [(x.step, x.value) for x in read.Scalars("rows-answered/loss")] == [(10, 2.5), (20, 5.0)]
+
+
+def test_without_tensorboard_nothing_is_begun(tiny_settings, tmp_path, monkeypatch):
+    monkeypatch.setattr(tracking.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"fedtranscribe\[tensorboard\]"):
+        prepare(tiny_settings.model_copy(update={"tensorboard": True}))
