@@ -22,11 +22,11 @@ import torch
 
 from fedtranscribe.data import load
 from fedtranscribe.federation.run import federate
+from fedtranscribe.federation.run_config import settings_from
 from fedtranscribe.federation.simulation import (
     holder_name,
     open_holder,
     partitions,
-    settings_from,
 )
 from fedtranscribe.federation.transport import InProcess
 from fedtranscribe.transcribe.rundir import RunDirectory

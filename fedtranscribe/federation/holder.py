@@ -1,7 +1,7 @@
-"""The data holder's ClientApp: protocol in, node, protocol out; generic codes for all else.
+"""What a data holder replies to a message: protocol in, node, protocol out; codes for all else.
 
-What Flower sends to the server for an exception holds its text, and in a simulation its
-traceback; so nothing may be raised out of a handler.
+What Flower sends to the server for an exception holds its text, and in a simulation its traceback;
+so nothing may be raised out of here.
 """
 
 import logging
@@ -10,20 +10,55 @@ from collections.abc import Callable
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedtranscribe.federation import protocol
-from fedtranscribe.federation.node import Node
+from fedtranscribe.federation import protocol, records
+from fedtranscribe.federation.node import Node, where
 from fedtranscribe.federation.refusals import Refusal, RefusalCode
 
 log = logging.getLogger(__name__)
 
 _REQUESTER = "flower"
 
-OpenNode = Callable[[Context, int], Node]
-Handler = Callable[[Message, Context], RecordDict]
+
+def reply_to(
+    content: RecordDict, message_type: str, open_node: Callable[[int], Node], requester: str
+) -> RecordDict:
+    """A holder's reply to one message; never raises.
+
+    Args:
+        content: of the message.
+        message_type: `records.CAPABILITIES` or `records.ANSWER`.
+        open_node: gives the holder of a number.
+        requester: who asks, as the holder knows it; bound to the query.
+    """
+    try:
+        reply = _reply(content, message_type, open_node, requester)
+    except Refusal as refusal:
+        reply = records.refuse(refusal)
+    except Exception as error:
+        log.error("a message could not be answered: %s", where(error))
+        reply = records.refuse(Refusal(RefusalCode.INTERNAL))
+    return records.echo_holder(reply, content)
 
 
-def make_client_app(open_node: OpenNode) -> ClientApp:
-    """A ClientApp that answers for the holders that `open_node` opens.
+def _reply(
+    content: RecordDict, message_type: str, open_node: Callable[[int], Node], requester: str
+) -> RecordDict:
+    if message_type == records.CAPABILITIES:
+        node = open_node(protocol.holder_number(content))
+        return protocol.tell_capabilities(node.capabilities())
+    if message_type == records.ANSWER:
+        envelope = protocol.read_query(content)
+        node = open_node(envelope.holder)
+        # Not Flower's own run id: a resumed run has another, and must get its answers again.
+        told = node.answer(envelope.query, envelope.plan, envelope.run, requester)
+        return protocol.tell(told, envelope.query.kind)
+    raise Refusal(RefusalCode.MALFORMED)
+
+
+def make_client_app(open_node: Callable[[Context, int], Node]) -> ClientApp:
+    """A ClientApp that answers for the holders that `open_node` opens, in its own process.
+
+    For simulations. A deployed holder's ClientApp only passes messages on, see `relay.py`.
 
     Args:
         open_node: gives the holder of a context and number; Flower may start a process per
@@ -31,33 +66,15 @@ def make_client_app(open_node: OpenNode) -> ClientApp:
     """
     app = ClientApp()
 
-    def capabilities(message: Message, context: Context) -> RecordDict:
-        number = protocol.holder_number(message.content)
-        return protocol.tell_capabilities(open_node(context, number).capabilities())
+    def handler(message_type: str) -> Callable[[Message, Context], Message]:
+        def handle(message: Message, context: Context) -> Message:
+            content = reply_to(
+                message.content, message_type, lambda number: open_node(context, number), _REQUESTER
+            )
+            return Message(content, reply_to=message)
 
-    def answer(message: Message, context: Context) -> RecordDict:
-        envelope = protocol.read_query(message.content)
-        node = open_node(context, envelope.holder)
-        # Not Flower's own run id: a resumed run has another, and must get its answers again.
-        told = node.answer(envelope.query, envelope.plan, envelope.run, _REQUESTER)
-        return protocol.tell(told, envelope.query.kind)
+        return handle
 
-    app.query("capabilities")(_guarded(capabilities))
-    app.query("answer")(_guarded(answer))
+    for message_type in (records.CAPABILITIES, records.ANSWER):
+        app.query(message_type.removeprefix("query."))(handler(message_type))
     return app
-
-
-def _guarded(handler: Handler) -> Callable[[Message, Context], Message]:
-    """Turn whatever goes wrong into a code; details stay in this holder's log."""
-
-    def handle(message: Message, context: Context) -> Message:
-        try:
-            content = handler(message, context)
-        except Refusal as refusal:
-            content = protocol.refuse(refusal)
-        except Exception:
-            log.exception("a query could not be answered")
-            content = protocol.refuse(Refusal(RefusalCode.INTERNAL))
-        return Message(protocol.echo_holder(content, message.content), reply_to=message)
-
-    return handle

@@ -1,15 +1,18 @@
 """One data holder: policy, ledger, teachers, mechanism, in this order, for every query.
 
-The same object answers in process, inside a Flower ClientApp and, later, behind a local socket.
+The same object answers in process, inside a Flower ClientApp and behind the holder service.
 """
 
 import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from pathlib import Path
+from traceback import extract_tb
 
 from fedtranscribe.errors import (
     BudgetExhaustedError,
     ConfigError,
+    FedtranscribeError,
     ModelMismatchError,
     QueryConflictError,
     UnsupportedAdjacencyError,
@@ -31,6 +34,8 @@ from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.teachers import Teachers
 
 log = logging.getLogger(__name__)
+
+OpenLedger = Callable[[], AbstractContextManager[Ledger]]
 
 
 @dataclass(frozen=True)
@@ -97,9 +102,9 @@ class Node:
         name: how the server calls it.
         teachers: its ensemble.
         policy: its own limits.
-        ledger: path of the budget book of its DATA.
-        data_id: what that book is bound to.
+        ledger: opens the budget book of its DATA under the policy's limit, for one query.
         positional_ids: whether records are known by row number only.
+        at_start: called when a server asks who the holder is, as every run begins.
         noise: OS entropy unless a test says otherwise.
 
     Guarantee:
@@ -113,18 +118,18 @@ class Node:
         name: str,
         teachers: Teachers,
         policy: HolderPolicy,
-        ledger: Path,
-        data_id: str,
+        ledger: OpenLedger,
         *,
         positional_ids: bool,
+        at_start: Callable[[], None] = lambda: None,
         noise: NoiseSource | None = None,
     ) -> None:
         self.name = name
         self.teachers = teachers
         self.policy = policy
-        self._ledger = ledger
-        self._data_id = data_id
+        self._open_ledger = ledger
         self._positional_ids = positional_ids
+        self._at_start = at_start
         self._noise = noise or OsNoise()
 
     @property
@@ -134,6 +139,7 @@ class Node:
 
     def capabilities(self) -> Capabilities:
         """What the server may know before it asks."""
+        self._at_start()
         m, policy = self.teachers.manifest, self.policy
         return Capabilities(
             name=self.name,
@@ -175,15 +181,15 @@ class Node:
             raise Refusal(RefusalCode.POLICY) from None
         except (ConfigError, ModelMismatchError):
             raise Refusal(RefusalCode.MALFORMED) from None
-        except Exception:
-            log.exception("holder %s could not answer query %s", self.name, query.id)
+        except Exception as error:
+            log.error("holder %s could not answer query %s: %s", self.name, query.id, where(error))
             raise Refusal(RefusalCode.INTERNAL) from None
 
     def _answer(
         self, query: QueryBatch, plan: NoisePlan, run: str, requester: str
     ) -> Answer | RawAnswer:
         mechanism = mechanism_of(query.kind, plan, self.teachers.shards, query.k)
-        with Ledger.open(self._ledger, self._data_id, self.policy.budget) as ledger:
+        with self._open_ledger() as ledger:
             self.policy.check(query, plan, ledger.rows(run, besides=query.id))
             holder = Holder(
                 self.teachers,
@@ -197,3 +203,15 @@ class Node:
             if isinstance(mechanism, RawMeanRows):
                 return holder.answer_raw(query)
             return holder.answer(query)
+
+
+def where(error: Exception) -> str:
+    """What went wrong and where, for the holder's own log.
+
+    Our own messages are written to hold nothing private; others' may quote a record, so of them
+    only the kind and the place are told.
+    """
+    words = str(error) if isinstance(error, FedtranscribeError) else "its text is not logged"
+    frames = extract_tb(error.__traceback__)
+    place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown place"
+    return f"{type(error).__name__} at {place}: {words}"

@@ -12,26 +12,21 @@ labels as one byte. Whatever is packed was rounded before, so that nothing chang
     (refusal)            protocol, refusal                       –
 """
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ConfigRecord, RecordDict
 from torch import Tensor
 
 from fedtranscribe.errors import ConfigError, ProtocolError
 from fedtranscribe.exchange import Answer, AnswerKind, NoisePlan, QueryBatch, RawAnswer
 from fedtranscribe.federation.node import Capabilities
+from fedtranscribe.federation.records import ARRAYS, TERMS, VERSION, record
 from fedtranscribe.federation.refusals import Refusal, RefusalCode
 from fedtranscribe.privacy.calibrate import NoiseMode
 
-VERSION = 1
-CAPABILITIES = "query.capabilities"
-ANSWER = "query.answer"
-
-_TERMS, _ARRAYS = "terms", "arrays"
 _PRIVATE, _RAW, _LABEL = "private", "raw", "label"
 _MOST_CLASSES = 65_535
 
@@ -55,7 +50,7 @@ class Envelope:
 
 def ask_capabilities(holder: int) -> RecordDict:
     """Ask a holder who it is."""
-    return _record({"holder": holder})
+    return record({"holder": holder})
 
 
 def ask(envelope: Envelope) -> RecordDict:
@@ -76,7 +71,7 @@ def ask(envelope: Envelope) -> RecordDict:
         arrays["index-sets"] = query.index_sets.numpy().astype(np.uint16)
     if query.student_logits is not None:
         arrays["student-logits"] = query.student_logits.numpy().astype(np.float16)
-    return _record(terms, arrays)
+    return record(terms, arrays)
 
 
 def holder_number(content: RecordDict) -> int:
@@ -86,21 +81,6 @@ def holder_number(content: RecordDict) -> int:
         Refusal: PROTOCOL, MALFORMED.
     """
     return _get(_terms(content), "holder", int)
-
-
-def echo_holder(reply: RecordDict, asked: RecordDict) -> RecordDict:
-    """Copy the number of the holder that was asked into the reply; 0 where there is none."""
-    terms = asked.config_records.get(_TERMS)
-    number = terms.get("holder") if terms is not None else None
-    reply.config_records[_TERMS]["holder"] = number if isinstance(number, int) else 0
-    return reply
-
-
-def echoed_holder(reply: RecordDict) -> int:
-    """The number that `echo_holder` put there; -1 where there is none."""
-    terms = reply.config_records.get(_TERMS)
-    number = terms.get("holder") if terms is not None else None
-    return number if isinstance(number, int) else -1
 
 
 def read_query(content: RecordDict) -> Envelope:
@@ -143,7 +123,7 @@ def tell_capabilities(capabilities: Capabilities) -> RecordDict:
     facts = asdict(capabilities)
     facts["kinds"] = [kind.value for kind in capabilities.kinds]
     facts["noise"] = capabilities.noise.value
-    return _record({name.replace("_", "-"): value for name, value in facts.items()})
+    return record({name.replace("_", "-"): value for name, value in facts.items()})
 
 
 def tell(answer: Answer | RawAnswer, kind: AnswerKind) -> RecordDict:
@@ -161,12 +141,7 @@ def tell(answer: Answer | RawAnswer, kind: AnswerKind) -> RecordDict:
         "head-sequence": sequence,
         "head-hash": digest,
     }
-    return _record(terms, {"values": values})
-
-
-def refuse(refusal: Refusal) -> RecordDict:
-    """A refusal on its way out: its code, nothing else."""
-    return _record({"refusal": refusal.code.value})
+    return record(terms, {"values": values})
 
 
 def read_capabilities(content: RecordDict) -> Capabilities:
@@ -224,32 +199,20 @@ def read_answer(content: RecordDict, query: QueryBatch) -> Answer | RawAnswer:
     return (RawAnswer if form == _RAW else Answer)(query_id, values, head)
 
 
-def payload_bytes(content: RecordDict) -> int:
-    """Size of a message's arrays on the wire."""
-    return sum(len(array.data) for array in content.array_records.get(_ARRAYS, {}).values())
-
-
 # ---------------------------------------------------------------- small parts
 
 T = TypeVar("T")
 
 
-def _record(terms: Mapping[str, Any], arrays: Mapping[str, np.ndarray] | None = None) -> RecordDict:
-    record = RecordDict({_TERMS: ConfigRecord({"protocol": VERSION, **terms})})
-    if arrays is not None:
-        record[_ARRAYS] = ArrayRecord({name: Array(value) for name, value in arrays.items()})
-    return record
-
-
 def _terms(content: RecordDict) -> ConfigRecord:
-    terms = content.config_records.get(_TERMS)
+    terms = content.config_records.get(TERMS)
     if terms is None or terms.get("protocol") != VERSION:
         raise Refusal(RefusalCode.PROTOCOL)
     return terms
 
 
 def _reply_terms(content: RecordDict) -> ConfigRecord:
-    terms = content.config_records.get(_TERMS)
+    terms = content.config_records.get(TERMS)
     if terms is None or terms.get("protocol") != VERSION:
         raise ProtocolError(
             f"Expected a reply of protocol {VERSION}, got "
@@ -269,7 +232,7 @@ def _arrays(content: RecordDict, kinds: str) -> dict[str, np.ndarray]:
         ValueError: whatever is wrong with them; numpy's reader raises many kinds.
     """
     arrays = {}
-    for name, array in content.array_records[_ARRAYS].items():
+    for name, array in content.array_records[ARRAYS].items():
         try:
             value = array.numpy().copy()
         except Exception as error:

@@ -10,7 +10,7 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedtranscribe.config import FederationSettings
 from fedtranscribe.data import DataSplit, is_published
-from fedtranscribe.errors import FedtranscribeError, QuorumError
+from fedtranscribe.errors import QuorumError
 from fedtranscribe.federation.baselines import (
     answer_training,
     baseline_result,
@@ -19,21 +19,19 @@ from fedtranscribe.federation.baselines import (
 )
 from fedtranscribe.federation.holder import make_client_app
 from fedtranscribe.federation.run import federate
-from fedtranscribe.federation.run_files import ERROR, report_mistake
+from fedtranscribe.federation.run_config import make_server_app
 from fedtranscribe.federation.simulation import (
     holder_name,
     holders_folder,
     load_data,
     open_simulated,
     partitions,
-    run_folder,
-    settings_from,
     simulated_part,
 )
 from fedtranscribe.federation.transport import Address, OverFlower
 from fedtranscribe.models import Classifier, build, save_network
 from fedtranscribe.teachers import Teachers
-from fedtranscribe.transcribe.rundir import STUDENT, RunDirectory, check_writable
+from fedtranscribe.transcribe.rundir import STUDENT, RunDirectory
 from fedtranscribe.transcribe.session import (
     accuracy,
     build_student_side,
@@ -67,32 +65,7 @@ def simulated_client_app(name: str) -> ClientApp:
 
 def simulated_server_app(name: str) -> ServerApp:
     """The ServerApp of the simulation called `name`."""
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        _log_as_flower_does()
-        settings = settings_from(context.run_config)
-        out = run_folder(settings, name, context.run_id)
-        check_writable(out)
-        (out / ERROR).unlink(missing_ok=True)
-        try:
-            _serve(grid, settings, out)
-        except FedtranscribeError as error:
-            # Flower has no other way to fail than to raise; the command line reads the file.
-            report_mistake(out, error)
-            log.error("%s", error)
-            raise
-
-    return app
-
-
-def _log_as_flower_does() -> None:
-    """Let our lines appear where Flower's do, in `flwr run --stream` and `flwr log`."""
-    ours = logging.getLogger("fedtranscribe")
-    ours.handlers = logging.getLogger("flwr").handlers
-    ours.setLevel(logging.INFO)
-    ours.propagate = False
+    return make_server_app(name, _serve)
 
 
 def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:

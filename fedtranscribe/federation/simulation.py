@@ -10,76 +10,27 @@ Guarantee:
     ledgers: a simulation studies a federation, it protects nobody.
 """
 
-import os
-from collections.abc import Mapping
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from flwr.app import Context
 
-from fedtranscribe.config import FederationSettings, TranscribeSettings, build
+from fedtranscribe.config import FederationSettings, TranscribeSettings
 from fedtranscribe.data import DataSplit, ImageSet, dirichlet_partition, load_first
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.federation.node import Node
 from fedtranscribe.federation.policy import HolderPolicy
+from fedtranscribe.federation.run_config import run_folder, settings_from
 from fedtranscribe.mechanisms import NoiseSource
 from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Unit
 from fedtranscribe.teachers import Teachers, train_teachers
 from fedtranscribe.transcribe.plan import training_mode
 from fedtranscribe.transcribe.session import pick_device
 from fedtranscribe.transcribe.transcription import make_manifest
-
-# Run-config has no null: an empty text, or a zero where zero makes no sense, stands for it.
-_UNSET: Mapping[str, Any] = {
-    "out": "",
-    "data_root": "",
-    "public_data": "",
-    "rows": 0,
-    "top_k": 0,
-    "quorum": 0,
-}
-
-
-def settings_from(run_config: Mapping[str, Any]) -> FederationSettings:
-    """Settings out of Flower's flat run-config, whose keys look like `dpsd.round-rows`.
-
-    Raises:
-        ConfigError: names every wrong value.
-    """
-    values: dict[str, Any] = {}
-    for key, value in run_config.items():
-        *tables, name = key.replace("-", "_").split(".")
-        if not tables and name in _UNSET and value == _UNSET[name]:
-            continue
-        inner = values
-        for table in tables:
-            inner = inner.setdefault(table, {})
-        inner[name] = value
-    return build(FederationSettings, values)
-
-
-def run_folder(settings: FederationSettings, name: str, run_id: int) -> Path:
-    """Where a simulation writes: as told, or under the user's home; absolute.
-
-    Flower's daemon keeps the working directory of whoever started it first, so a relative path
-    would end up anywhere.
-
-    Raises:
-        ConfigError: a relative path.
-    """
-    if settings.out is None:
-        home = Path(os.environ.get("FEDTRANSCRIBE_HOME") or Path.home() / ".fedtranscribe")
-        return home / "runs" / f"{name}-{run_id}"
-    if not settings.out.is_absolute():
-        raise ConfigError(
-            f"Expected out={settings.out} as an absolute path: the server does not run in your "
-            "working directory."
-        )
-    return settings.out
 
 
 def load_data(settings: FederationSettings) -> DataSplit:
@@ -153,12 +104,12 @@ def open_holder(
     manifest = make_manifest(described, part, settings.shards, mode)
     teachers = folder / "teachers"
     train_teachers(part, manifest, teachers, device=device, progress=lambda done, total: None)
+    policy = policy or policy_of(settings)
     return Node(
         holder_name(number),
         Teachers(teachers, device),
-        policy or policy_of(settings),
-        folder / "ledger.sqlite",
-        part.data_id,
+        policy,
+        partial(Ledger.open, folder / "ledger.sqlite", part.data_id, policy.budget),
         positional_ids=part.positional,
         noise=noise,
     )

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from fedtranscribe.errors import ProtocolError
 from fedtranscribe.exchange import Answer, NoisePlan, QueryBatch, RawAnswer
-from fedtranscribe.federation import protocol
+from fedtranscribe.federation import protocol, records
 from fedtranscribe.federation.node import Capabilities, Node
 from fedtranscribe.federation.refusals import Refusal, RefusalCode
 
@@ -106,7 +106,7 @@ class OverFlower:
         contents = {a: protocol.ask_capabilities(a[1]) for a in self._addresses}
         found: dict[str, Capabilities | RefusalCode | ProtocolError] = {}
         for address, content in self._exchange(
-            contents, protocol.CAPABILITIES, "capabilities", self._first_timeout
+            contents, records.CAPABILITIES, "capabilities", self._first_timeout
         ).items():
             name = f"node {address[0]}/{address[1]}"
             try:
@@ -133,7 +133,7 @@ class OverFlower:
             address: protocol.ask(protocol.Envelope(query, plan, run, address[1]))
             for address in names
         }
-        replies = self._exchange(contents, protocol.ANSWER, query.id, self._timeout)
+        replies = self._exchange(contents, records.ANSWER, query.id, self._timeout)
         return {names[address]: _read(content, query) for address, content in replies.items()}
 
     def _exchange(
@@ -147,7 +147,7 @@ class OverFlower:
             address: Message(content, address[0], message_type, group_id=group)
             for address, content in contents.items()
         }
-        self.payload += sum(protocol.payload_bytes(content) for content in contents.values())
+        self.payload += sum(records.payload_bytes(content) for content in contents.values())
         # Replies are told apart by the number that their message carried, as several holders may
         # share a node.
         replies: dict[Address, RecordDict] = {}
@@ -157,10 +157,10 @@ class OverFlower:
                 # The text may hold anything: it stays here, and only its code is logged.
                 log.warning("node %s failed (Flower code %s)", source, reply.error.code)
                 continue
-            number = protocol.echoed_holder(reply.content)
+            number = records.echoed_holder(reply.content)
             if (source, number) in messages:
                 replies[source, number] = reply.content
-                self.payload += protocol.payload_bytes(reply.content)
+                self.payload += records.payload_bytes(reply.content)
         return replies
 
 

@@ -18,8 +18,8 @@ from fedtranscribe.federation.baselines import (
     run_baseline,
     train_locally,
 )
+from fedtranscribe.federation.run_config import settings_from
 from fedtranscribe.federation.simulated_apps import _serve, simulated_client_app
-from fedtranscribe.federation.simulation import settings_from
 from fedtranscribe.models import Classifier, Generator, build
 from tests.federation.local_grid import LocalGrid
 

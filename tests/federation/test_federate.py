@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import pytest
 
@@ -17,29 +16,11 @@ from fedtranscribe.mechanisms import SeededNoise
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.transcribe.rundir import RunDirectory
-
-
-def start(path: Path, settings) -> RunDirectory:
-    run = RunDirectory.create(path, settings)
-    run.run_id = "run-fixed"  # seeded noise depends on it; two runs are compared
-    return run
-
-
-def go(settings, transport, run, split=None, **options):
-    return federate(
-        settings,
-        transport,
-        run,
-        expected=settings.holders,
-        test=split.test if split else None,
-        noise=SeededNoise(1),
-        **options,
-    )
+from tests.federation.runs import go, ledger_file, start
 
 
 def ledger_of(node: Node):
-    return Ledger.open_read_only(node._ledger)
+    return Ledger.open_read_only(ledger_file(node))
 
 
 class Faulty(InProcess):
@@ -133,7 +114,7 @@ def test_a_hopeless_plan_stops_before_anybody_spends(settings, open_nodes, tmp_p
     nodes = open_nodes(settings)
     with pytest.raises(HopelessPlanError, match="force=true"):
         go(settings, InProcess(nodes), start(tmp_path / "run", settings))
-    assert not any(node._ledger.exists() for node in nodes)
+    assert not any(ledger_file(node).exists() for node in nodes)
 
 
 # ---------------------------------------------------------------- who may take part
@@ -143,7 +124,7 @@ def test_a_holder_that_does_not_trust_the_server_is_left_out(settings, open_node
     nodes = open_nodes(settings, {1: HolderPolicy(epsilon=10, noise=NoiseMode.LOCAL)})
     result = go(settings, InProcess(nodes), start(tmp_path / "run", settings))
     assert sorted(result["shards"]) == ["holder-0", "holder-2"]
-    assert not nodes[1]._ledger.exists()
+    assert not ledger_file(nodes[1]).exists()
 
 
 def test_too_few_willing_holders_are_an_error(settings, open_nodes, tmp_path):
@@ -170,7 +151,7 @@ def test_more_rows_than_a_holder_allows_per_run_are_refused_at_once(settings, op
     nodes = open_nodes(settings, {2: short})
     with pytest.raises(ConfigError, match="rows=30 <= 29"):
         go(settings, InProcess(nodes), start(tmp_path / "run", settings))
-    assert not any(node._ledger.exists() for node in nodes)
+    assert not any(ledger_file(node).exists() for node in nodes)
 
 
 # ---------------------------------------------------------------- faults on the way

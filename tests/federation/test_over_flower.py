@@ -1,29 +1,19 @@
 """The same run through Flower's messages: same student, generic refusals, faults, resume."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 
 from fedtranscribe.errors import ProtocolError
-from fedtranscribe.federation import protocol
+from fedtranscribe.federation import protocol, records
 from fedtranscribe.federation.holder import make_client_app
 from fedtranscribe.federation.node import Node
 from fedtranscribe.federation.policy import HolderPolicy
 from fedtranscribe.federation.refusals import Refusal, RefusalCode
-from fedtranscribe.federation.run import federate
 from fedtranscribe.federation.transport import InProcess, OverFlower
-from fedtranscribe.mechanisms import SeededNoise
 from fedtranscribe.privacy.calibrate import NoiseMode
-from fedtranscribe.transcribe.rundir import RunDirectory
 from tests.federation.local_grid import LocalGrid
-
-
-def start(path: Path, settings) -> RunDirectory:
-    run = RunDirectory.create(path, settings)
-    run.run_id = "run-fixed"
-    return run
+from tests.federation.runs import go, ledger_file, start
 
 
 def over(nodes: list[Node], flower_nodes: int = 2, drop=()) -> OverFlower:
@@ -31,17 +21,6 @@ def over(nodes: list[Node], flower_nodes: int = 2, drop=()) -> OverFlower:
     grid = LocalGrid(app, {11 * (i + 1): {} for i in range(flower_nodes)}, drop=drop)
     ids = grid.get_node_ids()
     return OverFlower(grid, [(ids[i % len(ids)], i) for i in range(len(nodes))], 5, 5)
-
-
-def go(settings, transport, run, split=None):
-    return federate(
-        settings,
-        transport,
-        run,
-        expected=settings.holders,
-        test=split.test if split else None,
-        noise=SeededNoise(1),
-    )
 
 
 @pytest.mark.parametrize(
@@ -102,7 +81,7 @@ def answer(settings, open_nodes):
     app = make_client_app(lambda context, number: node)
     grid = LocalGrid(app, {1: {}})
 
-    def send(content: RecordDict, kind: str = protocol.ANSWER) -> str | None:
+    def send(content: RecordDict, kind: str = records.ANSWER) -> str | None:
         message = Message(content, dst_node_id=1, message_type=kind, group_id="g")
         (reply,) = grid.send_and_receive([message])
         assert not reply.has_error(), "nothing may be raised out of a handler"
@@ -196,13 +175,13 @@ def test_a_local_holder_never_gives_raw_rows(settings, open_nodes):
     envelope = protocol.read_query(query())
     with pytest.raises(Refusal, match="POLICY"):
         node.answer(envelope.query, envelope.plan, "run-a", "me")
-    assert not [p for p in node._ledger.parent.glob("ledger.sqlite") if _booked(node)]
+    assert not [p for p in ledger_file(node).parent.glob("ledger.sqlite") if _booked(node)]
 
 
 def _booked(node: Node) -> bool:
     from fedtranscribe.privacy.ledger import Ledger
 
-    with Ledger.open_read_only(node._ledger) as ledger:
+    with Ledger.open_read_only(ledger_file(node)) as ledger:
         return bool(ledger.releases())
 
 
@@ -216,7 +195,7 @@ def test_exceptions_of_a_holder_stay_at_the_holder(settings, open_nodes):
 
     for app in (make_client_app(lambda c, n: node), make_client_app(cannot_open)):
         grid = LocalGrid(app, {1: {}})
-        message = Message(query(), dst_node_id=1, message_type=protocol.ANSWER, group_id="g")
+        message = Message(query(), dst_node_id=1, message_type=records.ANSWER, group_id="g")
         (reply,) = grid.send_and_receive([message])
         assert dict(reply.content["terms"]) == {
             "protocol": 1,

@@ -9,12 +9,11 @@ import pytest
 
 from fedtranscribe.config import FederationSettings
 from fedtranscribe.errors import ConfigError, DataNotFoundError, StorageError
+from fedtranscribe.federation.run_config import run_folder, settings_from
 from fedtranscribe.federation.simulated_apps import _serve, simulated_client_app
 from fedtranscribe.federation.simulation import (
     load_data,
     partitions,
-    run_folder,
-    settings_from,
 )
 from tests.federation.local_grid import LocalGrid
 

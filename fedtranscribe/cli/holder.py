@@ -1,0 +1,170 @@
+"""`fedtranscribe holder …`: what a data holder's administrator does."""
+
+import json
+import signal
+import threading
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedtranscribe.cli.options import Json, group
+from fedtranscribe.cli.output import emit
+from fedtranscribe.errors import ConfigError, FederationError
+
+holder_app = group("Serve a data holder's teachers, and look after its budget.")
+ledger_app = group("Read, prove and export a ledger; nothing here writes to it.")
+policy_app = group("Check a holder's policy file.")
+holder_app.add_typer(ledger_app, name="ledger")
+holder_app.add_typer(policy_app, name="policy")
+
+PolicyFile = Annotated[Path, typer.Option("--policy", help="The holder's file.")]
+LedgerFile = Annotated[Path, typer.Argument(help="The ledger's SQLite file.")]
+
+_SERVE = """Answer on the local socket, within the policy, until stopped.
+
+\b
+Examples:
+  fedtranscribe holder serve                            # policy.toml in this folder
+  fedtranscribe holder serve --policy /etc/holder/policy.toml
+
+Policy, teachers and ledger are proved before the first question is taken. SIGTERM lets the
+question in hand be answered, and ends. Run it as another user than the SuperNode.
+"""
+
+
+@holder_app.command("serve", help=_SERVE)
+def serve_command(policy: PolicyFile = Path("policy.toml")) -> None:
+    """Serve."""
+    from fedtranscribe.federation.holder_file import HolderFile
+    from fedtranscribe.federation.service import serve
+
+    file = HolderFile.read(policy)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    serve(file, stop, lambda: typer.echo(f"{file.holder.name} answers on {file.holder.socket}"))
+
+
+@holder_app.command("status")
+def status(policy: PolicyFile = Path("policy.toml"), as_json: Json = False) -> None:
+    """Tell whether the service answers, what is spent and left, runs and refusals.
+
+    The exit code is 8 if no service answers.
+
+    \b
+    Example:
+      fedtranscribe holder status --policy policy.toml --json
+    """
+    from fedtranscribe.federation.holder_file import HolderFile
+    from fedtranscribe.federation.journal import refusals
+    from fedtranscribe.federation.link import is_serving
+    from fedtranscribe.federation.readiness import budget_left
+    from fedtranscribe.privacy.ledger import Ledger
+
+    file = HolderFile.read(policy)
+    serving = is_serving(file.holder.socket)
+    told = {"holder": file.holder.name, "serving": serving, "socket": str(file.holder.socket)}
+    if file.holder.ledger.exists():
+        with Ledger.open_read_only(file.holder.ledger) as ledger:
+            runs = {run.run: {"first": run.first, "rows": run.rows} for run in ledger.runs()}
+            spent = budget_left(ledger)
+    else:
+        runs, spent = {}, {}
+    told |= {"epsilon": spent, "runs": runs, "refusals": refusals(file.holder.log)}
+    if as_json:
+        emit(told, as_json=True, title="")
+    else:
+        shown = {run: f"{facts['rows']} rows since {facts['first']}" for run, facts in runs.items()}
+        emit({**told, "runs": shown}, as_json=False, title="Holder")
+    if not serving:
+        raise typer.Exit(FederationError.exit_code)
+
+
+@policy_app.command("check")
+def check(
+    policy: Annotated[Path, typer.Argument(help="The holder's file.")], as_json: Json = False
+) -> None:
+    """Check a policy file, and the teachers, ledger and folders that it names.
+
+    The exit code is 2 if anything is wrong.
+
+    \b
+    Example:
+      fedtranscribe holder policy check policy.toml
+    """
+    from fedtranscribe.federation.readiness import examine
+
+    findings = examine(policy)
+    if as_json:
+        typer.echo(json.dumps([vars(finding) for finding in findings], indent=2))
+    else:
+        table = Table("", "checked", "", title=str(policy), title_justify="left")
+        for finding in findings:
+            table.add_row("ok" if finding.ok else "WRONG", finding.name, finding.words)
+        Console().print(table)
+    wrong = [finding.name for finding in findings if not finding.ok]
+    if wrong:
+        raise ConfigError(f"{policy}: {', '.join(wrong)} cannot be used as they are.")
+
+
+@ledger_app.command("show")
+def show(ledger: LedgerFile, as_json: Json = False) -> None:
+    """Show the limit, what is spent per unit, and every run.
+
+    \b
+    Example:
+      fedtranscribe holder ledger show ledger.sqlite --json
+    """
+    from fedtranscribe.federation.readiness import budget_left
+    from fedtranscribe.privacy.ledger import Ledger
+
+    with Ledger.open_read_only(ledger) as book:
+        head = book.head
+        told = {
+            "data": book.data_id,
+            "entries": head.sequence,
+            "head": head.hash,
+            "epsilon": budget_left(book),
+            "runs": {run.run: f"{run.rows} rows since {run.first}" for run in book.runs()},
+        }
+    emit(told, as_json, "Ledger")
+
+
+@ledger_app.command("verify")
+def verify(ledger: LedgerFile, as_json: Json = False) -> None:
+    """Prove pages, hash chain, stored answers and head file.
+
+    \b
+    Example:
+      fedtranscribe holder ledger verify ledger.sqlite
+    """
+    from fedtranscribe.privacy.ledger import Ledger
+
+    with Ledger.open_read_only(ledger) as book:
+        head = book.verify()
+    emit({"proved": True, "entries": head.sequence, "head": head.hash}, as_json, "Ledger")
+
+
+@ledger_app.command("export")
+def export(
+    ledger: LedgerFile,
+    out: Annotated[Path, typer.Option(help="JSON lines to write, an entry each.")],
+) -> None:
+    """Write every entry as a JSON line, for an auditor; stored answers stay behind.
+
+    \b
+    Example:
+      fedtranscribe holder ledger export ledger.sqlite --out ledger.jsonl
+    """
+    from dataclasses import asdict
+
+    from fedtranscribe.files import write_atomically
+    from fedtranscribe.privacy.ledger import Ledger
+
+    with Ledger.open_read_only(ledger) as book:
+        lines = [json.dumps(asdict(entry)) for entry in book.entries()]
+    write_atomically(out, "".join(f"{line}\n" for line in lines).encode())
+    typer.echo(f"{len(lines)} entries: {out}")

@@ -1,0 +1,108 @@
+"""The ServerApp of a deployment: it knows the holders only by what they answer.
+
+The folder `server/app` names it. Its settings are those of every federated run; `data` names a
+published test set to follow the student on, or is "none".
+"""
+
+import logging
+import time
+from pathlib import Path
+
+from flwr.serverapp import Grid, ServerApp
+
+from fedtranscribe.config import FederationSettings
+from fedtranscribe.data import ImageSet, is_published, load_first
+from fedtranscribe.errors import ConfigError, QuorumError
+from fedtranscribe.federation.roster import quorum
+from fedtranscribe.federation.run import federate
+from fedtranscribe.federation.run_config import make_server_app
+from fedtranscribe.federation.transport import OverFlower
+from fedtranscribe.transcribe.rundir import RunDirectory
+from fedtranscribe.transcribe.tracking import Tracker, check_tensorboard
+
+log = logging.getLogger(__name__)
+
+NO_DATA = "none"
+_LOOK_SECONDS = 1.0
+
+
+def deployed_server_app(name: str) -> ServerApp:
+    """The ServerApp of the deployment called `name`."""
+    return make_server_app(name, serve)
+
+
+def serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
+    """One run with the holders that have joined.
+
+    Args:
+        grid: reaches them.
+        settings: of the run; `holders` is how many are expected.
+        out: the run's folder.
+
+    Raises:
+        ConfigError: settings that only a simulation can have.
+        QuorumError: too few holders within `first_timeout`, or in a round; the run can be resumed.
+    """
+    if settings.method != "feddpsd":
+        raise ConfigError(
+            f"Expected method='feddpsd' in a deployment, got {settings.method!r}: the baselines "
+            "have no privacy and run in simulations only."
+        )
+    if settings.tensorboard:
+        check_tensorboard()
+    test = _test_images(settings)
+    starting = RunDirectory.resume if settings.resume else RunDirectory.create
+    run = starting(out, settings)
+    if run.finished:
+        log.info("this run was complete already; nothing was spent")
+        return
+    nodes = _wait_for_nodes(grid, settings)
+    transport = OverFlower(
+        grid, [(node, 0) for node in nodes], settings.timeout, settings.first_timeout
+    )
+    result = federate(
+        settings,
+        transport,
+        run,
+        expected=settings.holders,
+        test=test,
+        report=Tracker(out, tensorboard=settings.tensorboard),
+    )
+    log.info("sound ε %s (%s); run folder %s", result["epsilon"], result["unit"], out)
+
+
+def _test_images(settings: FederationSettings) -> ImageSet | None:
+    """Declared-public images to follow the student on.
+
+    Raises:
+        ConfigError: somebody's own records; a server has none.
+    """
+    if settings.data == NO_DATA:
+        return None
+    if not is_published(settings.data):
+        raise ConfigError(
+            f"Expected data={settings.data!r} to name a published test set, or 'none': what is "
+            "measured on private records has no place at the server."
+        )
+    return load_first(settings.data, settings.data_root, settings.download).test
+
+
+def _wait_for_nodes(grid: Grid, settings: FederationSettings) -> list[int]:
+    """Everybody expected, or after `first_timeout` whoever is there.
+
+    Raises:
+        QuorumError: fewer than the quorum.
+    """
+    until, nodes = time.monotonic() + settings.first_timeout, []
+    while len(nodes) < settings.holders and time.monotonic() < until:
+        nodes = sorted(grid.get_node_ids())
+        if len(nodes) < settings.holders:
+            time.sleep(_LOOK_SECONDS)
+    needed = quorum(settings, settings.holders)
+    if len(nodes) < needed:
+        raise QuorumError(
+            f"{len(nodes)} of {settings.holders} holders have joined within "
+            f"{settings.first_timeout:g} s, quorum={needed}; start their SuperNodes, or wait "
+            "longer: first-timeout."
+        )
+    return nodes

@@ -1,0 +1,62 @@
+"""`policy.toml`: everything that a data holder decides, in one file of its own.
+
+The top level is the policy, default deny; the table `[holder]` says where things lie. Relative
+paths are relative to the file.
+"""
+
+from pathlib import Path
+
+from pydantic import Field
+
+from fedtranscribe.config import Settings, build, read_toml
+from fedtranscribe.errors import ConfigError
+from fedtranscribe.federation.policy import HolderPolicy
+
+# What a Unix socket's address may hold, on Linux.
+_LONGEST_SOCKET = 107
+
+
+class HolderPlace(Settings):
+    """Where a deployed holder keeps its things, and how it is called."""
+
+    name: str = Field(min_length=1, max_length=80, description="how the server calls the holder")
+    teachers: Path = Field(description="folder made by `fedtranscribe teacher train`")
+    ledger: Path = Field(description="budget book of the data: it outlives runs and teachers")
+    socket: Path = Field(description="where the SuperNode's user asks; all it may reach")
+    log: Path | None = Field(default=None, description="JSON lines; none: standard error")
+    device: str = "auto"
+    server: str = Field(
+        default="flower", min_length=1, description="name that the server's queries are bound to"
+    )
+
+
+class HolderFile(HolderPolicy):
+    """A holder's policy and places."""
+
+    holder: HolderPlace
+
+    @classmethod
+    def read(cls, path: Path) -> "HolderFile":
+        """Read and check a file; paths in it become absolute.
+
+        Raises:
+            ConfigError: it is absent, no TOML, or a value is wrong; names every such value.
+        """
+        file = build(cls, read_toml(path))
+        home = path.absolute().parent
+        places = {
+            name: home / value.expanduser()
+            for name in ("teachers", "ledger", "socket", "log")
+            if (value := getattr(file.holder, name)) is not None
+        }
+        if len(str(places["socket"]).encode()) > _LONGEST_SOCKET:
+            raise ConfigError(
+                f"Expected [holder] socket={str(places['socket'])!r} to have at most "
+                f"{_LONGEST_SOCKET} bytes; choose a shorter path."
+            )
+        return file.model_copy(update={"holder": file.holder.model_copy(update=places)})
+
+    @property
+    def policy(self) -> HolderPolicy:
+        """The limits alone."""
+        return HolderPolicy.model_validate(self.model_dump(exclude={"holder"}))

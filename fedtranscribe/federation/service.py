@@ -1,0 +1,220 @@
+"""The holder service: teachers and ledger behind a local socket, in a process of their own.
+
+The Flower app that a SuperNode runs comes from the server's side, so nothing of the holder's may
+lie within its reach. The app may only ask this service, which knows nothing but messages: it
+checks the policy, books the ledger, asks the teachers and answers, whoever is at the other end.
+
+Guarantee:
+    That of `Node`, against everything that can be sent through the socket. Run the service as one
+    OS user and the SuperNode as another who can open the socket and nothing else of the holder's;
+    `holder policy check` says where file modes are wider than that.
+"""
+
+import fcntl
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from fedtranscribe.errors import StorageError
+from fedtranscribe.federation import records
+from fedtranscribe.federation.frames import pack, unpack
+from fedtranscribe.federation.holder import reply_to
+from fedtranscribe.federation.holder_file import HolderFile
+from fedtranscribe.federation.journal import Journal
+from fedtranscribe.federation.kept_ledger import KeptLedger
+from fedtranscribe.federation.link import METHODS, NAME, OPTIONS
+from fedtranscribe.federation.node import Node
+from fedtranscribe.federation.refusals import Refusal
+from fedtranscribe.files import unwritable
+from fedtranscribe.teachers import Teachers
+from fedtranscribe.transcribe.session import pick_device
+
+_CALLERS = 16  # messages that may wait at once; more are turned away
+_GRACE_SECONDS = 120.0
+
+
+class HolderService:
+    """A holder's node that answers bytes with bytes, one message at a time.
+
+    One thread does all the work, because teachers and ledger belong to one; messages queue for it.
+    So memory does not grow with the callers.
+
+    Args:
+        file: the holder's decisions.
+        journal: what was done.
+
+    Raises:
+        FedtranscribeError: teachers, ledger or device cannot be used; nothing is served then.
+    """
+
+    def __init__(self, file: HolderFile, journal: Journal) -> None:
+        self._journal = journal
+        self._server_name = file.holder.server
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="holder")
+        try:
+            self._node, self._ledger = self._worker.submit(open_node, file).result()
+        except BaseException:
+            self._worker.shutdown()
+            raise
+
+    def handle(self, message_type: str, frame: bytes) -> bytes:
+        """Reply to a message; never raises."""
+        return self._worker.submit(self._handle, message_type, frame).result()
+
+    def close(self) -> None:
+        """Finish what is being answered and let go of the ledger."""
+        self._worker.submit(self._ledger.close)
+        self._worker.shutdown()
+
+    def _handle(self, message_type: str, frame: bytes) -> bytes:
+        began = time.monotonic()
+        try:
+            content = unpack(frame)
+        except Refusal as refusal:
+            self._journal.write("refused", code=refusal.code.value)
+            return pack(records.refuse(refusal))
+        reply = reply_to(content, message_type, self._open, self._server_name)
+        asked, told = content.config_records[records.TERMS], reply.config_records[records.TERMS]
+        facts = {k: str(asked[k]) for k in ("query-id", "run", "kind", "mode") if k in asked}
+        self._journal.write(
+            "refused" if "refusal" in told else "answered",
+            message=message_type,
+            code=str(told["refusal"]) if "refusal" in told else None,
+            seconds=round(time.monotonic() - began, 3),
+            **facts,
+        )
+        return pack(reply)
+
+    def _open(self, number: int) -> Node:
+        # One holder per service: whatever number the server thinks of, it is this one.
+        return self._node
+
+
+def open_node(file: HolderFile) -> tuple[Node, KeptLedger]:
+    """The node that a holder's file describes, everything proved and loaded.
+
+    Raises:
+        StorageError, ModelError: teachers are absent or damaged.
+        LedgerError: the ledger is damaged, rolled back, or of other data.
+        ConfigError: no such device.
+    """
+    teachers = Teachers(file.holder.teachers, pick_device(file.holder.device))
+    teachers.verify()
+    manifest = teachers.manifest
+    ledger = KeptLedger(file.holder.ledger, manifest.data_id, file.policy.budget)
+    ledger.prove()
+    node = Node(
+        file.holder.name,
+        teachers,
+        file.policy,
+        ledger,
+        positional_ids=manifest.record_ids == "positional",
+        at_start=ledger.prove,
+    )
+    return node, ledger
+
+
+def serve(
+    file: HolderFile, stop: threading.Event, ready: Callable[[], None] = lambda: None
+) -> None:
+    """Answer on the holder's socket until told to stop, then finish what was begun.
+
+    Args:
+        file: the holder's decisions.
+        stop: set by whoever wants it to end.
+        ready: called once the socket answers.
+
+    Raises:
+        FedtranscribeError: what `HolderService` raises.
+        StorageError: the socket cannot be made, or another service has it.
+    """
+    journal = Journal(file.holder.log)
+    ours = logging.getLogger("fedtranscribe")
+    ours.addHandler(handler := journal.own_log())
+    try:
+        with _only_service(file.holder.socket):
+            service = HolderService(file, journal)
+            try:
+                _serve(service, file.holder.socket, journal, stop, ready)
+            finally:
+                service.close()
+    finally:
+        ours.removeHandler(handler)
+        journal.close()
+
+
+def _serve(
+    service: HolderService,
+    socket: Path,
+    journal: Journal,
+    stop: threading.Event,
+    ready: Callable[[], None],
+) -> None:
+    server = grpc.server(
+        ThreadPoolExecutor(_CALLERS), maximum_concurrent_rpcs=_CALLERS, options=OPTIONS
+    )
+    server.add_generic_rpc_handlers((_handlers(service),))
+    state = health.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(state, server)
+    # The group of the socket's folder may ask; nobody else can even connect.
+    before = os.umask(0o117)
+    try:
+        server.add_insecure_port(f"unix:{socket}")
+    except RuntimeError:
+        raise StorageError(f"Cannot make the socket {socket}; check its folder.") from None
+    finally:
+        os.umask(before)
+    server.start()
+    state.set("", health_pb2.HealthCheckResponse.SERVING)
+    journal.write("started", socket=str(socket))
+    ready()
+    stop.wait()
+    state.enter_graceful_shutdown()
+    server.stop(_GRACE_SECONDS).wait()
+    socket.unlink(missing_ok=True)
+    journal.write("stopped")
+
+
+def _handlers(service: HolderService) -> grpc.GenericRpcHandler:
+    def handler(message_type: str) -> grpc.RpcMethodHandler:
+        return grpc.unary_unary_rpc_method_handler(
+            lambda frame, context: service.handle(message_type, frame)
+        )
+
+    return grpc.method_handlers_generic_handler(
+        NAME, {method: handler(message_type) for message_type, method in METHODS.items()}
+    )
+
+
+class _only_service:  # noqa: N801 (used like a function)
+    """Hold the lock beside the socket: a second service would take it away unnoticed."""
+
+    def __init__(self, socket: Path) -> None:
+        self._path = socket.with_name(f"{socket.name}.lock")
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("a")
+        except OSError as error:
+            raise unwritable(self._path, error) from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise StorageError(
+                f"Another holder service answers on {self._path.with_suffix('')}; stop it first."
+            ) from None
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()

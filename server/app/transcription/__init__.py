@@ -1,0 +1,1 @@
+"""Thin on purpose: everything is in the installed fedtranscribe."""

@@ -1,0 +1,41 @@
+"""Runs of the tiny federation, the same for every transport."""
+
+from pathlib import Path
+from typing import Any
+
+from fedtranscribe.config import FederationSettings
+from fedtranscribe.data import DataSplit
+from fedtranscribe.federation.node import Node
+from fedtranscribe.federation.run import federate
+from fedtranscribe.federation.transport import Transport
+from fedtranscribe.mechanisms import SeededNoise
+from fedtranscribe.transcribe.rundir import RunDirectory
+
+
+def start(path: Path, settings: FederationSettings) -> RunDirectory:
+    run = RunDirectory.create(path, settings)
+    run.run_id = "run-fixed"  # seeded noise depends on it; two runs are compared
+    return run
+
+
+def go(
+    settings: FederationSettings,
+    transport: Transport,
+    run: RunDirectory,
+    split: DataSplit | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    return federate(
+        settings,
+        transport,
+        run,
+        expected=settings.holders,
+        test=split.test if split else None,
+        noise=SeededNoise(1),
+        **options,
+    )
+
+
+def ledger_file(node: Node) -> Path:
+    """Where a simulated holder's ledger lies."""
+    return node._open_ledger.args[0]  # type: ignore[attr-defined]
