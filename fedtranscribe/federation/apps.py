@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import fedtranscribe
 from fedtranscribe.config import read_toml
 from fedtranscribe.errors import ConfigError
 
@@ -116,7 +115,7 @@ def find_app(name: str) -> App:
 
 def known_apps() -> dict[str, Path]:
     """Name to folder: those packaged in the wheel, or those beside the package in a checkout."""
-    package = Path(fedtranscribe.__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     for home in (package / "simulations", package.parent / "simulations"):
         if home.is_dir():
             return {entry.name: entry for entry in sorted(home.iterdir()) if _is_app(entry)}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fedtranscribe import data
-from fedtranscribe.data import available, load
+from fedtranscribe.data import available, is_published, load
 from fedtranscribe.errors import DataNotFoundError
 
 
@@ -20,7 +20,9 @@ def test_public_names_are_exactly_these():
         "dirichlet_partition",
         "draw_shapes",
         "held_out",
+        "is_published",
         "load",
+        "load_first",
     ]
 
 
@@ -67,3 +69,17 @@ def test_absent_torchvision_sets_say_how_to_get_them(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     with pytest.raises(DataNotFoundError, match=r"fedtranscribe\[vision\]"):
         load("cifar10", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("specs", "published"),
+    [
+        ("digits", True),
+        ("mnist, digits", True),
+        ("medmnist:pneumoniamnist", True),
+        ("scans.npz", False),
+        ("mnist, /data/absent-scans", False),
+    ],
+)
+def test_only_known_benchmarks_are_public_whether_or_not_files_are_there(specs, published):
+    assert is_published(specs) is published

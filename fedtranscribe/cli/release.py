@@ -1,0 +1,139 @@
+"""`fedtranscribe release RUN` makes a release, `fedtranscribe release verify DIR` checks one."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from typer.core import TyperGroup
+
+from fedtranscribe.cli.options import Json
+from fedtranscribe.cli.output import emit
+from fedtranscribe.errors import PrivacyError
+
+_PURPOSE = "Hand a finished run over in a form that others can use and check."
+_MAKE, _VERIFY = "RUN", "verify"
+
+_EXAMPLES = """Hand a finished run over in a form that others can use and check.
+
+\b
+Examples:
+  fedtranscribe release runs/scans                    # into runs/scans/release
+  fedtranscribe release runs/scans --out scans-student
+  fedtranscribe release runs/a --stamp-not-private --choice "better of two runs on our scans"
+  fedtranscribe release verify scans-student          # whole, and is its ε what it says?
+  fedtranscribe release ./verify                      # a run whose folder is called verify
+
+Networks, ONNX, model card and privacy.json go into one folder; open it with fedtranscribe.load.
+A run that is not private is released only with a stamp that says so loudly.
+"""
+
+_VERIFY_HELP = """Check a release: files, networks, every ε from its events, the card.
+
+\b
+Examples:
+  fedtranscribe release verify runs/scans/release
+  fedtranscribe release verify scans-student --json
+
+Exit code 0 only if all checks are passed. It proves that the release is whole and its arithmetic
+right, not who made it.
+"""
+
+
+class _RunFirst(TyperGroup):
+    """`release RUN` and `release verify DIR`: what is not `verify` goes to the first command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Name the command that was left out; without anything, show the help."""
+        if not args or args[0] != _VERIFY:
+            args = [_MAKE, *(args or ["--help"])]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
+        """The command that was left out is not shown in usage lines either."""
+        name, command, rest = super().resolve_command(ctx, args)
+        return ("" if name == _MAKE else name), command, rest
+
+
+release_app = typer.Typer(
+    cls=_RunFirst,
+    help=_PURPOSE,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+@release_app.command(_MAKE, help=_EXAMPLES)
+def make(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the release; RUN/release if left out.")
+    ] = None,
+    choice: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Something chosen by looking at private data without charging it; repeatable."
+        ),
+    ] = None,
+    stamp_not_private: Annotated[
+        bool,
+        typer.Option("--stamp-not-private", help="Release what is not private, loudly stamped."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Make a release."""
+    from fedtranscribe.release import make_release
+
+    made = make_release(run, out, choices=choice or [], stamp_not_private=stamp_not_private)
+    statement = made.statement
+    if statement.stamp is not None:
+        typer.echo(statement.stamp, err=True)
+    if as_json:
+        values = statement.model_dump(mode="json", by_alias=True)
+        emit({"folder": str(made.folder), **values}, as_json=True, title="")
+        return
+    guarantee = f"{statement.unit.value}, {statement.adjacency.value}, δ = {statement.delta:g}"
+    shown = {
+        f"ε, sound ({guarantee})": (
+            "infinite: no guarantee" if statement.epsilon is None else statement.epsilon
+        ),
+        "data": statement.data,
+        "files": ", ".join([*statement.files, "privacy.json"]),
+    }
+    emit(shown, as_json=False, title="Release")
+    console = Console()
+    for possible in statement.data_dependent_choices:
+        if not possible.stated:
+            console.print(
+                f"[dim]You say with this release that nothing was chosen by: {possible.choice}. "
+                "If something was, give it as --choice.[/dim]"
+            )
+    console.print(f"Release: {made.folder}", soft_wrap=True, highlight=False)
+
+
+@release_app.command(_VERIFY, help=_VERIFY_HELP)
+def verify_command(
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder made by `fedtranscribe release`.")
+    ],
+    as_json: Json = False,
+) -> None:
+    """Check a release."""
+    from fedtranscribe.release import verify
+
+    verification = verify(folder)
+    if as_json:
+        checks = [{"name": c.name, "ok": c.ok, "words": c.words} for c in verification.checks]
+        emit({"ok": verification.ok, "checks": checks}, as_json=True, title="")
+    else:
+        table = Table(title="Verification", title_justify="left")
+        for column in ("check", "", "what was found"):
+            table.add_column(column)
+        for check in verification.checks:
+            table.add_row(check.name, "ok" if check.ok else "FAILED", check.words)
+        Console().print(table)
+    failed = verification.first_failure
+    if failed is not None:
+        raise PrivacyError(f"The release in {folder} is rejected ({failed.name}): {failed.words}.")

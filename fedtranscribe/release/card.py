@@ -1,0 +1,168 @@
+"""The model card: a statement in words, around it what a user of the networks needs.
+
+Its privacy section is a function of the statement alone, so that a check can ask for it word by
+word; no other place of the card may state an ε, but for the header that programs read.
+"""
+
+import re
+from pathlib import Path
+from typing import Any
+
+from fedtranscribe.models import Classifier, Generator
+from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.release.describe import agree, told
+from fedtranscribe.release.stamp import LOUD
+from fedtranscribe.release.statement import Choice, PrivacyStatement
+from fedtranscribe.transcribe.finished import FinishedRun
+
+CARD = "card.md"
+
+_TEMPLATE = Path(__file__).with_name("card.md.jinja")
+_UNITS = {
+    Unit.RECORD: "one private image and its label (all images of one id, where ids repeat)",
+    Unit.HOLDER: "one data holder: all of its records and all of its teachers",
+}
+_ADJACENCIES = {
+    Adjacency.ZERO_OUT: "the unit is replaced by a null one",
+    Adjacency.REPLACE: "the unit is replaced by any other one",
+    Adjacency.ADD_REMOVE: "the unit comes or goes, and nothing else moves",
+}
+# Teachers, and all that touched them, are no public matter: not even on a benchmark.
+_TOLD = {"student": "student", "public_set_alone": "public set alone"}
+_FIGURE = re.compile(r"(?:ε|epsilon)[^0-9\n]{0,12}([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)", re.I)
+
+
+def render_card(run: FinishedRun, statement: PrivacyStatement, onnx: bool) -> str:
+    """The card of a release.
+
+    Args:
+        run: what is released.
+        statement: what it says of itself.
+        onnx: whether there is a `student.onnx`.
+    """
+    from huggingface_hub import ModelCard, ModelCardData
+
+    data = ModelCardData(
+        library_name="fedtranscribe",
+        pipeline_tag="image-classification",
+        tags=["differential-privacy", "model-transcription", "synthetic-data"],
+        fedtranscribe={
+            "epsilon": statement.epsilon,
+            "delta": statement.delta,
+            "unit": statement.unit.value,
+            "adjacency": statement.adjacency.value,
+            "private": statement.stamp is None,
+        },
+    )
+    card = ModelCard.from_template(
+        data,
+        template_str=_TEMPLATE.read_text(encoding="utf-8"),
+        **_facts(run.student, run.generator),
+        stamp=statement.stamp,
+        title="A differentially private student" if statement.stamp is None else "A student",
+        method=statement.method,
+        version=statement.fedtranscribe,
+        data=statement.data,
+        public_data=statement.public_data or "none",
+        privacy=privacy_section(statement),
+        onnx=onnx,
+        accuracy=_accuracy(run),
+    )
+    return f"{str(card).rstrip()}\n"
+
+
+def complaints(card: str, statement: PrivacyStatement) -> list[str]:
+    """What a card says otherwise than its statement; empty if nothing."""
+    found, rest = [], card
+    parts = {"privacy section": privacy_section(statement), "stamp": statement.stamp}
+    for name, words in parts.items():
+        if words is not None:
+            if words not in rest:
+                found.append(f"its {name} is not what privacy.json says")
+            rest = rest.replace(words, "", 1)
+    if statement.stamp is None and LOUD in rest:
+        found.append("it carries a stamp that privacy.json does not have")
+    for figure in _FIGURE.findall(rest):
+        if not agree(statement.epsilon, float(figure)):
+            found.append(f"it states ε = {figure}, privacy.json {_figure(statement.epsilon)}")
+    return found
+
+
+def privacy_section(said: PrivacyStatement) -> str:
+    """The statement in words, as Markdown."""
+    parts = [
+        "## Privacy",
+        f"**ε = {_figure(said.epsilon)}** at δ = {said.delta:g}, for unit `{said.unit.value}` "
+        f"under adjacency `{said.adjacency.value}` (accountant: {said.accountant or 'none'}).",
+        f"- `{said.unit.value}`: {_UNITS[said.unit]}\n"
+        f"- `{said.adjacency.value}`: {_ADJACENCIES[said.adjacency]}",
+        "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {v} |" for name, v in _rows(said))]),
+        "Choices that depend, or may depend, on private data:",
+        "\n".join(f"- {_choice(choice)}" for choice in said.data_dependent_choices)
+        or "- none is known",
+    ]
+    if said.published is not None:
+        parts.append(f"Why the published figure is no guarantee: {said.published.reason}")
+    parts.append(
+        "`privacy.json` holds the same for programs, with every released answer in the "
+        "accountant's words; held-out records of the holder are outside of this guarantee."
+    )
+    return "\n\n".join(parts)
+
+
+def _rows(said: PrivacyStatement) -> list[tuple[str, str]]:
+    unit, adjacency = said.unit.value, said.adjacency.value
+    rows = [(f"ε, sound, {unit}, {a.value}", _figure(e)) for a, e in said.sound.items()]
+    rows += [
+        (f"ε, sound, {u.value}, {adjacency}", _figure(e))
+        for u, e in said.units.items()
+        if u is not said.unit
+    ]
+    if said.published is not None:
+        use = "chose the noise" if said.published.used_for_calibration else "was not used"
+        value = _figure(said.published.epsilon)
+        rows.append(("published formula, NO guarantee", f"{value} ({use})"))
+    if said.ledger is not None:
+        total = f"{_figure(said.ledger.epsilon)} ({said.ledger.accountant})"
+        rows.append(("ε of all runs on these data, when this one ended", total))
+    noise = said.noise_mode
+    if said.noise_std is not None:
+        noise += f", standard deviation {said.noise_std:.6g}"
+    return [
+        *rows,
+        ("noise", noise),
+        ("who had to be trusted", said.trust),
+        ("answers", f"{said.rows:,} rows" + (f" of kind `{said.answers}`" if said.answers else "")),
+        ("data holders, teachers", f"{said.holders:,}, {said.teachers or 'none'}"),
+        ("several holders", said.composition),
+        ("audits", f"{len(said.audits)}; see privacy.json" if said.audits else "none yet"),
+    ]
+
+
+def _choice(choice: Choice) -> str:
+    if not choice.stated:
+        return f"{choice.choice}: the publisher says that nothing was chosen by it"
+    return f"{choice.choice}: {'charged' if choice.charged else 'NOT charged'}"
+
+
+def _figure(epsilon: float | None) -> str:
+    return "infinite: no guarantee" if epsilon is None else f"{epsilon:.6g}"
+
+
+def _facts(student: Classifier, generator: Generator | None) -> dict[str, Any]:
+    return {
+        "architecture": student.architecture,
+        "classes": student.classes,
+        "channels": student.channels,
+        "size": student.size,
+        "parameters": sum(p.numel() for p in student.parameters()),
+        "generator": generator is not None,
+    }
+
+
+def _accuracy(run: FinishedRun) -> dict[str, float]:
+    """On a published benchmark's test part, and only there."""
+    if not told(run):
+        return {}
+    scores = run.result["accuracy"]
+    return {name: scores[key] for key, name in _TOLD.items() if key in scores}

@@ -1,0 +1,216 @@
+"""A finished run -> what its release says about privacy.
+
+The place where nothing private gets through: of a user's own data not even the name, and of what
+was measured on held-out records nothing at all unless they belong to a published benchmark.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedtranscribe import __version__
+from fedtranscribe.config import PUBLIC_SHAPES
+from fedtranscribe.data import available
+from fedtranscribe.errors import ConfigError, PrivacyError, StorageError
+from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.release.accounting import by_adjacency, by_holder, by_unit, recompute
+from fedtranscribe.release.stamp import stamp_of
+from fedtranscribe.release.statement import (
+    COMPOSITION,
+    SCHEMA,
+    Choice,
+    HolderRelease,
+    LedgerTotal,
+    PrivacyStatement,
+    Published,
+    ReleaseRecord,
+)
+from fedtranscribe.transcribe.finished import FinishedRun
+
+THE_HOLDER = "the holder"
+"""How events of a local run, which has one holder without a name, call it."""
+
+TOLERANCE = 1e-6
+"""Relative difference of two figures that counts as none."""
+
+_OWN_DATA = "a private set of the holder"
+_OWN_PUBLIC_DATA = "a set that the holder calls public"
+_MEDMNIST = re.compile(
+    r"medmnist:(blood|breast|chest|derma|oct|organa|organc|organs|path|pneumonia|retina|tissue)"
+    r"mnist"
+)
+_SHOWN = (
+    "whether to release this run at all, or this one of several: its accuracy on the holder's own "
+    "held-out records was shown to the holder"
+)
+
+
+def describe(run: FinishedRun, choices: Sequence[str] = ()) -> PrivacyStatement:
+    """What a release of a run has to say; its `files` are still to come.
+
+    Args:
+        run: the run.
+        choices: what its publisher admits to have chosen by looking at private data.
+
+    Raises:
+        ConfigError: a choice that is empty, too long or not printable.
+        StorageError: the run's events are absent or damaged, or its result is.
+        PrivacyError: its events do not cost what its result says.
+    """
+    try:
+        return _describe(run, choices)
+    except (AttributeError, KeyError, TypeError, ValueError):
+        raise StorageError(
+            f"The result of the run in {run.path} is damaged, or of another version; "
+            "nothing can be released from it."
+        ) from None
+
+
+def _describe(run: FinishedRun, choices: Sequence[str]) -> PrivacyStatement:
+    result = run.result
+    events = _events(run)
+    unit, adjacency = Unit(result["unit"]), Adjacency(result["adjacency"])
+    delta, given = float(result["delta"]), by_holder(events)
+    headline = recompute(given, unit, adjacency, delta)
+    _expect_agreement(run, result["epsilon"], headline.epsilon if headline else None)
+    shards = _shards(result)
+    said = PrivacyStatement(
+        schema=SCHEMA,
+        fedtranscribe=__version__,
+        run=result["run"],
+        method=result.get("method", "dpsd"),
+        epsilon=headline.epsilon if headline else None,
+        delta=delta,
+        unit=unit,
+        adjacency=adjacency,
+        accountant=headline.accountant if headline else None,
+        composition=COMPOSITION,
+        sound=by_adjacency(given, unit, delta),
+        units=by_unit(given, adjacency, delta),
+        published=_published(run),
+        answers=result.get("privacy"),
+        noise_std=result.get("noise_std"),
+        noise_mode=_noise_mode(result),
+        trust=result.get("trust", "nobody: everything ran at the holder, which added the noise"),
+        private=bool(result["private"]),
+        stamp=None,
+        events=events,
+        data_dependent_choices=_choices(run, choices),
+        audits=(),
+        ledger=_ledger(result),
+        rows=result["rows"],
+        teachers=sum(shards.values()) or None,
+        holders=result.get("holders", 1),
+        shards=shards,
+        data=result["data"] if told(run) else _OWN_DATA,
+        public_data=_public_data(result.get("public_data")),
+        files={},
+    )
+    return said.model_copy(update={"stamp": stamp_of(said)})
+
+
+def told(run: FinishedRun) -> bool:
+    """Whether the name of the data and accuracy on their held-out part may be told.
+
+    Only for benchmarks known by name, and only where the run itself found them published. That a
+    path does not exist, here and now, makes nothing public.
+    """
+    return _is_known(str(run.result.get("data"))) and bool(run.result.get("accuracy"))
+
+
+# ---------------------------------------------------------------- parts of the result
+
+
+def _events(run: FinishedRun) -> tuple[HolderRelease, ...]:
+    path = run.path / "events.jsonl"
+    if not path.exists() and run.result["epsilon"] is None:
+        return ()
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        return tuple(_event(line) for line in lines)
+    except (OSError, ValueError, TypeError, KeyError):
+        raise StorageError(
+            f"{path} is absent or damaged; a release has to say what the run gave away."
+        ) from None
+
+
+def _event(line: Mapping[str, Any]) -> HolderRelease:
+    """A line of a federated run names its holder; one of a local run is the release itself."""
+    federated = "holder" in line
+    release = line["release"] if federated else line
+    record = ReleaseRecord.model_validate_json(json.dumps(release))
+    return HolderRelease(holder=line["holder"] if federated else THE_HOLDER, release=record)
+
+
+def _expect_agreement(run: FinishedRun, stated: float | None, found: float | None) -> None:
+    if not agree(stated, found):
+        raise PrivacyError(
+            f"The events of the run in {run.path} cost ε = {found}, its result says {stated}; "
+            "one of the two files was changed, so nothing can be released from it."
+        )
+
+
+def agree(stated: float | None, found: float | None) -> bool:
+    """Whether two figures are the same, but for rounding."""
+    if stated is None or found is None:
+        return stated is found
+    return math.isclose(stated, found, rel_tol=TOLERANCE, abs_tol=1e-12)
+
+
+def _shards(result: Mapping[str, Any]) -> dict[str, int]:
+    if "shards" in result:
+        return dict(result["shards"])
+    return {THE_HOLDER: result["teachers"]} if "teachers" in result else {}
+
+
+def _noise_mode(result: Mapping[str, Any]) -> Any:
+    if result["epsilon"] is None and "noise" not in result:
+        return "none"
+    return result.get("noise", "local")
+
+
+def _published(run: FinishedRun) -> Published | None:
+    figure = run.result.get("published")
+    if figure is None:
+        return None
+    return Published(
+        epsilon=_finite(figure["epsilon"]),
+        reason=figure["reason"],
+        used_for_calibration=run.settings.get("calibrate_by") == "published",
+    )
+
+
+def _ledger(result: Mapping[str, Any]) -> LedgerTotal | None:
+    total = result.get("ledger")
+    if total is None:
+        return None
+    return LedgerTotal(epsilon=_finite(total["epsilon"]), accountant=total["accountant"])
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def _choices(run: FinishedRun, given: Sequence[str]) -> tuple[Choice, ...]:
+    for text in given:
+        if not (0 < len(text.strip()) <= 300 and text.isprintable()):
+            raise ConfigError(f"Expected --choice {text!r} as one printable line of 1 to 300.")
+    found = [Choice(choice=text.strip(), charged=False, stated=True) for text in given]
+    if not told(run) and (run.private / "accuracy.json").exists():
+        found.append(Choice(choice=_SHOWN, charged=False, stated=False))
+    return tuple(found)
+
+
+# ---------------------------------------------------------------- names of data
+
+
+def _is_known(name: str) -> bool:
+    return name in available() or _MEDMNIST.fullmatch(name) is not None
+
+
+def _public_data(name: str | None) -> str | None:
+    if name is None or name == "none":
+        return None
+    return name if name == PUBLIC_SHAPES or _is_known(name) else _OWN_PUBLIC_DATA

@@ -1,0 +1,152 @@
+"""A release folder -> networks to use; needs none of the extras."""
+
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedtranscribe.errors import (
+    ConfigError,
+    CorruptWeightsError,
+    InvalidDataError,
+    ModelMismatchError,
+    PrivacyError,
+    StorageError,
+)
+from fedtranscribe.models import Classifier, Generator, load_network
+from fedtranscribe.release.digests import first_difference
+from fedtranscribe.release.statement import PrivacyStatement, read_statement
+from fedtranscribe.transcribe.rundir import GENERATOR, STUDENT
+from fedtranscribe.transcribe.session import predict, sample_images
+
+_BATCH = 250
+
+
+@dataclass(frozen=True, eq=False)
+class Release:
+    """A released student, and the generator of synthetic images where there is one.
+
+    Attributes:
+        path: the folder.
+        student: the classifier, in evaluation mode.
+        generator: of images without labels; None for methods that have none.
+        privacy: what is guaranteed, and what is not.
+    """
+
+    path: Path
+    student: Classifier
+    generator: Generator | None
+    privacy: PrivacyStatement
+
+    def predict(self, images: Tensor) -> Tensor:
+        """Likeliest class of each image.
+
+        Args:
+            images: [n, ch, s, s], uint8 or floating point in [0, 1]; on any device.
+
+        Returns:
+            int64 [n], on the CPU.
+
+        Raises:
+            ModelMismatchError: another shape than the student was made for.
+            InvalidDataError: another type, or values outside of [0, 1].
+        """
+        shape = self.student.channels, self.student.size, self.student.size
+        if images.ndim != 4 or tuple(images.shape[1:]) != shape:
+            raise ModelMismatchError(
+                f"Expected images [n, {', '.join(map(str, shape))}], got {list(images.shape)}."
+            )
+        if not len(images):
+            return torch.empty(0, dtype=torch.int64)
+        if images.dtype == torch.uint8:
+            return predict(self.student, images)
+        # Not a number fails this comparison too.
+        if not images.is_floating_point() or not bool(((images >= 0) & (images <= 1)).all()):
+            raise InvalidDataError(
+                f"Expected images of uint8, or floating point in [0, 1], got {images.dtype}"
+                f"{' outside of it' if images.is_floating_point() else ''}."
+            )
+        device = next(self.student.parameters()).device
+        with torch.no_grad():
+            parts = [
+                self.student(part.to(device, torch.float32)).argmax(-1).cpu()
+                for part in images.split(_BATCH)
+            ]
+        return torch.cat(parts)
+
+    def sample(self, n: int, seed: int | None = None) -> tuple[Tensor, Tensor]:
+        """Synthetic images, and the labels that the student gives them: costs no privacy.
+
+        Args:
+            n: how many.
+            seed: the same one gives the same images; drawn afresh if not given.
+
+        Returns:
+            uint8 [n, ch, s, s], int64 [n].
+
+        Raises:
+            ConfigError: n < 1, or the release has no generator.
+        """
+        if self.generator is None:
+            raise ConfigError(
+                f"The release in {self.path} (method {self.privacy.method}) has no generator; "
+                "only its student can be used."
+            )
+        if n < 1:
+            raise ConfigError(f"Expected n={n} >= 1.")
+        drawn = int.from_bytes(os.urandom(7), "big") if seed is None else seed
+        images = sample_images(self.generator, n, drawn)
+        return images, predict(self.student, images)
+
+
+def load(folder: Path, verify: bool = True) -> Release:
+    """Open a release; warns where it carries the stamp of one that is not private.
+
+    Args:
+        folder: the release.
+        verify: compare every listed file with its digest first.
+
+    Raises:
+        StorageError: no release there, or a file of it is absent.
+        PrivacyError: a file is not the one that was released, or `privacy.json` is damaged.
+        ModelError: a network's file is damaged.
+    """
+    statement = read_statement(folder)
+    absent = [name for name in statement.files if not (folder / name).is_file()]
+    if absent:
+        raise StorageError(f"{folder} lacks {absent[0]!r}; fetch the release again.")
+    wrong = first_difference(folder, statement) if verify else None
+    if wrong is not None:
+        raise PrivacyError(f"{folder}: {wrong}; fetch the release again.")
+    if statement.stamp is not None:
+        warnings.warn(statement.stamp, stacklevel=3)
+    return Release(folder, load_student(folder), load_generator(folder, statement), statement)
+
+
+def load_student(folder: Path) -> Classifier:
+    """The classifier of a release.
+
+    Raises:
+        ModelError: absent, damaged, or no classifier.
+    """
+    student = load_network(folder / STUDENT)
+    if not isinstance(student, Classifier):
+        raise CorruptWeightsError(f"Expected a classifier in {folder / STUDENT}.")
+    return student
+
+
+def load_generator(folder: Path, statement: PrivacyStatement) -> Generator | None:
+    """The generator of a release; None where it lists none.
+
+    Raises:
+        ModelError: absent though it is listed, damaged, or no generator.
+    """
+    if GENERATOR not in statement.files:
+        return None
+    generator = load_network(folder / GENERATOR)
+    if not isinstance(generator, Generator):
+        raise CorruptWeightsError(f"Expected a generator in {folder / GENERATOR}.")
+    return generator

@@ -1,0 +1,144 @@
+"""What `privacy.json` says, as types; `privacy.schema.json` is generated from them."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from fedtranscribe.errors import PrivacyError, StorageError
+from fedtranscribe.privacy.units import Adjacency, Unit
+
+STATEMENT = "privacy.json"
+SCHEMA = "fedtranscribe-privacy-1"
+SCHEMA_FILE = Path(__file__).with_name("privacy.schema.json")
+
+COMPOSITION = "answers of one holder add up; of several holders the worst one counts"
+"""Why no sum over holders: a record or a holder is touched by one holder's answers only."""
+
+_Epsilon = Annotated[float, Field(ge=0)]
+_Count = Annotated[int, Field(ge=0)]
+_Name = Annotated[str, Field(min_length=1, max_length=500)]
+# Letters that make no path: what a statement lists can only lie in its own folder.
+_FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+_Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class _Part(BaseModel):
+    """Base of all parts: immutable, of exact types, without unknown names."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class ReleaseRecord(_Part):
+    """One line of `events.jsonl` in the accountant's words; see `privacy.events.Release`."""
+
+    mechanism: _Name
+    rows: Annotated[int, Field(ge=1)]
+    costs: dict[Unit, dict[Adjacency, dict[str, str | int | float]]]
+
+
+class HolderRelease(_Part):
+    """What one holder gave away."""
+
+    holder: _Name
+    release: ReleaseRecord
+
+
+class Published(_Part):
+    """The paper's own figure, which is no guarantee."""
+
+    epsilon: float | None = Field(description="null where the formula has no finite value")
+    reason: str = Field(description="why it is no guarantee")
+    used_for_calibration: bool = Field(description="whether the noise was chosen by it")
+
+
+class Choice(_Part):
+    """Something that was, or may have been, chosen by looking at private data."""
+
+    choice: _Name
+    charged: bool = Field(description="whether its cost is part of ε")
+    stated: bool = Field(
+        description="true: the publisher says that it was made; false: the run made it possible, "
+        "and by leaving it out the publisher says that it was not made"
+    )
+
+
+class LedgerTotal(_Part):
+    """What all runs on the same data had cost together when this one ended."""
+
+    epsilon: _Epsilon | None
+    accountant: str
+
+
+class PrivacyStatement(_Part):
+    """The privacy of one release, for programs; `card.md` says the same to people."""
+
+    model_config = ConfigDict(title=SCHEMA, serialize_by_alias=True)
+
+    schema_: Literal["fedtranscribe-privacy-1"] = Field(alias="schema")
+    fedtranscribe: str = Field(description="version that made the release")
+    run: _Name
+    method: _Name
+    epsilon: _Epsilon | None = Field(description="the headline; null: no guarantee at all")
+    delta: float = Field(gt=0, lt=1)
+    unit: Unit
+    adjacency: Adjacency
+    accountant: str | None
+    composition: Literal["answers of one holder add up; of several holders the worst one counts"]
+    sound: dict[Adjacency, _Epsilon] = Field(description="ε for `unit`, by adjacency")
+    units: dict[Unit, _Epsilon] = Field(description="ε under `adjacency`, by unit")
+    published: Published | None
+    answers: str | None = Field(description="what holders answered: vote, data or label")
+    noise_std: Annotated[float, Field(gt=0)] | None
+    noise_mode: Literal["local", "central", "secagg", "none"]
+    trust: str = Field(description="whom the holders had to trust")
+    private: bool = Field(description="false for seeded noise and for methods without privacy")
+    stamp: str | None = Field(description="why this must not be taken for private; else null")
+    events: tuple[HolderRelease, ...]
+    data_dependent_choices: tuple[Choice, ...]
+    audits: tuple[dict[str, JsonValue], ...]
+    ledger: LedgerTotal | None
+    rows: _Count
+    teachers: _Count | None
+    holders: Annotated[int, Field(ge=1)]
+    shards: dict[_Name, _Count] = Field(description="disjoint teachers, by holder")
+    data: str
+    public_data: str | None
+    files: dict[_FileName, _Sha256] = Field(description="SHA-256 of every other file")
+
+    def to_bytes(self) -> bytes:
+        """As it stands in `privacy.json`."""
+        values = self.model_dump(mode="json", by_alias=True)
+        return (json.dumps(values, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of `privacy.json`; `SCHEMA_FILE` holds the same."""
+    generated = PrivacyStatement.model_json_schema(by_alias=True)
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **generated}
+
+
+def read_statement(folder: Path) -> PrivacyStatement:
+    """What the release in a folder says of itself.
+
+    Raises:
+        StorageError: the folder holds no release.
+        PrivacyError: `privacy.json` is damaged or of another version; names what is wrong first.
+    """
+    path = folder / STATEMENT
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise StorageError(
+            f"No release in {folder} ({STATEMENT}: {error.strerror}); "
+            "give a folder made by `fedtranscribe release`."
+        ) from None
+    try:
+        return PrivacyStatement.model_validate_json(content)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise PrivacyError(
+            f"{path} is no {SCHEMA}: {where}: {first['msg']}; fetch the release again."
+        ) from None

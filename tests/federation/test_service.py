@@ -1,0 +1,382 @@
+"""The holder service behind its socket: same answers, and nothing that policy does not allow."""
+
+import json
+import os
+import shutil
+import socket as sockets
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from fedtranscribe.config import TeacherSettings, TranscribeSettings
+from fedtranscribe.data import load
+from fedtranscribe.errors import ConfigError, CorruptLedgerError, StorageError
+from fedtranscribe.exchange import AnswerKind, NoisePlan, QueryBatch
+from fedtranscribe.federation import protocol, records
+from fedtranscribe.federation.frames import pack, unpack
+from fedtranscribe.federation.holder_file import HolderFile
+from fedtranscribe.federation.journal import Journal, entries, refusals
+from fedtranscribe.federation.link import call, is_serving
+from fedtranscribe.federation.readiness import examine
+from fedtranscribe.federation.refusals import Refusal
+from fedtranscribe.federation.relay import make_relay_app
+from fedtranscribe.federation.service import HolderService, serve
+from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.teachers import train_teachers
+from fedtranscribe.transcribe.transcription import make_manifest
+from tests.federation.local_grid import LocalGrid
+
+PLAN = NoisePlan(NoiseMode.CENTRAL, 0.5, 1)
+
+
+@pytest.fixture
+def policy_file(tiny_data: Path, tmp_path: Path) -> Path:
+    """A holder of two tiny teachers, ready to serve."""
+    images = load(str(tiny_data)).train
+    described = TranscribeSettings(
+        teacher="cnn-small", data=str(tiny_data), teachers=TeacherSettings(steps=2, batch=4)
+    )
+    home = tmp_path / "holder"
+    (home / "book").mkdir(parents=True, mode=0o700)
+    (home / "run").mkdir()
+    train_teachers(
+        images,
+        make_manifest(described, images, 2, "full"),
+        home / "teachers",
+        device=torch.device("cpu"),
+        progress=lambda done, total: None,
+    )
+    (home / "teachers").chmod(0o700)
+    path = home / "policy.toml"
+    path.write_text(
+        'epsilon = 200.0\nnoise = "central"\nkinds = ["vote"]\n'
+        "rows_per_message = 20\nrows_per_run = 40\n"
+        '[holder]\nname = "a"\nteachers = "teachers"\nledger = "book/ledger.sqlite"\n'
+        'socket = "run/h.sock"\nlog = "log/h.jsonl"\ndevice = "cpu"\n'
+    )
+    return path
+
+
+@pytest.fixture
+def file(policy_file: Path) -> HolderFile:
+    return HolderFile.read(policy_file)
+
+
+@pytest.fixture
+def service(file: HolderFile):
+    journal = Journal(file.holder.log)
+    service = HolderService(file, journal)
+    yield service
+    service.close()
+    journal.close()
+
+
+def query(query_id: str = "q-1", rows: int = 10, seed: int = 0) -> QueryBatch:
+    rng = torch.Generator().manual_seed(seed)
+    images = torch.randint(0, 256, (rows, 1, 28, 28), generator=rng).to(torch.uint8)
+    return QueryBatch(query_id, AnswerKind.VOTE, images, torch.arange(3).repeat(rows, 1))
+
+
+def frame(asked: QueryBatch, plan: NoisePlan = PLAN, run: str = "run-1") -> bytes:
+    return pack(protocol.ask(protocol.Envelope(asked, plan, run)))
+
+
+def told(service: HolderService, message: bytes, kind: str = records.ANSWER) -> dict:
+    return dict(unpack(service.handle(kind, message))[records.TERMS])
+
+
+def booked(file: HolderFile) -> int:
+    with Ledger.open_read_only(file.holder.ledger) as ledger:
+        return len(ledger.releases())
+
+
+def test_frames_carry_messages_unchanged():
+    content = protocol.ask(protocol.Envelope(query(), PLAN, "run-1", 3))
+    back = unpack(pack(content))
+    assert dict(back[records.TERMS]) == dict(content[records.TERMS])
+    for name, array in content[records.ARRAYS].items():
+        assert (back[records.ARRAYS][name].numpy() == array.numpy()).all()
+
+
+@pytest.mark.parametrize("junk", [b"", b"x", b"\xff" * 64, pack(RecordDict())[:-1]])
+def test_junk_is_refused_and_not_raised(service, junk, file):
+    assert told(service, junk)["refusal"] == "MALFORMED_QUERY"
+    assert refusals(file.holder.log) == {"MALFORMED_QUERY": 1}
+
+
+def test_an_answer_is_charged_once_and_replayed(service, file):
+    asked = query()
+    first = service.handle(records.ANSWER, frame(asked))
+    answer = protocol.read_answer(unpack(first), asked)
+    assert answer.values.shape == (10, 3)
+    again = protocol.read_answer(unpack(service.handle(records.ANSWER, frame(asked))), asked)
+    assert torch.equal(answer.values, again.values)
+    assert booked(file) == 1
+
+
+@pytest.mark.parametrize(
+    ("message", "code"),
+    [
+        (frame(query(rows=21)), "POLICY_REFUSED"),
+        (frame(query(), NoisePlan(NoiseMode.CENTRAL, 1e-9, 1)), "BUDGET_EXHAUSTED"),
+        (frame(query(), NoisePlan(NoiseMode.CENTRAL, 0.5, 1000)), None),
+        (pack(records.record({"holder": 0})), "MALFORMED_QUERY"),
+        (pack(RecordDict({records.TERMS: ConfigRecord({"protocol": 99})})), "PROTOCOL_VERSION"),
+    ],
+)
+def test_what_policy_or_budget_forbid_is_refused_unbooked(service, file, message, code):
+    """With 1,000 holders the planned noise per holder is larger: that may be asked for."""
+    assert told(service, message).get("refusal") == code
+    assert booked(file) == (0 if code else 1)
+
+
+def test_rows_of_a_run_are_limited_over_messages(service, file):
+    codes = [told(service, frame(query(f"q-{i}", 20, i))).get("refusal") for i in range(3)]
+    assert codes == [None, None, "POLICY_REFUSED"]
+    assert booked(file) == 2
+
+
+def test_another_query_under_a_known_id_is_refused(service):
+    told(service, frame(query()))
+    assert told(service, frame(query(seed=9)))["refusal"] == "QUERY_CONFLICT"
+
+
+def test_no_message_reaches_anything_but_the_two_methods(service, file):
+    assert told(service, frame(query()), "query.reset")["refusal"] == "MALFORMED_QUERY"
+    assert booked(file) == 0
+
+
+def test_a_ledger_put_back_while_serving_answers_nothing_more(service, file, tmp_path):
+    told(service, frame(query("q-1")))
+    with Ledger.open_read_only(file.holder.ledger):
+        backup = tmp_path / "backup"
+        shutil.copytree(file.holder.ledger.parent, backup)
+    told(service, frame(query("q-2", seed=1)))
+    head = next(file.holder.ledger.parent.glob("*head*")).read_bytes()
+    for old in file.holder.ledger.parent.iterdir():
+        old.unlink()
+    for copy in backup.iterdir():
+        shutil.copy(copy, file.holder.ledger.parent)
+    next(file.holder.ledger.parent.glob("*head*")).write_bytes(head)
+    assert told(service, frame(query("q-3", seed=2)))["refusal"] == "INTERNAL_ERROR"
+
+
+def test_a_damaged_ledger_is_not_served(file):
+    first = HolderService(file, Journal(None))
+    told(first, frame(query()))
+    first.close()
+    file.holder.ledger.write_bytes(file.holder.ledger.read_bytes()[:5000])
+    for stray in file.holder.ledger.parent.glob("ledger.sqlite-*"):
+        stray.unlink()
+    with pytest.raises(CorruptLedgerError):
+        HolderService(file, Journal(None))
+
+
+def test_the_journal_tells_sizes_and_codes_but_no_answer(service, file):
+    told(service, frame(query()))
+    told(service, frame(query("q-2", rows=21)))
+    answered, refused = entries(file.holder.log)
+    assert answered.keys() == {
+        *("time", "event", "message", "code", "seconds", "query-id", "run", "kind", "mode")
+    }
+    assert (answered["event"], refused["event"]) == ("answered", "refused")
+    assert refused["code"] == "POLICY_REFUSED"
+
+
+def test_texts_of_libraries_stay_out_of_the_log(service, file, caplog):
+    def broken(images):
+        raise RuntimeError("patient Smith")
+
+    service._node.teachers.logits = broken
+    assert told(service, frame(query()))["refusal"] == "INTERNAL_ERROR"
+    assert "RuntimeError" in caplog.text
+    assert "Smith" not in caplog.text
+
+
+# ---------------------------------------------------------------- over the socket
+
+
+@pytest.fixture
+def serving(file: HolderFile):
+    """The service on its socket, in a thread."""
+    stop, ready = threading.Event(), threading.Event()
+    thread = threading.Thread(target=serve, args=(file, stop, ready.set))
+    thread.start()
+    assert ready.wait(60)
+    yield file
+    stop.set()
+    thread.join(60)
+    assert not thread.is_alive()
+    assert not file.holder.socket.exists()
+
+
+def test_the_relay_passes_everything_on(serving):
+    grid = LocalGrid(make_relay_app(), {1: {"holder-socket": str(serving.holder.socket)}})
+    from fedtranscribe.federation.transport import OverFlower
+
+    transport = OverFlower(grid, [(1, 0)], 60, 60)
+    assert list(transport.capabilities()) == ["a"]
+    answers = transport.ask(["a"], query(), PLAN, "run-1")
+    assert answers["a"].values.shape == (10, 3)
+    assert transport.ask(["a"], query("q-2", 21), PLAN, "run-1")["a"] == "POLICY_REFUSED"
+
+
+def test_the_relay_imports_no_torch():
+    code = "import sys, fedtranscribe.federation.relay; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_a_relay_without_socket_or_service_refuses_generically(monkeypatch, tmp_path, caplog):
+    monkeypatch.setattr("fedtranscribe.federation.link._WAIT_SECONDS", 0.0)
+    for config in ({}, {"holder-socket": str(tmp_path / "absent.sock")}):
+        from fedtranscribe.federation.transport import OverFlower
+
+        transport = OverFlower(LocalGrid(make_relay_app(), {1: config}), [(1, 0)], 60, 60)
+        assert list(transport.capabilities().values()) == ["INTERNAL_ERROR"]
+    assert "holder-socket" in caplog.text
+
+
+def test_a_second_service_is_refused(serving):
+    with pytest.raises(StorageError, match="Another holder service"):
+        serve(serving, threading.Event())
+
+
+def test_health_and_a_socket_for_the_group_only(serving):
+    assert is_serving(serving.holder.socket)
+    assert serving.holder.socket.stat().st_mode & 0o007 == 0
+
+
+def test_nobody_there_is_said(tmp_path):
+    with pytest.raises(StorageError, match="holder serve"):
+        call(tmp_path / "none.sock", records.ANSWER, b"", 1, wait=0)
+
+
+# The interpreter itself may lie where another user cannot start it: it changes its user on the way.
+HOSTILE = """
+import os, sys
+from pathlib import Path
+from fedtranscribe.federation.link import call, is_serving
+from fedtranscribe.federation import records
+home, nobody = Path(sys.argv[1]), int(sys.argv[2])
+frame = sys.stdin.buffer.read()
+os.setgroups([])
+os.setgid(nobody)
+os.setuid(nobody)
+def attempt(do):
+    try:
+        do()
+        return "done"
+    except OSError as error:
+        return type(error).__name__
+print(attempt(lambda: list((home / "teachers").iterdir())))
+print(attempt(lambda: (home / "book" / "ledger.sqlite").read_bytes()))
+print(attempt(lambda: (home / "book" / "ledger.sqlite").unlink()))
+print(attempt(lambda: (home / "book" / "new").write_text("x")))
+reply = call(home / "run" / "h.sock", records.ANSWER, frame, 60)
+print("POLICY_REFUSED" if b"POLICY_REFUSED" in reply else "answered")
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs two users")
+def test_the_supernodes_user_can_ask_and_nothing_else(serving, policy_file):
+    """A hostile app bundle runs as the SuperNode's user; the socket's group is all it has."""
+    nobody, home = 65534, policy_file.parent
+    os.chown(serving.holder.socket, 0, nobody)
+    for folder in [home, *home.parents]:
+        if str(folder).startswith("/tmp/"):
+            folder.chmod(folder.stat().st_mode | 0o011)
+    done = subprocess.run(
+        [sys.executable, "-c", HOSTILE, str(home), str(nobody)],
+        input=frame(query("q-9", 21)),
+        capture_output=True,
+    )
+    assert done.stdout.decode().split() == ["PermissionError"] * 4 + ["POLICY_REFUSED"], (
+        done.stderr.decode()
+    )
+    assert booked(serving) == 0
+
+
+# ---------------------------------------------------------------- the file
+
+
+def test_everything_wrong_with_a_holder_is_told(policy_file):
+    assert all(finding.ok for finding in examine(policy_file))
+    home = policy_file.parent
+    (home / "teachers").chmod(0o755)
+    next((home / "teachers").glob("shard-*")).write_bytes(b"x")
+    wrong = {finding.name for finding in examine(policy_file) if not finding.ok}
+    assert wrong == {"teachers", "teachers' folder"}
+    policy_file.write_text("epsilon = -1\n")
+    assert [finding.ok for finding in examine(policy_file)] == [False]
+
+
+@pytest.mark.parametrize(
+    ("edit", "named"),
+    [
+        (("epsilon = 200.0", "epsilon = 0"), "epsilon"),
+        (('"vote"', '"everything"'), "kinds"),
+        (("rows_per_run", "rows_per_rum"), "rows_per_rum"),
+        (("run/h.sock", "r" * 120), "socket"),
+        (('name = "a"', 'name = ""'), "name"),
+    ],
+)
+def test_wrong_values_are_named(policy_file, edit, named):
+    policy_file.write_text(policy_file.read_text().replace(*edit))
+    with pytest.raises(ConfigError, match=named):
+        HolderFile.read(policy_file)
+
+
+def test_commands_of_an_administrator(serving, policy_file, capsys, tmp_path):
+    from fedtranscribe.cli import run
+
+    call(serving.holder.socket, records.ANSWER, frame(query()), 60)
+    assert run(["holder", "status", "--policy", str(policy_file), "--json"]) == 0
+    status = json.loads(capsys.readouterr().out)
+    assert status["serving"] is True
+    assert status["runs"]["run-1"]["rows"] == 10
+    assert status["epsilon"]["record limit"] == 200.0
+    assert status["epsilon"]["record left"] < 200.0
+    ledger = str(serving.holder.ledger)
+    assert run(["holder", "ledger", "verify", ledger, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["proved"] is True
+    assert run(["holder", "ledger", "show", ledger]) == 0
+    assert run(["holder", "ledger", "export", ledger, "--out", str(tmp_path / "l.jsonl")]) == 0
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "l.jsonl").read_text().splitlines()]
+    assert kinds == ["created", "budget", "reserve", "commit"]
+    assert run(["holder", "policy", "check", str(policy_file)]) == 0
+    assert run(["holder", "ledger", "verify", str(tmp_path / "none.sqlite")]) == 7
+    capsys.readouterr()
+
+
+def test_status_without_a_service_has_a_code_of_its_own(policy_file, capsys):
+    from fedtranscribe.cli import run
+
+    assert run(["holder", "status", "--policy", str(policy_file)]) == 8
+    assert "False" in capsys.readouterr().out
+
+
+def test_a_foreign_array_in_a_query_is_malformed(service):
+    content = records.record({"holder": 0})
+    content[records.ARRAYS] = ArrayRecord({"images": Array("int8", (1,), "odd", b"1")})
+    with pytest.raises(Refusal):
+        pack(content)
+
+
+def test_a_stale_socket_does_not_stop_a_start(file):
+    left = sockets.socket(sockets.AF_UNIX)
+    left.bind(str(file.holder.socket))
+    left.close()
+    stop, ready = threading.Event(), threading.Event()
+    thread = threading.Thread(target=serve, args=(file, stop, ready.set))
+    thread.start()
+    assert ready.wait(60)
+    assert is_serving(file.holder.socket)
+    stop.set()
+    thread.join(60)
