@@ -29,8 +29,8 @@ from fedtranscribe.federation.simulation import (
     partitions,
 )
 from fedtranscribe.federation.transport import InProcess
+from fedtranscribe.tracking import PROGRESS
 from fedtranscribe.transcribe.rundir import RunDirectory
-from fedtranscribe.transcribe.tracking import PROGRESS
 
 RESULTS = Path(__file__).parent / "results"
 HOLDERS = (1, 2, 5, 10)

@@ -26,7 +26,7 @@ from fedtranscribe.federation.run_files import (
     read_object,
 )
 from fedtranscribe.files import unwritable
-from fedtranscribe.transcribe.tracking import PROGRESS
+from fedtranscribe.tracking import PROGRESS
 
 if TYPE_CHECKING:
     from fedtranscribe.federation.superlink import PrivateSuperLink, RunStatus

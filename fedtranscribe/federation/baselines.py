@@ -22,8 +22,8 @@ from fedtranscribe.errors import ConfigError, QuorumError
 from fedtranscribe.federation.transport import Address
 from fedtranscribe.methods.ensemble_distillation import dense, distil
 from fedtranscribe.models import Classifier, Generator
+from fedtranscribe.tracking import Report
 from fedtranscribe.transcribe.rundir import RunDirectory
-from fedtranscribe.transcribe.tracking import Report
 
 log = logging.getLogger(__name__)
 

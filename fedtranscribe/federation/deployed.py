@@ -17,8 +17,8 @@ from fedtranscribe.federation.roster import quorum
 from fedtranscribe.federation.run import federate
 from fedtranscribe.federation.run_config import make_server_app
 from fedtranscribe.federation.transport import OverFlower
+from fedtranscribe.tracking import Tracker, check_tensorboard
 from fedtranscribe.transcribe.rundir import RunDirectory
-from fedtranscribe.transcribe.tracking import Tracker, check_tensorboard
 
 log = logging.getLogger(__name__)
 

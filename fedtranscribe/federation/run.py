@@ -20,6 +20,7 @@ from fedtranscribe.mechanisms import NoiseSource
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.tracking import Report, ignore
 from fedtranscribe.transcribe.report import draw_curve, draw_images, figures_available
 from fedtranscribe.transcribe.rundir import RunDirectory
 from fedtranscribe.transcribe.session import (
@@ -31,7 +32,6 @@ from fedtranscribe.transcribe.session import (
     sample_images,
     save_networks,
 )
-from fedtranscribe.transcribe.tracking import Report, ignore
 
 _GRID = 50
 

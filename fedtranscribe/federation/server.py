@@ -26,8 +26,8 @@ from fedtranscribe.mechanisms import CentralNoise, NoiseSource, OsNoise
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.privacy.calibrate import NoiseMode, RowAnswer
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.tracking import Report, ignore
 from fedtranscribe.transcribe.rundir import Checkpoint, RunDirectory
-from fedtranscribe.transcribe.tracking import Report, ignore
 
 log = logging.getLogger(__name__)
 

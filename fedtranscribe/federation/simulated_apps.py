@@ -31,6 +31,7 @@ from fedtranscribe.federation.simulation import (
 from fedtranscribe.federation.transport import Address, OverFlower
 from fedtranscribe.models import Classifier, build, save_network
 from fedtranscribe.teachers import Teachers
+from fedtranscribe.tracking import Tracker, check_tensorboard
 from fedtranscribe.transcribe.rundir import STUDENT, RunDirectory
 from fedtranscribe.transcribe.session import (
     accuracy,
@@ -39,7 +40,6 @@ from fedtranscribe.transcribe.session import (
     pick_device,
     public_images,
 )
-from fedtranscribe.transcribe.tracking import Tracker, check_tensorboard
 
 log = logging.getLogger(__name__)
 

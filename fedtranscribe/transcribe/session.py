@@ -17,8 +17,8 @@ from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.pretraining import pretrain_generator, pretrain_student
 from fedtranscribe.models import Classifier, Generator, build, save_network
 from fedtranscribe.teachers import Teachers
+from fedtranscribe.tracking import Report, ignore
 from fedtranscribe.transcribe.rundir import GENERATOR, STUDENT, Checkpoint, RunDirectory
-from fedtranscribe.transcribe.tracking import Report, ignore
 
 _PUBLIC_SHAPES = 8_000
 _EVALUATION_BATCH = 250

@@ -28,6 +28,7 @@ from fedtranscribe.privacy.events import PrivacyPlan, Release
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.teachers import Manifest, Teachers, load_manifest, train_teachers
+from fedtranscribe.tracking import Tracker, check_tensorboard
 from fedtranscribe.transcribe.plan import (
     Plan,
     TaskFacts,
@@ -52,7 +53,6 @@ from fedtranscribe.transcribe.session import (
     save_networks,
     silent,
 )
-from fedtranscribe.transcribe.tracking import Tracker, check_tensorboard
 
 Say = Callable[[str], None]
 

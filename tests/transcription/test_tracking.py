@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from fedtranscribe import tracking
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.transcribe import prepare, tracking, transcribe
-from fedtranscribe.transcribe.tracking import Tracker
+from fedtranscribe.tracking import Tracker
+from fedtranscribe.transcribe import prepare, transcribe
 
 
 def lines(run: Path) -> list[dict]:

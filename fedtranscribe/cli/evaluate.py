@@ -1,0 +1,162 @@
+"""`fedtranscribe evaluate`: what finished runs have learned, measured the way the field does it."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedtranscribe.cli.options import Json
+from fedtranscribe.cli.output import emit
+from fedtranscribe.cli.progress import StageBars
+from fedtranscribe.config import build
+
+_EXAMPLES = """Measure finished runs: student, classifiers on synthetic images, fidelity.
+
+\b
+Examples:
+  fedtranscribe evaluate runs/demo                              # a minute or two
+  fedtranscribe evaluate runs/demo --classifiers all            # all fourteen classifiers
+  fedtranscribe evaluate runs/a runs/b --classifiers cnn,lda
+  fedtranscribe evaluate runs/demo --inception weights-inception-2015-12-05-6726825d.pth
+  fedtranscribe evaluate runs/demo --samples 60000 --max-train 60000 --classifiers all
+
+Figures are written into each run's evaluation.json. Those that rest on your own records go to
+private/evaluation.json only. Without Inception weights FID uses a network trained on public images,
+and says so.
+"""
+
+
+def evaluate_command(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
+    samples: Annotated[
+        int | None, typer.Option(help="Synthetic images to draw. [default: 10000]")
+    ] = None,
+    classifiers: Annotated[
+        str | None, typer.Option(help="all, quick, none, or names by commas. [default: quick]")
+    ] = None,
+    max_train: Annotated[
+        int | None,
+        typer.Option(help="Most samples for scikit-learn and xgboost. [default: 10000]"),
+    ] = None,
+    inception: Annotated[
+        Path | None, typer.Option(help="Inception weights of torch-fidelity, for FID and IS.")
+    ] = None,
+    download: Annotated[
+        bool, typer.Option("--download", help="Let torch-fidelity fetch its Inception weights.")
+    ] = False,
+    data_root: Annotated[Path | None, typer.Option(help="Where named data sets lie.")] = None,
+    no_fidelity: Annotated[
+        bool, typer.Option("--no-fidelity", help="Leave out FID, IS, precision and recall.")
+    ] = False,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, …")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="Public randomness of samples and classifiers.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Run it; the help text is `_EXAMPLES`."""
+    from fedtranscribe.evaluation.settings import EvaluationSettings
+
+    options: dict[str, Any] = {
+        "samples": samples,
+        "classifiers": classifiers,
+        "max_train": max_train,
+        "inception": inception,
+        "download": download,
+        "data_root": data_root,
+        "fidelity": not no_fidelity,
+        "device": device,
+        "seed": seed,
+    }
+    given = {name: value for name, value in options.items() if value is not None}
+    settings = build(EvaluationSettings, given)
+
+    from fedtranscribe.evaluation import check_libraries, evaluate
+    from fedtranscribe.transcribe.finished import FinishedRun
+
+    check_libraries(settings)
+    opened = [FinishedRun.open(path) for path in runs]
+    results = []
+    with StageBars() as bars:
+        for run in opened:
+            prefix = f"{run.path.name}: " if len(opened) > 1 else ""
+
+            def show_stage(stage: str, done: int, total: int, prefix: str = prefix) -> None:
+                bars(prefix + stage, done, total)
+
+            results.append(evaluate(run, settings, show_stage))
+    if as_json and len(results) > 1:
+        typer.echo(json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False))
+        return
+    for run, result in zip(opened, results, strict=True):
+        if as_json:
+            emit(result, as_json=True, title="")
+        else:
+            show(result, run.path)
+
+
+evaluate_command.__doc__ = _EXAMPLES
+
+
+def show(result: dict[str, Any], folder: Path) -> None:
+    """Print the figures of one run; those on a user's own records under their stamp."""
+    console, where = Console(), escape(str(folder))
+    told = {name: value for name, value in result.items() if name != "private"}
+    console.print(_table(f"Figures that may be told: {where}", told))
+    console.print(f"[dim]real images: {result['real']}[/dim]")
+    if "fidelity" in result:
+        console.print(f"[dim]features: {result['fidelity']['features']}[/dim]", highlight=False)
+    if "note" in result:
+        console.print(f"[dim]{result['note']}[/dim]")
+    if "private" in result:
+        console.print(_table(f"NOT PRIVATE, do not release: {where}", result["private"]))
+        console.print(f"[bold red]{result['private']['stamp']}[/bold red]")
+    console.print(f"Figures and pictures: {where}")
+
+
+def _table(title: str, result: dict[str, Any]) -> Table:
+    table = Table(title=title, title_justify="left")
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    for name, value in _lines(result):
+        table.add_row(name, value)
+    return table
+
+
+def _lines(result: dict[str, Any]) -> list[tuple[str, str]]:
+    lines = []
+    if "student" in result:
+        lines.append(("student's accuracy", f"{result['student']['accuracy']:.1%}"))
+    lines += _downstream_lines(result.get("downstream") or {})
+    fidelity = result.get("fidelity") or {}
+    names = {
+        "fid": "FID",
+        "inception_score": "Inception Score",
+        "precision": "precision",
+        "recall": "recall",
+    }
+    for key, name in names.items():
+        if fidelity.get(key) is not None:
+            lines.append((name, f"{fidelity[key]:.3f}"))
+    if "synthetic" in result:
+        shares = result["synthetic"]["class_shares"]
+        lines.append(("rarest and commonest class", f"{min(shares):.1%}, {max(shares):.1%}"))
+        lines.append(("student's mean confidence", f"{result['synthetic']['confidence']:.1%}"))
+    return lines
+
+
+def _downstream_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
+    extra = ("mean_sklearn", "mean_sklearn_of", "selection", "untrained")
+    lines = []
+    for name, value in found.items():
+        if name not in extra:
+            why = found["untrained"].get(name, "")
+            lines.append((f"{name} on synthetic", f"{value:.1%}" if value is not None else why))
+    if found.get("mean_sklearn") is not None:
+        count = found["mean_sklearn_of"]
+        lines.append((f"mean of {count} by scikit-learn", f"{found['mean_sklearn']:.1%}"))
+    return lines

@@ -1,0 +1,101 @@
+"""Names of the downstream classifiers, and how those that are not ours are made.
+
+The list is that of DP-MERF's benchmark, which dp-promise reports the mean of: eleven of
+scikit-learn, with xgboost beside them. Two settings differ from DP-MERF's. AdaBoost is SAMME, since
+scikit-learn dropped SAMME.R; the linear support vectors stop at scikit-learn's own tolerance.
+"""
+
+import difflib
+from typing import Any
+
+NETS = ("mlp", "cnn")
+SKLEARN = (
+    "logistic-regression",
+    "random-forest",
+    "gaussian-nb",
+    "bernoulli-nb",
+    "linear-svc",
+    "decision-tree",
+    "lda",
+    "adaboost",
+    "sklearn-mlp",
+    "bagging",
+    "gradient-boosting",
+)
+XGBOOST = "xgboost"
+ALL = (*NETS, *SKLEARN, XGBOOST)
+# The others take longer than these together.
+QUICK = (
+    *NETS,
+    "logistic-regression",
+    "random-forest",
+    "gaussian-nb",
+    "bernoulli-nb",
+    "decision-tree",
+    "lda",
+    "bagging",
+)
+_GROUPS = {"all": ALL, "quick": QUICK, "none": ()}
+
+
+def chosen(words: str) -> tuple[str, ...]:
+    """The classifiers that a user means, in the order of `ALL`.
+
+    Args:
+        words: all, quick, none, or names by commas.
+
+    Raises:
+        ValueError: a name is unknown; suggests close ones.
+    """
+    if words in _GROUPS:
+        return _GROUPS[words]
+    names = [name.strip() for name in words.split(",") if name.strip()]
+    for name in names:
+        if name not in ALL:
+            known = [*_GROUPS, *ALL]
+            close = difflib.get_close_matches(name, known, n=3)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
+            raise ValueError(f"no classifier {name!r}; {hint}")
+    return tuple(name for name in ALL if name in names)
+
+
+def make(name: str, seed: int) -> Any:
+    """A fresh classifier of `SKLEARN`, or xgboost's, with scikit-learn's interface.
+
+    Args:
+        name: one of them.
+        seed: public randomness.
+    """
+    if name == XGBOOST:
+        from xgboost import XGBClassifier
+
+        return XGBClassifier(n_estimators=50, colsample_bytree=0.1, random_state=seed)
+    from sklearn import discriminant_analysis, ensemble, linear_model, naive_bayes, svm, tree
+    from sklearn.neural_network import MLPClassifier
+
+    match name:
+        case "logistic-regression":
+            return linear_model.LogisticRegression(max_iter=5_000, random_state=seed)
+        case "random-forest":
+            return ensemble.RandomForestClassifier(class_weight="balanced", random_state=seed)
+        case "gaussian-nb":
+            return naive_bayes.GaussianNB()
+        case "bernoulli-nb":
+            return naive_bayes.BernoulliNB(binarize=0.5)
+        case "linear-svc":
+            return svm.LinearSVC(loss="hinge", max_iter=10_000, random_state=seed)
+        case "decision-tree":
+            return tree.DecisionTreeClassifier(class_weight="balanced", random_state=seed)
+        case "lda":
+            return discriminant_analysis.LinearDiscriminantAnalysis(solver="eigen", shrinkage=0.5)
+        case "adaboost":
+            return ensemble.AdaBoostClassifier(n_estimators=100, random_state=seed)
+        case "sklearn-mlp":
+            return MLPClassifier(random_state=seed)
+        case "bagging":
+            return ensemble.BaggingClassifier(max_samples=0.1, n_estimators=20, random_state=seed)
+        case "gradient-boosting":
+            return ensemble.GradientBoostingClassifier(
+                subsample=0.1, n_estimators=50, random_state=seed
+            )
+    raise ValueError(name)

@@ -1,0 +1,223 @@
+"""Several finished runs side by side: a table, and accuracy over ε.
+
+Runs that differ by their seed alone are one row: mean, lowest and highest, and the 95 % interval of
+the mean by Student's t. Accuracy on a user's own held-out records is read from `private/` for the
+terminal; files only say `private`.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from fedtranscribe.errors import ConfigError
+from fedtranscribe.evaluation.compared_run import ComparedRun, Spread, read_run
+from fedtranscribe.evaluation.figures import CurvePoint, draw_privacy_accuracy
+from fedtranscribe.files import write_atomically
+from fedtranscribe.transcribe.report import figures_available
+
+PRIVATE = "private"
+SPREAD_WORDS = "Over several runs: mean (lowest–highest) ± half of the 95 % interval of the mean."
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs that differ by chance alone."""
+
+    runs: tuple[ComparedRun, ...]
+
+    @property
+    def first(self) -> ComparedRun:
+        """A run that stands for all where they agree."""
+        return self.runs[0]
+
+    @property
+    def epsilon(self) -> float | None:
+        """The largest of the runs: what each of them keeps. None where one has no guarantee."""
+        found = [run.epsilon for run in self.runs if run.epsilon is not None]
+        return max(found) if len(found) == len(self.runs) else None
+
+    @property
+    def accuracy(self) -> Spread | None:
+        """Of the student on declared-public images."""
+        return _spread(run.accuracy for run in self.runs)
+
+    @property
+    def own_accuracy(self) -> Spread | None:
+        """Of the student on a user's own records: for the terminal alone."""
+        return _spread(run.own_accuracy for run in self.runs)
+
+    @property
+    def cnn(self) -> Spread | None:
+        """Of the downstream CNN."""
+        return _spread(run.cnn for run in self.runs)
+
+    @property
+    def fid(self) -> Spread | None:
+        """None where runs were measured under several feature networks."""
+        if len({run.features for run in self.runs if run.fid is not None}) > 1:
+            return None
+        return _spread(run.fid for run in self.runs)
+
+    @property
+    def line(self) -> str:
+        """The line of the curve that it lies on."""
+        run = self.first
+        words = [run.method, run.data]
+        return ", ".join(words if self.epsilon is None else [*words, run.unit, run.privacy])
+
+    @property
+    def private(self) -> bool:
+        """Whether its accuracy rests on a user's own records."""
+        return self.accuracy is None and self.own_accuracy is not None
+
+    def to_json(self) -> dict[str, Any]:
+        """What a file may hold."""
+        run = self.first
+        spreads = {"accuracy": self.accuracy, "downstream_cnn": self.cnn, "fid": self.fid}
+        shown: dict[str, Any] = {k: asdict(v) if v else None for k, v in spreads.items()}
+        if self.private:
+            shown["accuracy"] = PRIVATE
+        return {
+            "method": run.method,
+            "data": run.data,
+            "privacy": run.privacy,
+            "unit": run.unit,
+            "epsilon": self.epsilon,
+            "delta": run.delta,
+            "noise": run.noise,
+            "rows": run.rows,
+            **shown,
+            "features": run.features,
+            "runs": [{"run": one.name, "seed": one.seed} for one in self.runs],
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Groups of runs, in the order of method, data, unit, privacy and ε."""
+
+    groups: tuple[Group, ...]
+
+    @property
+    def features(self) -> list[str]:
+        """Features that FIDs were measured under."""
+        runs = [run for group in self.groups for run in group.runs]
+        return sorted({run.features for run in runs if run.features and run.fid is not None})
+
+    def to_json(self) -> dict[str, Any]:
+        """What a file may hold."""
+        return {"groups": [group.to_json() for group in self.groups]}
+
+    def to_markdown(self) -> str:
+        """The table of a file."""
+        head = [
+            *("method", "data", "privacy", "unit", "ε (sound)", "δ", "noise", "rows", "runs"),
+            *("student", "downstream CNN", "FID"),
+        ]
+        lines = ["# Comparison", "", _markdown_row(head), _markdown_row(["---"] * len(head))]
+        lines += [_markdown_row(cells(group)) for group in self.groups]
+        lines += ["", SPREAD_WORDS]
+        lines += [f"Features of FID: {name}." for name in self.features]
+        return "\n".join(lines) + "\n"
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write `compare.json`, `compare.md` and, where there is something to draw, `curve.png`.
+
+        Returns:
+            What was written.
+
+        Raises:
+            StorageError: the folder cannot be written.
+        """
+        text = json.dumps(self.to_json(), indent=2, ensure_ascii=False, allow_nan=False)
+        written = [folder / "compare.json", folder / "compare.md"]
+        write_atomically(written[0], text.encode())
+        write_atomically(written[1], self.to_markdown().encode())
+        lines = self.curves()
+        if lines and figures_available():
+            written.append(folder / "curve.png")
+            draw_privacy_accuracy(lines, written[-1])
+        return written
+
+    def curves(self) -> dict[str, list[CurvePoint]]:
+        """Accuracy over ε per method, data, unit and privacy; accuracy that may be told only."""
+        lines: dict[str, list[CurvePoint]] = {}
+        for group in self.groups:
+            if group.accuracy is not None:
+                spread = group.accuracy
+                point = CurvePoint(group.epsilon, spread.mean, spread.low, spread.high)
+                lines.setdefault(group.line, []).append(point)
+        return lines
+
+
+def compare(paths: Sequence[Path]) -> Comparison:
+    """Read finished runs and put those together that differ by chance alone.
+
+    Raises:
+        StorageError: a folder holds no finished run.
+        ConfigError: two folders hold the same run, which would count it twice.
+    """
+    runs = [read_run(path) for path in paths]
+    seen: dict[str, Path] = {}
+    for run in runs:
+        if run.name in seen:
+            raise ConfigError(
+                f"{seen[run.name]} and {run.path} hold the same run {run.name}; give it once."
+            )
+        seen[run.name] = run.path
+    groups: dict[str, list[ComparedRun]] = {}
+    for run in runs:
+        groups.setdefault(run.settings, []).append(run)
+    ordered = [Group(tuple(sorted(group, key=lambda run: run.seed))) for group in groups.values()]
+    return Comparison(tuple(sorted(ordered, key=_order)))
+
+
+def cells(group: Group) -> list[str]:
+    """One line of a table that may be told."""
+    run = group.first
+    return [
+        run.method,
+        run.data,
+        run.privacy,
+        run.unit,
+        "none" if group.epsilon is None else f"{group.epsilon:.3g}",
+        f"{run.delta:g}",
+        run.noise or "-",
+        f"{run.rows:,}",
+        str(len(group.runs)),
+        PRIVATE if group.private else percent(group.accuracy),
+        percent(group.cnn),
+        _shown(group.fid, 1, ".1f"),
+    ]
+
+
+def percent(spread: Spread | None) -> str:
+    """An accuracy in per cent, with its spread where there are several runs."""
+    return _shown(spread, 100, ".1f")
+
+
+def _shown(spread: Spread | None, scale: float, form: str) -> str:
+    if spread is None:
+        return "-"
+    mean, low, high = (scale * x for x in (spread.mean, spread.low, spread.high))
+    if spread.interval is None:
+        return f"{mean:{form}}"
+    half = scale * (spread.interval[1] - spread.mean)
+    return f"{mean:{form}} ({low:{form}}–{high:{form}}) ± {half:{form}}"
+
+
+def _spread(values: Any) -> Spread | None:
+    return Spread.of([value for value in values if value is not None])
+
+
+def _order(group: Group) -> tuple[Any, ...]:
+    run = group.first
+    epsilon = math.inf if group.epsilon is None else group.epsilon
+    return run.method, run.data, run.unit, run.privacy, epsilon, run.settings
+
+
+def _markdown_row(words: Sequence[str]) -> str:
+    return f"| {' | '.join(words)} |"

@@ -1,0 +1,191 @@
+"""One finished run measured: student, classifiers on its synthetic images, fidelity.
+
+evaluation.json          what may be told
+samples.png              synthetic images by class
+private/neighbours.png   nearest real training records: PRIVATE
+private/evaluation.json  all figures, where they rest on a user's own held-out records: NOT private
+
+Nobody charged for looking at a user's own held-out records. So whatever is measured on them stays
+under `private/`, and the public file holds what follows from the released networks alone.
+"""
+
+import importlib.util
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtranscribe.data import DataSplit, ImageSet
+from fedtranscribe.errors import ConfigError
+from fedtranscribe.evaluation.classifiers import NETS, XGBOOST
+from fedtranscribe.evaluation.downstream import downstream
+from fedtranscribe.evaluation.fidelity import feature_source, measure
+from fedtranscribe.evaluation.figures import draw_classes, draw_neighbours
+from fedtranscribe.evaluation.neighbours import features_of, nearest, pixels
+from fedtranscribe.evaluation.settings import EvaluationSettings
+from fedtranscribe.files import write_atomically
+from fedtranscribe.models import Classifier
+from fedtranscribe.transcribe.finished import FinishedRun
+from fedtranscribe.transcribe.report import figures_available
+from fedtranscribe.transcribe.session import Progress, pick_device, predict, silent
+
+EVALUATION = "evaluation.json"
+SAMPLES = "samples.png"
+NEIGHBOURS = "neighbours.png"
+
+STAMP = "measured on the holder's own held-out records: NOT PRIVATE, do not release"
+OWN_RECORDS = "the holder's own held-out records: measured under private/, never part of a release"
+_NO_GENERATOR = "the run has no generator: its student's accuracy only"
+_QUERIES = 10
+_NEIGHBOURS = 4
+_BATCH = 250
+
+
+def check_libraries(settings: EvaluationSettings) -> None:
+    """Check that what an evaluation needs is installed, without importing any of it.
+
+    Raises:
+        ConfigError: says how to install it.
+    """
+    needed = ["torch_fidelity"] if settings.fidelity else []
+    needed += ["sklearn"] if set(settings.classifiers) - {*NETS} else []
+    needed += ["xgboost"] if XGBOOST in settings.classifiers else []
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"This evaluation needs {' and '.join(missing)}: "
+            "pip install 'fedtranscribe[evaluation]'."
+        )
+
+
+def evaluate(
+    run: FinishedRun, settings: EvaluationSettings, progress: Progress = silent
+) -> dict[str, Any]:
+    """Measure a run and write the figures into its folder, over those of an earlier time.
+
+    Args:
+        run: a finished one.
+        settings: samples, classifiers, features, seed.
+        progress: shows long work.
+
+    Returns:
+        What `evaluation.json` holds. Where the real images are a user's own records, `private`
+        comes on top: the figures that rest on them, which are in no file outside `private/`.
+
+    Raises:
+        ConfigError: a library is missing, or the device is.
+        DataError: the real images are not where the run found them.
+        ModelError: Inception weights are absent or damaged.
+        StorageError: the folder cannot be written.
+    """
+    check_libraries(settings)
+    device = pick_device(settings.device)
+    # Data are looked for before any work, and judged in the same breath whether they are public.
+    split, public = run.data(settings.data_root), run.declared_public
+    run.student.to(device)
+    head = {"run": run.result.get("run"), "data": run.result.get("data")}
+    tail = {
+        "samples": settings.samples if run.generator is not None else 0,
+        "seed": settings.seed,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    alone, real = _measured(run, split, settings, device, progress)
+    if public:
+        words = f"{len(split.test)} held-out images of a published benchmark, declared public"
+        result = {**head, "real": words, **_joined(alone, real), **tail}
+        _write(result, run.path / EVALUATION)
+        return result
+    full = {**head, "real": STAMP, **_joined(alone, real), **tail}
+    _write(full, run.private / EVALUATION)
+    result = {**head, "real": OWN_RECORDS, **alone, **tail}
+    _write(result, run.path / EVALUATION)
+    return result | {"private": {"stamp": STAMP, **real}}
+
+
+def _measured(
+    run: FinishedRun,
+    split: DataSplit,
+    settings: EvaluationSettings,
+    device: torch.device,
+    progress: Progress,
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What follows from the networks alone, and what rests on real images."""
+    real: dict[str, Any] = {"student": score_student(run.student, split.test)}
+    if run.generator is None:
+        return {"note": _NO_GENERATOR}, real
+    source = feature_source(settings, run.settings) if settings.fidelity else None
+    run.generator.to(device)
+    progress("synthetic images", 0, 1)
+    images, labels = run.synthesise(settings.samples, settings.seed)
+    progress("synthetic images", 1, 1)
+    alone: dict[str, Any] = {"synthetic": describe(run.student, images, labels)}
+    if source is not None:
+        progress("fidelity", 0, 1)
+        found = measure(images, split.test.images, source, device)
+        progress("fidelity", 1, 1)
+        facts = {"features": source.words, "samples": len(images)}
+        unary = {name: found.pop(name) for name in ("inception_score", "inception_score_std")}
+        alone["fidelity"] = {**unary, **facts}
+        real["fidelity"] = {**found, **unary, **facts, "real": len(split.test)}
+    held = split.test.images, split.test.labels
+    real["downstream"] = downstream(
+        (images, labels), held, split.test.classes, settings, device, progress
+    )
+    if figures_available():
+        draw_classes(images, labels, run.path / SAMPLES)
+        _draw_neighbours(run, images[:_QUERIES], split.train.images)
+    return alone, real
+
+
+def score_student(student: Classifier, test: ImageSet) -> dict[str, Any]:
+    """The student on real held-out images.
+
+    Returns:
+        accuracy; per_class, None for a class without images; confusion[true][predicted].
+    """
+    answers, classes = predict(student, test.images), test.classes
+    pairs = test.labels * classes + answers
+    confusion = torch.bincount(pairs, minlength=classes * classes).view(classes, classes)
+    totals = confusion.sum(1).tolist()
+    right = confusion.diagonal().tolist()
+    return {
+        "accuracy": sum(right) / len(test),
+        "per_class": [hits / n if n else None for hits, n in zip(right, totals, strict=True)],
+        "confusion": confusion.tolist(),
+    }
+
+
+def describe(student: Classifier, images: Tensor, labels: Tensor) -> dict[str, Any]:
+    """What the student makes of synthetic images: shares of classes, and how sure it is."""
+    device = next(student.parameters()).device
+    with torch.no_grad():
+        sure = [
+            student(part.to(device).float() / 255).softmax(-1).amax(-1).cpu()
+            for part in images.split(_BATCH)
+        ]
+    shares = torch.bincount(labels, minlength=student.classes) / len(labels)
+    return {
+        "class_shares": [round(share, 6) for share in shares.tolist()],
+        "confidence": float(torch.cat(sure).mean()),
+    }
+
+
+def _draw_neighbours(run: FinishedRun, synthetic: Tensor, records: Tensor) -> None:
+    near = nearest(synthetic, records, _NEIGHBOURS, pixels)
+    alike = nearest(synthetic, records, _NEIGHBOURS, features_of(run.student))
+    draw_neighbours(synthetic, records[near], records[alike], run.private / NEIGHBOURS)
+
+
+def _joined(alone: dict[str, Any], real: dict[str, Any]) -> dict[str, Any]:
+    """Both halves in the order of a reader's questions; the fuller `fidelity` stays."""
+    both = {**alone, **real}
+    order = ("student", "downstream", "fidelity", "synthetic", "note")
+    return {name: both[name] for name in order if name in both}
+
+
+def _write(result: dict[str, Any], path: Path) -> None:
+    text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)
+    write_atomically(path, text.encode())

@@ -1,0 +1,182 @@
+"""FID, Inception Score, precision and recall, all by torch-fidelity on 8-bit images."""
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from fedtranscribe.config import PUBLIC_SHAPES
+from fedtranscribe.errors import (
+    CorruptWeightsError,
+    DataNotFoundError,
+    InvalidDataError,
+    WeightsNotFoundError,
+)
+from fedtranscribe.evaluation.features import PACKAGED, registered
+from fedtranscribe.evaluation.settings import EvaluationSettings
+
+_INCEPTION = "inception-v3-compat"
+# First digits of the SHA-256 of torch-fidelity's own weights; the name of their file ends in it.
+_USUAL = "6726825d"
+_BATCH = 64
+# Precision and recall look at the third neighbour.
+_LEAST = 4
+
+
+@dataclass(frozen=True)
+class FeatureSource:
+    """Where features come from.
+
+    Attributes:
+        extractor: the name that torch-fidelity knows it by.
+        weights: its file, where there is one.
+        colour: whether images must have three channels.
+        words: what to call it in a result.
+    """
+
+    extractor: str
+    weights: Path | None
+    colour: bool
+    words: str
+
+
+def feature_source(settings: EvaluationSettings, run: Mapping[str, Any]) -> FeatureSource:
+    """Inception from a file or fetched, else a network trained on public images.
+
+    Args:
+        settings: of the evaluation.
+        run: settings of the run; its public set is used where it has labels.
+
+    Raises:
+        WeightsNotFoundError: no such weights.
+        CorruptWeightsError: the file does not hold Inception weights.
+    """
+    if settings.inception is not None:
+        digest = check_inception(settings.inception)
+        usual = digest.startswith(_USUAL)
+        words = f"Inception v3, weights {settings.inception.name} (sha256 {digest[:8]})"
+        words += "" if usual else "; not torch-fidelity's own: not comparable with published FID"
+        return FeatureSource(_INCEPTION, settings.inception, True, words)
+    if settings.download:
+        return FeatureSource(_INCEPTION, None, True, "Inception v3, torch-fidelity's weights")
+    extractor, words = _public_features(settings, run)
+    return FeatureSource(extractor, None, False, words)
+
+
+def check_inception(path: Path) -> str:
+    """Read a weights file as tensors alone, before torch-fidelity unpickles it.
+
+    Returns:
+        Its SHA-256.
+
+    Raises:
+        WeightsNotFoundError: absent or unreadable.
+        CorruptWeightsError: not a plain dictionary of Inception's tensors.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise WeightsNotFoundError(
+            f"Cannot read the Inception weights {path}: {error.strerror or error}; give a file, "
+            "--download, or neither for a network trained on public images."
+        ) from None
+    from torch_fidelity import FeatureExtractorInceptionV3
+
+    try:
+        torch.load(path, map_location="cpu", weights_only=True)
+        FeatureExtractorInceptionV3("check", ["2048"], feature_extractor_weights_path=str(path))
+    except Exception:  # torch raises many kinds for a foreign file
+        raise CorruptWeightsError(
+            f"{path} does not hold the Inception v3 weights of torch-fidelity (a dictionary of "
+            "tensors); give that file, or --download."
+        ) from None
+    return hashlib.sha256(content).hexdigest()
+
+
+def measure(
+    synthetic: Tensor, real: Tensor, source: FeatureSource, device: torch.device
+) -> dict[str, Any]:
+    """FID, IS, precision and recall of synthetic images.
+
+    Args:
+        synthetic: uint8 [n, ch, s, s].
+        real: uint8 [m, ch, s, s].
+        source: of the features.
+        device: where to extract them.
+
+    Returns:
+        fid, inception_score, inception_score_std, precision, recall; all that needs real images
+        is None where there are fewer than four of them.
+
+    Raises:
+        WeightsNotFoundError: the weights cannot be fetched.
+    """
+    import torch_fidelity
+
+    compared = len(real) >= _LEAST
+    try:
+        found = torch_fidelity.calculate_metrics(
+            input1=_Images(synthetic, source.colour),
+            input2=_Images(real, source.colour) if compared else None,
+            isc=True,
+            fid=compared,
+            prc=compared,
+            feature_extractor=source.extractor,
+            feature_extractor_weights_path=str(source.weights) if source.weights else None,
+            cuda=device.type == "cuda",
+            batch_size=_BATCH,
+            cache=False,
+            # Images are in memory already: processes that load them would only copy them.
+            save_cpu_ram=True,
+            verbose=False,
+        )
+    except OSError as error:
+        raise WeightsNotFoundError(
+            f"torch-fidelity could not fetch its Inception weights ({error}); give the file with "
+            "--inception, or leave out --download."
+        ) from None
+    names = {
+        "fid": torch_fidelity.KEY_METRIC_FID,
+        "inception_score": torch_fidelity.KEY_METRIC_ISC_MEAN,
+        "inception_score_std": torch_fidelity.KEY_METRIC_ISC_STD,
+        "precision": torch_fidelity.KEY_METRIC_PRECISION,
+        "recall": torch_fidelity.KEY_METRIC_RECALL,
+    }
+    return {name: _finite(found.get(key)) for name, key in names.items()}
+
+
+def _public_features(settings: EvaluationSettings, run: Mapping[str, Any]) -> tuple[str, str]:
+    """A feature network on the run's labelled public set, or on the packaged one."""
+    name = run.get("public_data")
+    if name in (None, "none", PUBLIC_SHAPES, PACKAGED):
+        return registered(PACKAGED, None)
+    given = run.get("data_root")
+    try:
+        return registered(name, settings.data_root or (Path(given) if given else None))
+    except (DataNotFoundError, InvalidDataError):
+        # The result names the set that was used.
+        return registered(PACKAGED, None)
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+class _Images(Dataset[Tensor]):
+    """A tensor of images as torch-fidelity reads it; grey ones as a PNG reader would show them."""
+
+    def __init__(self, images: Tensor, colour: bool) -> None:
+        self._images = images
+        self._repeat = 3 if colour and images.shape[1] == 1 else 1
+
+    def __len__(self) -> int:
+        return len(self._images)
+
+    def __getitem__(self, index: int) -> Tensor:
+        return self._images[index].expand(self._repeat * len(self._images[index]), -1, -1)
