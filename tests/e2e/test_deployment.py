@@ -200,7 +200,7 @@ def test_an_expired_certificate_is_turned_away_and_said(place, teachers):
     place.register(late)
     place.stop("superlink")
     place.expire(tls)
-    said = place.fedtranscribe("deploy", "certs", "show", tls, code=None)
+    said = place.fedtranscribe("deploy", "certs", "show", tls / "server.crt", code=None)
     assert "expired" in said
     place.start_superlink()
     time.sleep(10)
