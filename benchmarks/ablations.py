@@ -35,8 +35,8 @@ from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.teachers import Teachers, train_teachers
 from fedtranscribe.teachers.training import shard_file
 from fedtranscribe.transcribe.plan import KINDS, TaskFacts, make_plan
+from fedtranscribe.transcribe.preparation import make_manifest
 from fedtranscribe.transcribe.session import accuracy, build_student_side, public_images
-from fedtranscribe.transcribe.transcription import make_manifest
 
 RESULTS = Path(__file__).parent / "results"
 SHARDS = 250

@@ -31,7 +31,7 @@ from fedtranscribe.federation.link import call
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.teachers import Teachers, train_teachers
-from fedtranscribe.transcribe.transcription import make_manifest
+from fedtranscribe.transcribe.preparation import make_manifest
 
 RESULT = Path(__file__).parent / "results" / "holder_service.md"
 CLIENTS = 4

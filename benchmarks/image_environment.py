@@ -9,6 +9,7 @@ has to succeed. The environment is deleted afterwards.
 """
 
 import argparse
+import json
 import os
 import platform
 import signal
@@ -89,7 +90,9 @@ class Place:
             text=True,
             check=False,
         )
-        print(f"{done.returncode} {time.monotonic() - began:6.1f} s  {' '.join(command)}")
+        print(
+            f"{done.returncode} {time.monotonic() - began:6.1f} s  {' '.join(command)}", flush=True
+        )
         if done.returncode != 0:
             sys.exit(done.stdout + done.stderr)
         return done.stdout
@@ -113,7 +116,7 @@ class Place:
         self.say("fedtranscribe", "holder", "policy", "check", "client/policy.toml")
         self.say(*deploy, "check", "client", "client")
         self.say(*deploy, "check", "server", "server", "--name", "localhost")
-        (self.folder / "flwr").mkdir()
+        (self.folder / "flwr").mkdir(exist_ok=True)
         (self.folder / "flwr/config.toml").write_text(
             f'[superlink.{NAME}]\naddress = "localhost:{self.port}"\n'
             f'root-certificates = "{self.folder}/server/certificates/ca.crt"\n'
@@ -150,10 +153,11 @@ class Place:
             memory.look(str(self.folder))
             if time.monotonic() - asked > 10:
                 listed = self.say("flwr", "ls", NAME, "--format", "json")
+                status = json.loads(listed[listed.index("{") :])["runs"][0]["status"]
                 asked = time.monotonic()
-                if "finished:completed" in listed:
+                if status == "finished:completed":
                     return
-                if "finished" in listed:
+                if status.startswith("finished"):
                     break
             time.sleep(PAUSE_SECONDS)
         logs = "\n".join(f"{p}:\n{p.read_text()[-3000:]}" for p in self.folder.glob("*.log"))

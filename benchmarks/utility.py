@@ -34,13 +34,13 @@ from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.teachers import Teachers, train_teachers
 from fedtranscribe.transcribe.plan import KINDS, TaskFacts, make_plan
+from fedtranscribe.transcribe.preparation import make_manifest
 from fedtranscribe.transcribe.session import (
     accuracy,
     build_student_side,
     ensemble_accuracy,
     public_images,
 )
-from fedtranscribe.transcribe.transcription import make_manifest
 
 RESULTS = Path(__file__).parent / "results"
 DATA = {"mnist": 92.0, "fashion-mnist": 78.0}

@@ -22,6 +22,7 @@ from fedtranscribe.errors import (
 from fedtranscribe.exchange import Answer, AnswerKind, QueryBatch, RawAnswer
 from fedtranscribe.mechanisms import (
     ExponentialVoteLabels,
+    MeanRows,
     NoiseSource,
     NoisyMeanRows,
     OsNoise,
@@ -36,8 +37,7 @@ from fedtranscribe.privacy.events import Release
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.teachers import Teachers
 
-_MeanRows = NoisyMeanRows | RawMeanRows
-Mechanism = _MeanRows | TopKRandomizedResponse | ExponentialVoteLabels
+Mechanism = NoisyMeanRows | RawMeanRows | TopKRandomizedResponse | ExponentialVoteLabels
 
 
 class Holder:
@@ -133,7 +133,7 @@ class Holder:
                 f"Expected {self.mechanism.kind} queries, got {query.kind}; "
                 "ask for the kind that this holder offers."
             )
-        k = None if isinstance(self.mechanism, _MeanRows) else self.mechanism.k
+        k = None if isinstance(self.mechanism, MeanRows) else self.mechanism.k
         # A label out of a smaller set tells more than the ledger would book.
         if k is not None and query.k != k:
             raise ConfigError(f"Expected index sets of k={k} classes, got {query.k}.")
@@ -153,7 +153,7 @@ class Holder:
     def _compute(self, query: QueryBatch) -> Tensor:
         logits = self.teachers.logits(query.images)
         noise = self.noise.for_query(query.id)
-        if isinstance(self.mechanism, _MeanRows):
+        if isinstance(self.mechanism, MeanRows):
             raw = self._raw_rows(query, logits)
             bound = self._bounds[query.kind]
             rows = mean_rows(raw, query.index_sets, self.teachers.shards, bound)
@@ -171,7 +171,7 @@ class Holder:
 
 def _expect_layout(mechanism: Mechanism, shards: int) -> None:
     """A mechanism that counts on more teachers than there are would book too little."""
-    if isinstance(mechanism, _MeanRows):
+    if isinstance(mechanism, MeanRows):
         counted = mechanism.layout.shards
     elif isinstance(mechanism, TopKRandomizedResponse):
         counted = 1

@@ -57,9 +57,9 @@ def train(
     from fedtranscribe.data import load
     from fedtranscribe.teachers import train_teachers
     from fedtranscribe.transcribe.plan import training_mode
+    from fedtranscribe.transcribe.preparation import make_manifest
     from fedtranscribe.transcribe.rundir import check_writable
     from fedtranscribe.transcribe.session import pick_device
-    from fedtranscribe.transcribe.transcription import make_manifest
 
     images = load(data, data_root, download).train
     # One teacher is worth a whole network; hundreds of large ones are not to be had in minutes.

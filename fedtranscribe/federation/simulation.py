@@ -29,8 +29,8 @@ from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Unit
 from fedtranscribe.teachers import Teachers, train_teachers
 from fedtranscribe.transcribe.plan import training_mode
+from fedtranscribe.transcribe.preparation import make_manifest
 from fedtranscribe.transcribe.session import pick_device
-from fedtranscribe.transcribe.transcription import make_manifest
 
 
 def load_data(settings: FederationSettings) -> DataSplit:

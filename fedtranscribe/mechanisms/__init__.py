@@ -1,6 +1,6 @@
 """Tensors in, private tensors out; each mechanism knows its own sensitivity and cost."""
 
-from fedtranscribe.mechanisms.gaussian import CentralNoise, NoisyMeanRows, RawMeanRows
+from fedtranscribe.mechanisms.gaussian import CentralNoise, MeanRows, NoisyMeanRows, RawMeanRows
 from fedtranscribe.mechanisms.labels import (
     ExponentialVoteLabels,
     TopKRandomizedResponse,
@@ -19,6 +19,7 @@ from fedtranscribe.mechanisms.normalize import (
 __all__ = [
     "CentralNoise",
     "ExponentialVoteLabels",
+    "MeanRows",
     "NoiseSource",
     "NoisyMeanRows",
     "OsNoise",

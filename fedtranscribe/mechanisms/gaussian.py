@@ -7,6 +7,7 @@ holders trust adds it once to their sum (`RawMeanRows`, then `CentralNoise`).
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer
 from fedtranscribe.privacy.events import Event, Gaussian, Release
 from fedtranscribe.privacy.units import Adjacency, Unit
 
+_WORDS = {NoiseMode.LOCAL: "noisy", NoiseMode.CENTRAL: "central"}
 _GRID_BITS = 8
 # Answers fit into float16 with room for the far tail of the noise, or are sent as float32.
 _HALF_STDS = 16
@@ -26,13 +28,45 @@ _LARGEST_HALF = 65_504.0
 
 
 @dataclass(frozen=True)
-class NoisyMeanRows:
-    """A holder's mean over its shards of bounded rows, plus Gaussian noise: private by itself.
+class MeanRows:
+    """A holder's mean over its shards of bounded rows, wherever the noise comes from.
 
     Attributes:
         layout: teachers over all holders, and holders.
         noise_std: s, std per coordinate wanted on the mean over holders.
         answer: what a row is: a unit gradient (diameter 2) or a vote (diameter √2).
+    """
+
+    mode: ClassVar[NoiseMode]
+    layout: EnsembleLayout
+    noise_std: float
+    answer: RowAnswer
+
+    def __post_init__(self) -> None:
+        """Refuse noise that is none."""
+        if not (self.noise_std > 0 and math.isfinite(self.noise_std)):
+            raise ConfigError(f"Expected noise_std={self.noise_std} > 0 and finite.")
+
+    @property
+    def kind(self) -> AnswerKind:
+        """The only kind of query that this answers."""
+        return AnswerKind(self.answer.value)
+
+    def release(self, rows: int, *, positional_ids: bool) -> Release:
+        """What `rows` answers give away; without persistent ids add-remove gives nothing."""
+        adjacencies = [a for a in Adjacency if a is not Adjacency.ADD_REMOVE or not positional_ids]
+        costs: dict[Unit, dict[Adjacency, Event]] = {}
+        for unit in Unit:
+            mu = row_mu(self.noise_std, self.layout, unit, self.answer, self.mode)
+            # A whole holder leaves or joins without moving anybody else's records.
+            known = list(Adjacency) if unit is Unit.HOLDER else adjacencies
+            costs[unit] = {adjacency: Gaussian(mu, rows) for adjacency in known}
+        return Release(f"{_WORDS[self.mode]}-mean-{self.answer.value}s", rows, costs)
+
+
+@dataclass(frozen=True)
+class NoisyMeanRows(MeanRows):
+    """A holder's mean over its shards of bounded rows, plus Gaussian noise: private by itself.
 
     Guarantee:
         Unit: record or holder. Adjacency: replace, zero-out, and add-remove where records have
@@ -53,19 +87,7 @@ class NoisyMeanRows:
         deviations (a mass of 3e-19) it is less exact.
     """
 
-    layout: EnsembleLayout
-    noise_std: float
-    answer: RowAnswer
-
-    def __post_init__(self) -> None:
-        """Refuse noise that is none."""
-        if not (self.noise_std > 0 and math.isfinite(self.noise_std)):
-            raise ConfigError(f"Expected noise_std={self.noise_std} > 0 and finite.")
-
-    @property
-    def kind(self) -> AnswerKind:
-        """The only kind of query that this answers."""
-        return AnswerKind(self.answer.value)
+    mode = NoiseMode.LOCAL
 
     @property
     def own_std(self) -> float:
@@ -76,12 +98,6 @@ class NoisyMeanRows:
     def grid(self) -> float:
         """Released values are multiples of this power of two, about 1/256 of the noise's std."""
         return _grid(self.own_std)
-
-    def release(self, rows: int, *, positional_ids: bool) -> Release:
-        """What `rows` answers give away; without persistent ids add-remove gives nothing."""
-        return _release(
-            f"noisy-mean-{self.answer.value}s", self, NoiseMode.LOCAL, rows, positional_ids
-        )
 
     def privatise(self, rows: Tensor, noise: NoiseSource) -> Tensor:
         """Add the noise.
@@ -99,11 +115,8 @@ class NoisyMeanRows:
 
 
 @dataclass(frozen=True)
-class RawMeanRows:
+class RawMeanRows(MeanRows):
     """A holder's mean rows for a server that adds the noise itself: `central` mode.
-
-    Attributes:
-        layout, noise_std, answer: as in `NoisyMeanRows`.
 
     Guarantee:
         Against the server: NONE. Against everybody who sees only what a server that runs
@@ -112,25 +125,7 @@ class RawMeanRows:
         holder books that, under the trust which its own policy states.
     """
 
-    layout: EnsembleLayout
-    noise_std: float
-    answer: RowAnswer
-
-    def __post_init__(self) -> None:
-        """Refuse noise that is none."""
-        if not (self.noise_std > 0 and math.isfinite(self.noise_std)):
-            raise ConfigError(f"Expected noise_std={self.noise_std} > 0 and finite.")
-
-    @property
-    def kind(self) -> AnswerKind:
-        """The only kind of query that this answers."""
-        return AnswerKind(self.answer.value)
-
-    def release(self, rows: int, *, positional_ids: bool) -> Release:
-        """What the server's noisy sums of `rows` rows give away about this holder."""
-        return _release(
-            f"central-mean-{self.answer.value}s", self, NoiseMode.CENTRAL, rows, positional_ids
-        )
+    mode = NoiseMode.CENTRAL
 
     def privatise(self, rows: Tensor, noise: NoiseSource) -> Tensor:
         """Bound the rows [n, k] once more; float32 [n, k], NOT private.
@@ -194,20 +189,3 @@ def _noisy(values: Tensor, std: float, noise: NoiseSource) -> Tensor:
     if _HALF_STDS * std < _LARGEST_HALF:
         noisy = noisy.clamp(-_LARGEST_HALF, _LARGEST_HALF).half()
     return noisy.float()
-
-
-def _release(
-    name: str,
-    mechanism: NoisyMeanRows | RawMeanRows,
-    mode: NoiseMode,
-    rows: int,
-    positional_ids: bool,
-) -> Release:
-    adjacencies = [a for a in Adjacency if a is not Adjacency.ADD_REMOVE or not positional_ids]
-    costs: dict[Unit, dict[Adjacency, Event]] = {}
-    for unit in Unit:
-        mu = row_mu(mechanism.noise_std, mechanism.layout, unit, mechanism.answer, mode)
-        # A whole holder leaves or joins without moving anybody else's records.
-        known = list(Adjacency) if unit is Unit.HOLDER else adjacencies
-        costs[unit] = {adjacency: Gaussian(mu, rows) for adjacency in known}
-    return Release(name, rows, costs)

@@ -4,38 +4,24 @@ Order: data and the public part → plan and forecast → run folder → teacher
 result. Every mistake that can be found before the ledger is touched is found before.
 """
 
-import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
-
-import torch
 
 from fedtranscribe.config import TranscribeSettings
-from fedtranscribe.data import DataSplit, ImageSet, is_published, load
-from fedtranscribe.errors import HopelessPlanError, ModelMismatchError
+from fedtranscribe.errors import HopelessPlanError
 from fedtranscribe.holder import Holder
 from fedtranscribe.methods.dpsd import DPSD
-from fedtranscribe.models import build
 from fedtranscribe.privacy.accountant import guarantee, sound_table
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.events import PrivacyPlan, Release
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
-from fedtranscribe.teachers import Manifest, Teachers, load_manifest, train_teachers
-from fedtranscribe.tracking import Tracker, check_tensorboard
-from fedtranscribe.transcribe.plan import (
-    Plan,
-    TaskFacts,
-    default_shards,
-    make_plan,
-    training_mode,
-)
+from fedtranscribe.teachers import Teachers, train_teachers
+from fedtranscribe.tracking import Tracker
+from fedtranscribe.transcribe.preparation import Prepared, ledger_path, make_manifest
 from fedtranscribe.transcribe.report import draw_curve, draw_images, figures_available
 from fedtranscribe.transcribe.rundir import RunDirectory, check_writable
 from fedtranscribe.transcribe.session import (
@@ -45,9 +31,7 @@ from fedtranscribe.transcribe.session import (
     accuracy,
     build_student_side,
     ensemble_accuracy,
-    pick_device,
     predict,
-    public_images,
     run_rounds,
     sample_images,
     save_networks,
@@ -57,72 +41,6 @@ from fedtranscribe.transcribe.session import (
 Say = Callable[[str], None]
 
 _GRID = 50
-
-
-@dataclass
-class Prepared:
-    """A transcription whose public part is settled and has been found sound; nothing is spent."""
-
-    settings: TranscribeSettings
-    device: torch.device
-    split: DataSplit
-    public: ImageSet | None
-    teacher_folder: Path | None
-    plan: Plan
-
-    @property
-    def facts(self) -> TaskFacts:
-        """What is public about the private data."""
-        return _facts(self.split.train)
-
-    @property
-    def declared_public(self) -> bool:
-        """Whether accuracy on the held-out images may be told."""
-        return is_published(self.settings.data or "")
-
-
-def prepare(settings: TranscribeSettings) -> Prepared:
-    """Load and check everything public, and choose the plan.
-
-    Raises:
-        FedtranscribeError: any bad input; nothing has been written or spent.
-    """
-    if settings.tensorboard:
-        check_tensorboard()
-    device = pick_device(settings.device)
-    folder = Path(settings.teacher) if Path(settings.teacher).is_dir() else None
-    manifest = load_manifest(folder) if folder else None
-    settings = settings.model_copy(update=_data_of(settings, manifest))
-    assert settings.data is not None  # _data_of fills it in
-    split = load(settings.data, settings.data_root, settings.download, settings.image_size)
-    facts = _facts(split.train)
-    if folder is not None and manifest is not None:
-        given = Teachers(folder, device)
-        given.check(facts.classes, facts.channels, facts.size)
-        given.verify()
-        if manifest.data_id != split.train.data_id:
-            raise ModelMismatchError(
-                f"The teachers in {folder} were trained on {manifest.data_id!r}, not on "
-                f"{split.train.data_id!r}: their ledger is that of {manifest.data_id!r}; "
-                "leave out --data."
-            )
-        shards, mode = manifest.shards, manifest.mode
-    else:
-        # Unknown names, missing weights and missing networks are found here, before any work.
-        build(
-            settings.teacher,
-            facts.classes,
-            facts.channels,
-            facts.size,
-            weights=settings.teacher_weights,
-        )
-        shards = settings.shards or default_shards(facts.records)
-        mode = training_mode(settings.teacher, settings.teacher_weights)
-    build(settings.student, facts.classes, facts.channels, facts.size)
-    plan = make_plan(settings, facts, shards, mode)
-    return Prepared(
-        settings, device, split, public_images(settings, facts.channels, facts.size), folder, plan
-    )
 
 
 def transcribe(
@@ -179,64 +97,6 @@ def transcribe(
             positional_ids=prepared.split.train.positional,
         )
         return _run(prepared, run, holder, progress)
-
-
-def ledger_path(settings: TranscribeSettings, images: ImageSet) -> Path:
-    """Where the budget book of the data lies: beside them, or under the user's home.
-
-    Packaged sets have no folder of their own, and some folders cannot be written.
-    """
-    if settings.ledger is not None:
-        return settings.ledger
-    name = f"{quote(images.data_id, safe='')}.ledger.sqlite"
-    if images.folder is not None and os.access(images.folder, os.W_OK):
-        return images.folder / name
-    home = Path(os.environ.get("FEDTRANSCRIBE_HOME") or Path.home() / ".fedtranscribe")
-    return home / "ledgers" / name
-
-
-def make_manifest(
-    settings: TranscribeSettings, images: ImageSet, shards: int, mode: str
-) -> Manifest:
-    """Describe the teachers to be trained on `images`."""
-    # Public randomness: which shard a record falls into needs no secrecy, only independence of
-    # all other records.
-    key = hashlib.blake2b(f"{images.data_id}/{settings.seed}".encode(), digest_size=16).hexdigest()
-    return Manifest.model_validate(
-        {
-            "architecture": settings.teacher,
-            "mode": mode,
-            "classes": images.classes,
-            "channels": images.channels,
-            "size": images.size,
-            "shards": shards,
-            "data": settings.data,
-            "data_root": str(settings.data_root) if settings.data_root else None,
-            "data_id": images.data_id,
-            "record_ids": "positional" if images.positional else "persistent",
-            "key": key,
-            "seed": settings.seed,
-            "weights": settings.teacher_weights,
-            "settings": settings.teachers.model_dump(),
-        }
-    )
-
-
-# ---------------------------------------------------------------- preparing
-
-
-def _facts(images: ImageSet) -> TaskFacts:
-    return TaskFacts(len(images), images.classes, images.channels, images.size)
-
-
-def _data_of(settings: TranscribeSettings, manifest: Manifest | None) -> dict[str, Any]:
-    """Given teachers bring their own data; otherwise the packaged digits."""
-    if settings.data is not None:
-        return {}
-    if manifest is None:
-        return {"data": "digits"}
-    root = settings.data_root or (Path(manifest.data_root) if manifest.data_root else None)
-    return {"data": manifest.data, "data_root": root}
 
 
 # ---------------------------------------------------------------- running

@@ -12,7 +12,7 @@ from fedtranscribe.config import TeacherSettings, TranscribeSettings
 from fedtranscribe.data import load
 from fedtranscribe.models import build, save
 from fedtranscribe.teachers import train_teachers
-from fedtranscribe.transcribe.transcription import make_manifest
+from fedtranscribe.transcribe.preparation import make_manifest
 
 
 @pytest.fixture

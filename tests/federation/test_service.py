@@ -29,7 +29,7 @@ from fedtranscribe.federation.service import HolderService, serve
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.teachers import train_teachers
-from fedtranscribe.transcribe.transcription import make_manifest
+from fedtranscribe.transcribe.preparation import make_manifest
 from tests.federation.local_grid import LocalGrid
 
 PLAN = NoisePlan(NoiseMode.CENTRAL, 0.5, 1)

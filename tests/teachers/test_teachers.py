@@ -10,7 +10,7 @@ from fedtranscribe.errors import CorruptWeightsError, ModelError, StorageError
 from fedtranscribe.models import load_state
 from fedtranscribe.teachers import Manifest, Teachers, load_manifest, train_teachers
 from fedtranscribe.teachers.training import shard_file
-from fedtranscribe.transcribe.transcription import make_manifest
+from fedtranscribe.transcribe.preparation import make_manifest
 
 CPU = torch.device("cpu")
 

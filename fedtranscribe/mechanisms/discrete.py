@@ -1,0 +1,388 @@
+"""Mean rows on a public integer grid, with a share of discrete Gaussian noise: for masked sums.
+
+Each holder quantises its mean row, adds its own share of the noise in exact integers, and hides
+the result behind the masks of `fedtranscribe.secagg`; what the server decodes is the sum over
+holders with all of the noise, once. The sampler is our own: libraries that draw exactly draw one
+number at a time, and an answer has 200,000.
+"""
+
+import hashlib
+import math
+import os
+from dataclasses import dataclass
+from decimal import Context, Decimal, localcontext
+from fractions import Fraction
+from typing import Protocol, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedtranscribe.errors import ConfigError
+from fedtranscribe.exchange import AnswerKind
+from fedtranscribe.mechanisms.normalize import clip_rows, simplex_rows
+from fedtranscribe.privacy.calibrate import DIAMETERS, ROUNDING, EnsembleLayout, RowAnswer
+from fedtranscribe.privacy.events import Release
+from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.zcdp import ZeroConcentrated, discrete_sum_rho, zcdp_rho
+
+_LARGEST_VARIANCE = 2**96
+_CLOSE = 2.0**-32
+_PEAK = Fraction(5, 4)
+
+_FINEST, _FINE_ENOUGH = 24, 20
+_DEVIATIONS = 16
+# A double holds 52 bits of a decoded sum and its sign exactly.
+_LIMITS = {32: 2**31, 64: 2**52}
+
+
+# ---------------------------------------------------------------- bits
+
+
+class BitSource(Protocol):
+    """Draws uniform 64-bit words.
+
+    Attributes:
+        private: whether a run that used it may call itself private.
+    """
+
+    private: bool
+
+    def for_query(self, query_id: str) -> "BitSource":
+        """The source to use for one query."""
+        ...
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """So many words, every one uniform."""
+        ...
+
+
+class OsBits:
+    """Words from the operating system's CSPRNG."""
+
+    private = True
+
+    def for_query(self, query_id: str) -> Self:
+        """The same source: OS entropy does not repeat."""
+        return self
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """So many words, every one uniform."""
+        return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
+
+
+class SeededBits:
+    """Repeatable words for tests; whatever they touch is NOT private.
+
+    Args:
+        seed: any number.
+        label: tells holders apart, so that two of them never draw the same noise.
+    """
+
+    private = False
+
+    def __init__(self, seed: int, label: str = "") -> None:
+        self._seed = seed
+        self._label = label
+        digest = hashlib.blake2b(f"bits/{seed}/{label}".encode(), digest_size=16).digest()
+        self._rng = np.random.default_rng(int.from_bytes(digest, "big"))
+
+    def for_query(self, query_id: str) -> "SeededBits":
+        """Words that depend on seed, label and query alone, in whatever order queries come."""
+        return SeededBits(self._seed, f"{self._label}/{query_id}")
+
+    def words(self, count: int) -> NDArray[np.uint64]:
+        """So many words, every one uniform."""
+        return np.frombuffer(self._rng.bytes(8 * count), dtype=np.uint64)
+
+
+# ---------------------------------------------------------------- the sampler
+
+
+def discrete_gaussian(count: int, variance: int, bits: BitSource) -> NDArray[np.int64]:
+    """Independent draws from N_Z(0, variance): P(x) proportional to exp(−x² / (2 variance)).
+
+    Args:
+        count: how many.
+        variance: σ², a whole number of squared units, 1 to 2⁹⁶. The variance of the draws is
+            σ²(1 − η) with 0 ≤ η ≤ 80 σ² e^{−2π²σ²}: 2e-7 at σ = 1, nothing from σ = 2 on.
+        bits: where the randomness comes from.
+
+    Guarantee:
+        Exact, given uniform bits. Rejection sampling (Canonne, Kamath and Steinke 2020 use the
+        discrete Laplace law, here it is a simpler staircase): with w = ⌈σ⌉ propose x = ±(wv + u),
+        v ≥ 0 with probability 2^{−v−1} (the zeros at the end of uniform bits), u uniform in
+        [0, w), a fair sign, and −0 refused; every x then has one way to come up, of probability
+        2^{−v}/4w. It is accepted with probability p = 2^v exp(−x²/2σ²) / (5/4), whence accepted
+        draws follow exp(−x²/2σ²). It is a probability: as w ≥ σ, 2^v exp(−x²/2σ²) ≤
+        2^v e^{−v²/2}, whose largest value is 2/√e = 1.213, at v = 1.
+        "With probability p" is U < p for a uniform real number U, of which 64 bits are drawn
+        first. p is found in doubles within 2⁻⁴⁰ (numpy's exp errs by a few ulp, p(1 + x²/2σ²) ≤
+        4); where |U − p| could be smaller than 2⁻³² the comparison is made again with exact
+        integers and correctly rounded decimals, and with as many more bits of U as it takes. So
+        no rounding decides anything.
+        What time it takes depends on the noise drawn, not on the row; a server sees it only as
+        part of the time that the teachers take.
+
+    Raises:
+        ConfigError: the variance is out of range.
+    """
+    if not 1 <= variance <= _LARGEST_VARIANCE:
+        raise ConfigError(f"Expected variance={variance} between 1 and 2^96 squared units.")
+    drawn = np.empty(count, dtype=np.int64)
+    have = 0
+    while have < count:
+        # About one proposal in two is accepted.
+        accepted = _accepted(2 * (count - have) + 64, variance, bits)[: count - have]
+        drawn[have : have + len(accepted)] = accepted
+        have += len(accepted)
+    return drawn
+
+
+def _accepted(proposals: int, variance: int, bits: BitSource) -> NDArray[np.int64]:
+    width = math.isqrt(variance - 1) + 1
+    words = bits.words(proposals)
+    halvings = _trailing_zeros(words >> np.uint64(1), bits)
+    steps = bits.words(proposals)
+    # Words beyond the last whole multiple would favour small remainders.
+    fair = steps <= np.uint64(2**64 // width * width - 1)
+    size = halvings * width + (steps % np.uint64(width)).astype(np.int64)
+    minus = (words & np.uint64(1)).astype(bool)
+    uniform = bits.words(proposals)
+
+    x = size.astype(np.float64)
+    p = np.ldexp(np.exp(x * x / (-2.0 * variance)), halvings) / float(_PEAK)
+    gap = p - uniform.astype(np.float64) * 2.0**-64
+    below = gap > 0
+    for i in np.flatnonzero(np.abs(gap) < _CLOSE):
+        below[i] = _is_below(int(uniform[i]), int(halvings[i]), int(size[i]), variance, bits)
+    keep = below & fair & ~(minus & (size == 0))
+    return np.where(minus, -size, size)[keep]
+
+
+def _trailing_zeros(words: NDArray[np.uint64], bits: BitSource) -> NDArray[np.int64]:
+    """Zeros at the end of endless uniform bits, of which 63 are in each word."""
+    lowest = words & (~words + np.uint64(1))
+    zeros = (np.frexp(lowest.astype(np.float64))[1] - 1).astype(np.int64)
+    for i in np.flatnonzero(words == 0):
+        zeros[i] = 63 + _trailing_zeros(bits.words(1) >> np.uint64(1), bits)[0]
+    return zeros
+
+
+def _is_below(uniform: int, halvings: int, size: int, variance: int, bits: BitSource) -> bool:
+    """Whether a uniform real number with these first 64 bits lies below p; see the proof above."""
+    length, digits = 64, 40
+    while True:
+        with localcontext(Context(prec=digits)):
+            power = (Decimal(-(size**2)) / Decimal(2 * variance)).exp()
+        # Rounding the quotient moves e^{−y} by at most y e^{−y} < ½ of 10^{1−digits}, the
+        # correctly rounded exponential by as much again.
+        factor = 2**halvings / _PEAK
+        p, slack = factor * Fraction(power), factor * Fraction(1, 10 ** (digits - 2))
+        if Fraction(uniform + 1, 2**length) <= p - slack:
+            return True
+        if Fraction(uniform, 2**length) >= p + slack:
+            return False
+        uniform = uniform << 64 | int(bits.words(1)[0])
+        length, digits = length + 64, digits + 20
+
+
+# ---------------------------------------------------------------- the grid
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Integers for numbers: multiples of 2^−bits, modulo 2^word.
+
+    Attributes:
+        bits: after the binary point.
+        word: of a residue that is sent, 32 or 64.
+    """
+
+    bits: int
+    word: int
+
+    @classmethod
+    def choose(cls, noise_std: float, holders: int, tolerated: int) -> Self:
+        """The finest useful grid on which a whole sum fits, from public numbers only.
+
+        Guarantee:
+            Rows of norm 1 and noise of 16 standard deviations fit: per decoded value the chance
+            of wrapping around is at most 2e^{−128} (the noise is sub-Gaussian). It costs accuracy
+            only: a reduction modulo 2^word is post-processing of the sum.
+
+        Raises:
+            ConfigError: the noise is too large for any grid.
+        """
+        tail = _DEVIATIONS * math.sqrt(holders)
+        reach = holders + tail * holders * noise_std / math.sqrt(holders - tolerated)
+        # Rounding the variance up adds less than `tail` units.
+        fits = {w: math.floor(math.log2((top - tail) / reach)) for w, top in _LIMITS.items()}
+        word = 32 if fits[32] >= _FINE_ENOUGH else 64
+        if fits[word] < 1:
+            raise ConfigError(f"Expected noise_std={noise_std} that leaves a grid; lower it.")
+        return cls(min(fits[word], _FINEST), word)
+
+    @property
+    def scale(self) -> int:
+        """Units of the grid in 1."""
+        return 2**self.bits
+
+    def quantise(self, rows: Tensor) -> Tensor:
+        """The nearest multiples of 2^−bits in units of it, int64; halves go to the even one.
+
+        Guarantee:
+            Rounding moves each of k coordinates by at most ½, hence a row by at most √k/2, and
+            two rows apart by at most √k: ‖q(x) − q(y)‖ ≤ scale ‖x − y‖ + √k. `scale` is a power
+            of two, so that nothing else is rounded. (Randomised rounding would have no bias, but
+            twice this bound; the bias is at most half a unit.)
+        """
+        return (rows.double() * self.scale).round().to(torch.int64)
+
+    def residues(self, values: Tensor) -> NDArray[np.unsignedinteger]:
+        """Integers modulo 2^word, as masks are added to them."""
+        unsigned = values.contiguous().numpy().view(np.uint64)
+        return unsigned.astype(np.uint32 if self.word == 32 else np.uint64)
+
+    def mean(self, total: NDArray[np.unsignedinteger], answers: int) -> Tensor:
+        """The mean over so many answers out of the residues of their sum, float32."""
+        signed = total.view(np.int32 if self.word == 32 else np.int64).astype(np.float64)
+        return torch.from_numpy(signed / self.scale / answers).float()
+
+
+# ---------------------------------------------------------------- the mechanism
+
+
+@dataclass(frozen=True)
+class QuantisedMeanRows:
+    """A holder's mean rows in integers with its share of the noise: `secagg` mode.
+
+    Attributes:
+        layout: teachers over all holders, and holders.
+        noise_std: s, std per coordinate wanted on the mean over all m holders.
+        answer: what a row is: a unit gradient (diameter 2) or a vote (diameter √2).
+        k: classes per row.
+        tolerated: t, how many of the m shares of noise may be missing from the sum or known to
+            who sees it, together.
+
+    Guarantee:
+        Against who sees sums of m − t or more holders' answers and knows the noise in all but
+        m − t of them, at most: unit record or holder; adjacency replace, zero-out, and add-remove
+        where records have persistent ids.
+        Sensitivity: a record moves the holder's mean row by at most D/p (see `NoisyMeanRows`), a
+        whole holder by D; on the grid by Δ = scale·D/p·(1 + 1e-6) + √k units (`Grid.quantise`),
+        whatever row comes in: rows are bounded once more before, and what is not finite is zero.
+        Noise: N_Z(0, σ²) per coordinate, σ² = ⌈(m s scale)²/(m−t)⌉, so that m − t holders
+        together add the planned variance (m s scale)² or more, never less.
+        Cost: ρ = Δ²/(2(m−t)σ²) + τk per row (`discrete_sum_rho`), whoever else answers; the sum
+        over others' rows is a constant under this holder's adjacency.
+        Against who sees ONE answer without its mask: nothing that is booked. Masks are what
+        keeps it to sums; a query's answer may enter one sum only, for ever.
+    """
+
+    layout: EnsembleLayout
+    noise_std: float
+    answer: RowAnswer
+    k: int
+    tolerated: int
+
+    def __post_init__(self) -> None:
+        """Refuse noise that is none, or that nobody would be left to add."""
+        if not (self.noise_std > 0 and math.isfinite(self.noise_std)):
+            raise ConfigError(f"Expected noise_std={self.noise_std} > 0 and finite.")
+        if not 0 <= self.tolerated < self.layout.holders:
+            raise ConfigError(
+                f"Expected tolerated={self.tolerated} between 0 and {self.layout.holders - 1}, "
+                f"for {self.layout.holders} holders."
+            )
+        if self.k < 1:
+            raise ConfigError(f"Expected k={self.k} >= 1.")
+
+    @property
+    def kind(self) -> AnswerKind:
+        """The only kind of query that this answers."""
+        return AnswerKind(self.answer.value)
+
+    @property
+    def shares(self) -> int:
+        """How many holders' noise is counted on, m − t."""
+        return self.layout.holders - self.tolerated
+
+    @property
+    def grid(self) -> Grid:
+        """Where released values lie."""
+        return Grid.choose(self.noise_std, self.layout.holders, self.tolerated)
+
+    @property
+    def own_variance(self) -> int:
+        """σ² of this holder's noise in squared units of the grid, rounded up."""
+        total = (Fraction(self.noise_std) * self.layout.holders * self.grid.scale) ** 2
+        return max(1, math.ceil(total / self.shares))
+
+    def sensitivity(self, unit: Unit) -> float:
+        """Δ: how far one unit moves this holder's integer row, l2, in units of the grid."""
+        moved = DIAMETERS[self.answer] / (self.layout.shards if unit is Unit.RECORD else 1)
+        return self.grid.scale * moved * (1 + ROUNDING) + math.sqrt(self.k)
+
+    def rho(self, unit: Unit) -> float:
+        """ρ of one row."""
+        return discrete_sum_rho(self.sensitivity(unit), self.own_variance, self.shares, self.k)
+
+    def release(self, rows: int, *, positional_ids: bool) -> Release:
+        """What the sums of `rows` rows give away about this holder."""
+        costs: dict[Unit, dict[Adjacency, ZeroConcentrated]] = {}
+        for unit in Unit:
+            event = ZeroConcentrated(self.rho(unit), rows)
+            # A whole holder leaves or joins without moving anybody else's records.
+            without = positional_ids and unit is Unit.RECORD
+            known = [a for a in Adjacency if not (without and a is Adjacency.ADD_REMOVE)]
+            costs[unit] = dict.fromkeys(known, event)
+        return Release(f"secagg-mean-{self.answer.value}s", rows, costs)
+
+    def privatise(self, rows: Tensor, bits: BitSource) -> Tensor:
+        """Bound once more, quantise, add this holder's share of the noise.
+
+        Args:
+            rows: this holder's mean rows [n, k].
+            bits: OS entropy, or a seeded source in tests.
+
+        Returns:
+            int64 [n, k] in units of the grid; NOT private until it is summed with others'.
+        """
+        if rows.shape[-1] != self.k:
+            raise ConfigError(f"Expected rows of k={self.k} classes, got {rows.shape[-1]}.")
+        bounded = clip_rows(rows) if self.answer is RowAnswer.GRADIENT else simplex_rows(rows)
+        noise = discrete_gaussian(bounded.numel(), self.own_variance, bits)
+        return self.grid.quantise(bounded) + torch.from_numpy(noise).reshape(bounded.shape)
+
+
+def quantised_noise_std(
+    epsilon: float,
+    delta: float,
+    rows: int,
+    layout: EnsembleLayout,
+    unit: Unit,
+    answer: RowAnswer,
+    k: int,
+    tolerated: int,
+) -> float:
+    """s with which `rows` rows of `QuantisedMeanRows` cost at most ε, found by bisection.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    if rows < 1:
+        raise ConfigError(f"Expected rows={rows} >= 1.")
+    allowed = zcdp_rho(epsilon, delta) / rows
+
+    def costs(noise_std: float) -> float:
+        return QuantisedMeanRows(layout, noise_std, answer, k, tolerated).rho(unit)
+
+    lower = upper = 2.0**-20
+    while costs(upper) > allowed:
+        lower, upper = upper, 2 * upper
+    while upper - lower > 1e-9 * upper:
+        middle = (lower + upper) / 2
+        lower, upper = (middle, upper) if costs(middle) > allowed else (lower, middle)
+    return upper
