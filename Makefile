@@ -8,7 +8,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 OUT    := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo test test-slow lint types imports check clean
+.PHONY: demo test test-slow lint types imports images-lint check clean
 
 # A ledger of its own: the packaged digits are public, so trying the demo twice harms nobody.
 demo: $(STAMP)
@@ -33,6 +33,12 @@ types: $(STAMP)
 
 imports: $(STAMP)
 	$(BIN)/lint-imports
+
+# dclint checks the compose files where there is npm to fetch it.
+images-lint: $(STAMP)
+	$(BIN)/hadolint client/Dockerfile client/Dockerfile.cuda server/Dockerfile
+	$(BIN)/kubernetes-validate --strict --quiet client/kubernetes/*.yaml server/kubernetes/*.yaml
+	if command -v npx > /dev/null; then npx --yes dclint@3 --recursive --max-warnings 0 client server; fi
 
 # Installs only when the project file changed.
 $(STAMP): pyproject.toml

@@ -231,8 +231,8 @@ def report(path: Path, sizes: dict[str, int], memory: dict[str, int], versions: 
         "",
         f"By `benchmarks/image_environment.py`, {now}: {versions}, Python "
         f"{platform.python_version()}, {platform.machine()}, in a clean virtual environment with "
-        "the extra `federation` alone. Every command of the walk succeeded in it, to the end of a "
-        "run over TLS; no container was built.",
+        "the extra `federation` alone. Every command that the containers and their owners give "
+        "succeeded in it, to the end of a run over TLS; no container was built.",
         "",
         "| package | GiB |",
         "| --- | --- |",

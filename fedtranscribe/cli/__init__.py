@@ -10,8 +10,13 @@ from typing import Annotated
 import typer
 
 from fedtranscribe import __version__
+from fedtranscribe.cli.compare import compare_command
+from fedtranscribe.cli.deploy import deploy_app
+from fedtranscribe.cli.evaluate import evaluate_command
+from fedtranscribe.cli.holder import holder_app
 from fedtranscribe.cli.options import group
 from fedtranscribe.cli.privacy import privacy_app
+from fedtranscribe.cli.release import release_app
 from fedtranscribe.cli.simulate import simulate_command
 from fedtranscribe.cli.teacher import teacher_app
 from fedtranscribe.cli.transcribe import transcribe_command
@@ -25,8 +30,13 @@ _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 app = group("Turn privately trained teachers into a differentially private student and generator.")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(teacher_app, name="teacher")
+app.add_typer(holder_app, name="holder")
 app.command("transcribe")(transcribe_command)
 app.command("simulate")(simulate_command)
+app.command("evaluate")(evaluate_command)
+app.command("compare")(compare_command)
+app.add_typer(release_app, name="release")
+app.add_typer(deploy_app, name="deploy")
 
 
 @app.callback()

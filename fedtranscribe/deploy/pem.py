@@ -1,0 +1,110 @@
+"""Reading certificates and keys in PEM form, whoever made them."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+
+from fedtranscribe.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What a certificate file says.
+
+    Attributes:
+        path: the file.
+        subject: its owner.
+        issuer: who signed it.
+        names: host names and addresses that it is good for.
+        not_before: start of its validity.
+        not_after: end of its validity.
+        authority: whether it may sign others.
+        fingerprint: SHA-256, as `openssl x509 -fingerprint` shows it.
+    """
+
+    path: Path
+    subject: str
+    issuer: str
+    names: tuple[str, ...]
+    not_before: datetime
+    not_after: datetime
+    authority: bool
+    fingerprint: str
+
+    def days_left(self, now: datetime | None = None) -> int:
+        """Whole days until it expires; negative once it has."""
+        return (self.not_after - (now or datetime.now(UTC))).days
+
+
+def read_certificate(path: Path) -> Certificate:
+    """What the first certificate of a PEM file says.
+
+    Raises:
+        ConfigError: it is absent or is no certificate.
+    """
+    first = load_chain(path)[0]
+    digest = first.fingerprint(hashes.SHA256()).hex().upper()
+    return Certificate(
+        path=path,
+        subject=first.subject.rfc4514_string(),
+        issuer=first.issuer.rfc4514_string(),
+        names=names_in(first),
+        not_before=first.not_valid_before_utc,
+        not_after=first.not_valid_after_utc,
+        authority=is_authority(first),
+        fingerprint=":".join(digest[i : i + 2] for i in range(0, len(digest), 2)),
+    )
+
+
+def load_chain(path: Path) -> list[x509.Certificate]:
+    """The certificates of a PEM file, the owner's first.
+
+    Raises:
+        ConfigError: it is absent or holds no certificate.
+    """
+    try:
+        return x509.load_pem_x509_certificates(path.read_bytes())
+    except OSError as error:
+        raise ConfigError(f"Cannot read the certificate {path}: {error.strerror}.") from None
+    except ValueError:
+        raise ConfigError(f"{path} holds no certificate in PEM form; copy it again.") from None
+
+
+def load_private_key(path: Path) -> PrivateKeyTypes:
+    """A private key in PEM form.
+
+    Raises:
+        ConfigError: it is absent, is no key, or has a passphrase.
+    """
+    try:
+        return serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except OSError as error:
+        raise ConfigError(f"Cannot read the key {path}: {error.strerror}.") from None
+    except TypeError:
+        raise ConfigError(f"{path} has a passphrase, which a server cannot type in.") from None
+    except (ValueError, UnsupportedAlgorithm):
+        raise ConfigError(f"{path} holds no private key in PEM form; make a new pair.") from None
+
+
+def names_in(certificate: x509.Certificate) -> tuple[str, ...]:
+    """Host names and addresses that a certificate is good for."""
+    try:
+        found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return ()
+    hosts = found.get_values_for_type(x509.DNSName)
+    return (*hosts, *(str(a) for a in found.get_values_for_type(x509.IPAddress)))
+
+
+def is_authority(certificate: x509.Certificate) -> bool:
+    """Whether a certificate may sign others."""
+    try:
+        constraints = certificate.extensions.get_extension_for_class(x509.BasicConstraints)
+    except x509.ExtensionNotFound:
+        return False
+    return constraints.value.ca
