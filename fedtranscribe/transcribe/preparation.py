@@ -11,7 +11,7 @@ import torch
 
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.data import DataSplit, ImageSet, is_published, load
-from fedtranscribe.errors import ModelMismatchError
+from fedtranscribe.errors import ConfigError, ModelMismatchError
 from fedtranscribe.models import build
 from fedtranscribe.teachers import Manifest, Teachers, load_manifest
 from fedtranscribe.tracking import check_tensorboard
@@ -71,6 +71,11 @@ def prepare(settings: TranscribeSettings) -> Prepared:
                 f"The teachers in {folder} were trained on {manifest.data_id!r}, not on "
                 f"{split.train.data_id!r}: their ledger is that of {manifest.data_id!r}; "
                 "leave out --data."
+            )
+        if settings.shards not in (None, manifest.shards):
+            raise ConfigError(
+                f"The teachers in {folder} were trained on shards={manifest.shards}, not "
+                f"{settings.shards}; leave out --shards, or train others."
             )
         shards, mode = manifest.shards, manifest.mode
     else:

@@ -143,6 +143,10 @@ def test_a_truncated_shard_of_given_teachers(fails, teachers: Path):
     assert "shard-00001" in fails("--teacher", str(teachers), "--force", code=4)
 
 
+def test_shards_that_the_given_teachers_do_not_have(fails, teachers: Path):
+    assert "shards=2" in fails("--teacher", str(teachers), "--shards", "3", "--force", code=2)
+
+
 def test_teachers_of_another_shape_than_the_data(fails, teachers: Path, tmp_path: Path):
     colour = tmp_path / "colour.npz"
     rng = np.random.default_rng(0)
