@@ -247,8 +247,9 @@ class Grid:
 
     def mean(self, total: NDArray[np.unsignedinteger], answers: int) -> Tensor:
         """The mean over so many answers out of the residues of their sum, float32."""
-        signed = total.view(np.int32 if self.word == 32 else np.int64).astype(np.float64)
-        return torch.from_numpy(signed / self.scale / answers).float()
+        whole, signed = (np.uint32, np.int32) if self.word == 32 else (np.uint64, np.int64)
+        values = total.astype(whole).view(signed).astype(np.float64)
+        return torch.from_numpy(values / self.scale / answers).float()
 
 
 # ---------------------------------------------------------------- the mechanism
