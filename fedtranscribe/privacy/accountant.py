@@ -39,6 +39,7 @@ from fedtranscribe.privacy.events import (
     Release,
 )
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
+from fedtranscribe.privacy.zcdp import ZeroConcentrated
 
 CLOSED_FORM = "PLD, closed form"
 ON_GRID = "PLD"
@@ -87,6 +88,8 @@ def delta_of(events: Sequence[Event], epsilon: float) -> float:
     merged = _merged(events)
     if not merged:
         return 0.0
+    if _only_in_zcdp(merged):
+        return min(1.0, zcdp_delta(_total_rho(merged), epsilon))
     mu, others = _split(merged)
     if not others:
         bounds = [gaussian_delta(mu, epsilon)]
@@ -180,6 +183,8 @@ def _composed(mu: float, others: tuple[Event, ...], rough: float) -> PrivacyLoss
 
 @lru_cache(maxsize=256)
 def _quote(merged: tuple[Event, ...], delta: float) -> tuple[float, str]:
+    if _only_in_zcdp(merged):
+        return zcdp_epsilon(_total_rho(merged), delta), ZCDP
     mu, others = _split(merged)
     candidates: list[tuple[float, str]] = []
     if not others:
@@ -233,6 +238,15 @@ def _split(merged: Sequence[Event]) -> tuple[float, tuple[Event, ...]]:
     """Total μ of what is Gaussian or has only a dominating one, and the rest."""
     plain = [event for event in merged if isinstance(event, Gaussian | ExponentialVotes)]
     return _total_mu(plain), tuple(event for event in merged if event not in plain)
+
+
+def _only_in_zcdp(merged: Sequence[Event]) -> bool:
+    """Whether one of them has a bound in ρ and no other, so that all have to be counted in ρ."""
+    return any(isinstance(event, ZeroConcentrated) for event in merged)
+
+
+def _total_rho(merged: Sequence[Event]) -> float:
+    return math.fsum(event.zcdp_rho for event in merged)
 
 
 def _total_mu(events: Sequence[Event]) -> float:

@@ -17,6 +17,7 @@ from scipy.special import ndtri_exp
 
 from fedtranscribe.errors import ConfigError, UnsupportedAdjacencyError
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.zcdp import ZeroConcentrated
 
 _LARGEST_EPSILON0 = 300.0
 """Beyond it a randomised response is the truth in every double: refuse to call it private."""
@@ -219,10 +220,11 @@ class PoissonGaussian:
         return _to_json(self)
 
 
-Event = Gaussian | RandomizedResponse | ExponentialVotes | PoissonGaussian
+Event = Gaussian | RandomizedResponse | ExponentialVotes | PoissonGaussian | ZeroConcentrated
 
 _KINDS: dict[str, type[Event]] = {
-    event.kind: event for event in (Gaussian, RandomizedResponse, ExponentialVotes, PoissonGaussian)
+    event.kind: event
+    for event in (Gaussian, RandomizedResponse, ExponentialVotes, PoissonGaussian, ZeroConcentrated)
 }
 
 
@@ -331,6 +333,7 @@ _FIELDS = {
     "mu": float,
     "epsilon0": float,
     "eta": float,
+    "rho": float,
     "sampling_probability": float,
     "noise_multiplier": float,
     "classes": int,

@@ -1,0 +1,21 @@
+"""Secure aggregation: a server learns the sum of the holders' integer vectors, and no vector.
+
+Primitives come from `cryptography`. Nothing here knows Flower, teachers or noise.
+"""
+
+from fedtranscribe.secagg.keys import Advert, Cohort, KeyBook, RunKey
+from fedtranscribe.secagg.protocol import Holder, relay, survivors, unmask
+from fedtranscribe.secagg.rounds import Round, Task
+
+__all__ = [
+    "Advert",
+    "Cohort",
+    "Holder",
+    "KeyBook",
+    "Round",
+    "RunKey",
+    "Task",
+    "relay",
+    "survivors",
+    "unmask",
+]

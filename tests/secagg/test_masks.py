@@ -1,0 +1,105 @@
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+from scipy import stats
+
+from fedtranscribe.errors import ConfigError
+from fedtranscribe.secagg import Task
+from fedtranscribe.secagg.masks import keystream, masked, pair_seed, signed_keystream
+from tests.secagg.cohorts import Played, cohort_of, holders_of, random_values, task_of
+
+# A false alarm once in a million runs of an unseeded source.
+LIKELY = 1e-6
+
+
+def uniform(residues: np.ndarray, modulus: int) -> float:
+    return stats.chisquare(np.bincount(residues, minlength=modulus)).pvalue
+
+
+@pytest.mark.parametrize("constant", [0, 1, 255])
+def test_the_servers_view_of_one_vector_is_uniform_on_every_residue(constant):
+    holders = holders_of(cohort_of(3, 1))
+    n = 200_000
+    values = {name: np.full(n, constant, dtype=np.uint8) for name in holders}
+    played = Played(holders, task_of(length=n, word=8), values)
+    played.share()
+    played.mask()
+    for vector in played.vectors.values():
+        assert uniform(np.frombuffer(vector, dtype=np.uint8), 256) > LIKELY
+    # Two of the three together as well: pair masks alone would cancel there.
+    a, b, _ = (np.frombuffer(v, dtype=np.uint8) for v in played.vectors.values())
+    assert uniform(a + b, 256) > LIKELY
+    joint = (a >> 4).astype(int) * 16 + (b >> 4)
+    assert uniform(joint, 256) > LIKELY
+
+
+@pytest.mark.parametrize("word", [16, 32, 64])
+def test_every_byte_of_a_wide_residue_is_uniform(word):
+    n = 50_000
+    values = np.arange(n, dtype=f"<u{word // 8}")
+    vector = masked(values, word, "a", bytes(range(32)), {"b": bytes(32)})
+    columns = np.frombuffer(vector.tobytes(), dtype=np.uint8).reshape(n, word // 8)
+    for column in columns.T:
+        assert uniform(column, 256) > LIKELY
+
+
+def test_a_view_still_under_one_unknown_seed_is_uniform():
+    # The own mask, or any one pair's, is enough.
+    n, values = 100_000, np.zeros(100_000, dtype=np.uint8)
+    own, pairs = bytes(32), {"b": bytes([1] * 32), "c": bytes([2] * 32)}
+    vector = masked(values, 8, "a", own, pairs)
+    parts = {"own": keystream(own, n, 8)} | {
+        other: signed_keystream(seed, n, 8, "a", other) for other, seed in pairs.items()
+    }
+    for kept in parts:
+        known = [stream for name, stream in parts.items() if name != kept]
+        assert uniform(vector - known[0] - known[1], 256) > LIKELY
+    assert not (vector - sum(parts.values())).any()
+
+
+def test_keystreams_are_those_of_chacha20():
+    # An independent use of the same cipher: the AEAD encrypts from block 1 on under a zero nonce.
+    seed = bytes(range(32))
+    tail = ChaCha20Poly1305(seed).encrypt(bytes(12), bytes(64), None)[:64]
+    assert keystream(seed, 128, 8).tobytes()[64:] == tail
+
+
+@pytest.mark.parametrize("word", [8, 16, 32, 64])
+def test_masks_of_a_cohort_cancel(word):
+    seeds = {pair: bytes([i] * 32) for i, pair in enumerate(itertools.combinations("abcd", 2))}
+    total = np.zeros(9, dtype=f"<u{word // 8}")
+    for name in "abcd":
+        pairs = {o: seeds[min(name, o), max(name, o)] for o in "abcd" if o != name}
+        vector = masked(np.full(9, 5, dtype=total.dtype), word, name, name.encode() * 32, pairs)
+        total += vector - keystream(name.encode() * 32, 9, word)
+    assert (total == 20).all()
+
+
+def test_seeds_of_pairs_rounds_runs_and_senders_differ():
+    holders = holders_of(cohort_of(3, 0))
+    later = holders_of(cohort_of(3, 0, run="run-2"))
+    a, b = holders["clinic-0"].book, holders["clinic-1"].book
+    rounds = [task_of(q).digest(a) for q in ("q1", "q2")]
+    seeds = {pair_seed(a, other, r) for other in a.others for r in rounds}
+    assert len(seeds) == 4
+    assert pair_seed(b, "clinic-0", rounds[0]) == pair_seed(a, "clinic-1", rounds[0])
+    again = later["clinic-0"].book
+    assert pair_seed(again, "clinic-1", task_of("q1").digest(again)) not in seeds
+
+
+def test_each_part_of_a_task_makes_another_round():
+    book = holders_of(cohort_of(2, 0))["clinic-0"].book
+    base: dict[str, Any] = {"query": "q", "bound_to": "h", "length": 4, "word": 32}
+    changes = [{}, {"query": "r"}, {"bound_to": "i"}, {"length": 5}, {"word": 64}]
+    assert len({Task(**(base | change)).digest(book) for change in changes}) == 5
+
+
+def test_bad_sizes_are_refused():
+    with pytest.raises(ConfigError, match="word=12"):
+        keystream(bytes(32), 4, 12)
+    with pytest.raises(ConfigError, match="1 to"):
+        keystream(bytes(32), 0, 32)
+    assert random_values(["a"])["a"].shape == (40,)
