@@ -1,6 +1,8 @@
 # Two commands for a fresh machine: `make demo` and `make test`. Both make .venv first.
 # Flower and torch start far slower without byte code, so it is never suppressed here.
 unexport PYTHONDONTWRITEBYTECODE
+# Threads of torch that wait spinning cost a busy machine ten times the work they do.
+export OMP_WAIT_POLICY ?= PASSIVE
 
 PYTHON ?= python3
 VENV   := .venv
