@@ -148,8 +148,13 @@ class FederationSettings(StudentSettings):
     method: Literal["feddpsd", "fedavg", "feddf", "dense"] = Field(
         default="feddpsd", description="the others are baselines without any privacy"
     )
-    noise: Literal["local", "central"] = Field(
-        default="local", description="who adds the noise; a holder may refuse 'central'"
+    noise: Literal["local", "secagg", "central"] = Field(
+        default="local", description="who adds the noise; a holder may insist on more protection"
+    )
+    dropouts: int | None = Field(
+        default=None,
+        ge=0,
+        description="secagg: holders that may be missing from a sum; none: what all of them bear",
     )
     quorum: int | None = Field(
         default=None, gt=0, description="fewest answers per round; none: more than half"
@@ -166,6 +171,10 @@ class FederationSettings(StudentSettings):
         default="continue", description="what a holder's spent budget does to the run"
     )
     resume: bool = False
+    abandon: bool = Field(
+        default=False,
+        description="secagg, with resume: ask the rows of a stuck round anew; they cost again",
+    )
     force: bool = False
 
     data: str = Field(
@@ -174,6 +183,9 @@ class FederationSettings(StudentSettings):
     holders: int = Field(default=5, gt=0)
     alpha: float = Field(default=0.5, gt=0, description="of the Dirichlet partition by label")
     shards: int = Field(default=50, gt=0, description="disjoint teachers per holder")
+    colluders: int | None = Field(
+        default=None, ge=0, description="secagg: holders that may side with the server; none: 1"
+    )
     teacher: str = "cnn"
     teacher_mode: Literal["auto", "full", "heads"] = "auto"
     teachers: TeacherSettings = TeacherSettings()

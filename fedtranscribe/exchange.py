@@ -101,11 +101,15 @@ class NoisePlan:
         strength: for gradients and votes s, the noise std per coordinate on the mean over
             holders; for labels ε0 (one teacher) or η (votes of an ensemble).
         holders: m, how many holders the noise is planned for.
+        dropouts, colluders: under `secagg`, d of them may be missing from a sum and c may tell
+            the server all they know; m > 2d + c.
     """
 
     mode: NoiseMode
     strength: float
     holders: int
+    dropouts: int = 0
+    colluders: int = 0
 
     def __post_init__(self) -> None:
         """Refuse noise that is none, that no float could add, and a federation of nobody."""
@@ -117,11 +121,37 @@ class NoisePlan:
         # Beyond these limits the cost of an answer could underflow to nothing.
         if not 1 <= self.holders <= _MOST_HOLDERS:
             raise ConfigError(f"Expected holders={self.holders} between 1 and {_MOST_HOLDERS}.")
+        if self.mode is NoiseMode.SECAGG:
+            expect_tolerable(self.holders, self.dropouts, self.colluders)
+        elif self.dropouts or self.colluders:
+            raise ConfigError(f"Expected no dropouts or colluders under noise mode {self.mode}.")
+
+    @property
+    def tolerated(self) -> int:
+        """t = d + c, how many holders' shares of the noise are not counted on."""
+        return self.dropouts + self.colluders
 
     @property
     def words(self) -> str:
         """One canonical line; two plans agree if and only if their lines do."""
-        return f"{self.mode.value} {self.strength.hex()} {self.holders}"
+        line = f"{self.mode.value} {self.strength.hex()} {self.holders}"
+        if self.mode is NoiseMode.SECAGG:
+            return f"{line} {self.dropouts} {self.colluders}"
+        return line
+
+
+def expect_tolerable(holders: int, dropouts: int, colluders: int) -> None:
+    """Refuse more failures than a masked sum of so many holders can bear.
+
+    Raises:
+        ConfigError: m > 2d + c does not hold; see `secagg.keys.Cohort` for why it must.
+    """
+    if dropouts < 0 or colluders < 0 or holders <= 2 * dropouts + colluders or holders < 2:
+        raise ConfigError(
+            f"Expected more than {max(1, 2 * dropouts + colluders)} holders for "
+            f"dropouts={dropouts} >= 0 and colluders={colluders} >= 0, got {holders}; "
+            "tolerate fewer."
+        )
 
 
 @dataclass(frozen=True)
@@ -133,6 +163,23 @@ class Answer:
         values: float32 [n, k] over the query's index sets; for `label`, one-hot rows.
         head: (sequence, hash) of the holder's ledger after charging, so that a rolled-back
             ledger is noticed.
+    """
+
+    query_id: str
+    values: Tensor
+    head: tuple[int, str]
+
+
+@dataclass(frozen=True)
+class Summand:
+    """A holder's mean rows in integers with its own share of the noise, for a masked sum.
+
+    Not private alone: it leaves the holder under masks only, and enters one sum only, for ever.
+
+    Attributes:
+        query_id: the query's id.
+        values: int64 [n, k] over the query's index sets, in units of the mechanism's grid.
+        head: (sequence, hash) of the holder's ledger after charging.
     """
 
     query_id: str

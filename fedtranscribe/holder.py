@@ -19,13 +19,16 @@ from fedtranscribe.errors import (
     ModelMismatchError,
     QueryConflictError,
 )
-from fedtranscribe.exchange import Answer, AnswerKind, QueryBatch, RawAnswer
+from fedtranscribe.exchange import Answer, AnswerKind, QueryBatch, RawAnswer, Summand
 from fedtranscribe.mechanisms import (
+    BitSource,
     ExponentialVoteLabels,
     MeanRows,
     NoiseSource,
     NoisyMeanRows,
+    OsBits,
     OsNoise,
+    QuantisedMeanRows,
     RawMeanRows,
     RowBound,
     TopKRandomizedResponse,
@@ -37,7 +40,9 @@ from fedtranscribe.privacy.events import Release
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.teachers import Teachers
 
-Mechanism = NoisyMeanRows | RawMeanRows | TopKRandomizedResponse | ExponentialVoteLabels
+Mechanism = (
+    NoisyMeanRows | RawMeanRows | QuantisedMeanRows | TopKRandomizedResponse | ExponentialVoteLabels
+)
 
 
 class Holder:
@@ -51,6 +56,7 @@ class Holder:
         positional_ids: whether records are known by row number only (then no add-remove).
         terms: who asks and under which noise plan; bound to every query beside its content.
         noise: OS entropy unless a test says otherwise.
+        bits: likewise, for integer rows.
         row_gradient: ∂L_t/∂Φ_s of Eq. 3; benchmarks pass classic distillation.
         gradient_bound: unit rows as in Eq. 3, or clipping for the paper's ablation; both lie in
             the same ball.
@@ -71,6 +77,7 @@ class Holder:
         positional_ids: bool,
         terms: str = "",
         noise: NoiseSource | None = None,
+        bits: BitSource | None = None,
         row_gradient: RowGradient | None = None,
         gradient_bound: Literal[RowBound.UNIT, RowBound.CLIP] = RowBound.UNIT,
     ) -> None:
@@ -80,6 +87,7 @@ class Holder:
         self.ledger = ledger
         self.run = run
         self.noise = noise or OsNoise()
+        self.bits = bits or OsBits()
         self._positional_ids = positional_ids
         self._terms = terms
         self._row_gradient = row_gradient or gradient_of(decoupled_distillation)
@@ -97,9 +105,10 @@ class Holder:
             BudgetExhaustedError: the holder's limit would be exceeded; nothing was booked.
             QueryConflictError: the id was used for another query.
         """
-        if isinstance(self.mechanism, RawMeanRows):
-            raise ConfigError("Expected a mechanism that adds noise; raw rows are `answer_raw`'s.")
-        return Answer(query.id, *self._charged(query))
+        if isinstance(self.mechanism, RawMeanRows | QuantisedMeanRows):
+            raise ConfigError("Expected a mechanism whose single answers are private.")
+        stored, head = self._charged(query)
+        return Answer(query.id, _decode(stored, query), head)
 
     def answer_raw(self, query: QueryBatch) -> RawAnswer:
         """As `answer`, for a server whose noise the holder's policy trusts; NOT private.
@@ -109,15 +118,42 @@ class Holder:
         """
         if not isinstance(self.mechanism, RawMeanRows):
             raise ConfigError("Expected a mechanism for raw rows; this one's answers are private.")
-        return RawAnswer(query.id, *self._charged(query))
+        stored, head = self._charged(query)
+        return RawAnswer(query.id, _decode(stored, query), head)
 
-    def _charged(self, query: QueryBatch) -> tuple[Tensor, tuple[int, str]]:
+    def summand(self, query: QueryBatch) -> Summand:
+        """As `answer`, for a masked sum; NOT private alone.
+
+        Raises:
+            ConfigError: the mechanism is not `QuantisedMeanRows`; otherwise as `answer`.
+        """
+        if not isinstance(self.mechanism, QuantisedMeanRows):
+            raise ConfigError("Expected a mechanism for masked sums; this one's answers are not.")
+        stored, head = self._charged(query)
+        return Summand(query.id, decode_summand(stored, query.rows, query.k), head)
+
+    def reserve(self, query: QueryBatch) -> bool:
+        """Charge a query before it is computed; whether its answer is stored already.
+
+        Raises:
+            As `answer`.
+        """
         self._check_public_part(query)
-        bound_to = hashlib.sha256(f"{query.digest()}\0{self._terms}".encode()).hexdigest()
-        booking = query.id, bound_to, self.release(query.rows), self.run
+        return self.ledger.reserve(*self._booking(query)).answer is not None
+
+    def binding(self, query: QueryBatch) -> str:
+        """The hash that the ledger binds a query's id to: its content and the terms."""
+        return hashlib.sha256(f"{query.digest()}\0{self._terms}".encode()).hexdigest()
+
+    def _booking(self, query: QueryBatch) -> tuple[str, str, Release, str]:
+        return query.id, self.binding(query), self.release(query.rows), self.run
+
+    def _charged(self, query: QueryBatch) -> tuple[bytes, tuple[int, str]]:
+        self._check_public_part(query)
+        booking = self._booking(query)
         stored = self.ledger.reserve(*booking).answer
         if stored is None:
-            stored = self._compute(query).to(torch.float32).contiguous().numpy().tobytes()
+            stored = self._compute(query).contiguous().numpy().tobytes()
             try:
                 self.ledger.commit(query.id, stored)
             except QueryConflictError:
@@ -125,7 +161,7 @@ class Holder:
                 stored = self.ledger.reserve(*booking).answer
                 assert stored is not None
         head = self.ledger.head
-        return _decode(stored, query), (head.sequence, head.hash)
+        return stored, (head.sequence, head.hash)
 
     def _check_public_part(self, query: QueryBatch) -> None:
         if query.kind is not self.mechanism.kind:
@@ -133,6 +169,7 @@ class Holder:
                 f"Expected {self.mechanism.kind} queries, got {query.kind}; "
                 "ask for the kind that this holder offers."
             )
+        # Integer rows and labels are booked for one k.
         k = None if isinstance(self.mechanism, MeanRows) else self.mechanism.k
         # A label out of a smaller set tells more than the ledger would book.
         if k is not None and query.k != k:
@@ -153,12 +190,14 @@ class Holder:
     def _compute(self, query: QueryBatch) -> Tensor:
         logits = self.teachers.logits(query.images)
         noise = self.noise.for_query(query.id)
-        if isinstance(self.mechanism, MeanRows):
+        if isinstance(self.mechanism, MeanRows | QuantisedMeanRows):
             raw = self._raw_rows(query, logits)
             bound = self._bounds[query.kind]
             rows = mean_rows(raw, query.index_sets, self.teachers.shards, bound)
-            return self.mechanism.privatise(rows, noise)
-        return self.mechanism.privatise(vote_counts(logits, query.index_sets), noise)
+            if isinstance(self.mechanism, QuantisedMeanRows):
+                return self.mechanism.privatise(rows, self.bits.for_query(query.id))
+            return self.mechanism.privatise(rows, noise).float()
+        return self.mechanism.privatise(vote_counts(logits, query.index_sets), noise).float()
 
     def _raw_rows(self, query: QueryBatch, logits: Iterator[Tensor]) -> Iterator[Tensor]:
         for shard_logits in logits:
@@ -171,7 +210,7 @@ class Holder:
 
 def _expect_layout(mechanism: Mechanism, shards: int) -> None:
     """A mechanism that counts on more teachers than there are would book too little."""
-    if isinstance(mechanism, MeanRows):
+    if isinstance(mechanism, MeanRows | QuantisedMeanRows):
         counted = mechanism.layout.shards
     elif isinstance(mechanism, TopKRandomizedResponse):
         counted = 1
@@ -181,11 +220,24 @@ def _expect_layout(mechanism: Mechanism, shards: int) -> None:
         raise ConfigError(f"Expected a mechanism for {shards} shards, got one for {counted}.")
 
 
+def decode_summand(stored: bytes, rows: int, k: int) -> Tensor:
+    """The integers [rows, k] that the ledger stored for a masked sum.
+
+    Raises:
+        CorruptLedgerError: their number is wrong.
+    """
+    return torch.from_numpy(_numbers(stored, np.int64, rows, k))
+
+
 def _decode(stored: bytes, query: QueryBatch) -> Tensor:
-    values = np.frombuffer(stored, dtype=np.float32)
-    if values.size != query.rows * query.k:
+    return torch.from_numpy(_numbers(stored, np.float32, query.rows, query.k))
+
+
+def _numbers(stored: bytes, kind: type[np.generic], rows: int, k: int) -> np.ndarray:
+    size = np.dtype(kind).itemsize
+    if len(stored) != rows * k * size:
         raise CorruptLedgerError(
-            f"The stored answer to {query.id} has {values.size} values, "
-            f"expected {query.rows * query.k}; the ledger was not written by this version."
+            f"A stored answer has {len(stored) / size:g} values, expected {rows * k}; the ledger "
+            "was not written by this version."
         )
-    return torch.from_numpy(values.reshape(query.rows, query.k).copy())
+    return np.frombuffer(stored, dtype=kind).reshape(rows, k).copy()

@@ -9,12 +9,11 @@ from hashlib import sha256
 from pathlib import Path
 from typing import NamedTuple
 
-from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedtranscribe.deploy.new_files import PRIVATE, PUBLIC, refuse_existing, write_new
 from fedtranscribe.errors import ConfigError
+from fedtranscribe.secagg.key_files import load_private, load_public, new_pair
 
 _LONGEST_COMMENT = 200
 
@@ -53,16 +52,8 @@ def make_node_key(path: Path, comment: str = "") -> NodeKey:
             f"Expected --comment {comment!r} to be one line of at most {_LONGEST_COMMENT} signs."
         )
     refuse_existing(path, public_path(path))
-    private = ec.generate_private_key(ec.SECP384R1())
-    public = private.public_key().public_bytes(
-        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-    )
+    secret, public = new_pair()
     line = b" ".join([public, comment.encode()]) if comment else public
-    secret = private.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.OpenSSH,
-        serialization.NoEncryption(),
-    )
     write_new(path, secret, PRIVATE)
     write_new(public_path(path), line + b"\n", PUBLIC)
     return read_public(public_path(path))
@@ -74,12 +65,7 @@ def read_public(path: Path) -> NodeKey:
     Raises:
         ConfigError: it is absent or is no public key.
     """
-    content = _read(path)
-    try:
-        key = serialization.load_ssh_public_key(content)
-    except (ValueError, UnsupportedAlgorithm):
-        raise ConfigError(f"{path} is no public key in OpenSSH's form; make a new pair.") from None
-    return _described(key)
+    return _described(load_public(path))
 
 
 def read_private(path: Path) -> NodeKey:
@@ -88,15 +74,7 @@ def read_private(path: Path) -> NodeKey:
     Raises:
         ConfigError: it is absent, no key, or has a passphrase.
     """
-    content = _read(path)
-    try:
-        key = serialization.load_ssh_private_key(content, password=None)
-    except (ValueError, TypeError, UnsupportedAlgorithm):
-        raise ConfigError(
-            f"{path} is no private key in OpenSSH's form without a passphrase; make a new pair: "
-            "fedtranscribe deploy keys create PATH."
-        ) from None
-    return _described(key.public_key())
+    return _described(load_private(path).public_key())
 
 
 def _described(key: serialization.SSHPublicKeyTypes) -> NodeKey:
@@ -104,10 +82,3 @@ def _described(key: serialization.SSHPublicKeyTypes) -> NodeKey:
     kind, blob = line.split()[:2]
     digest = sha256(b64decode(blob)).digest()
     return NodeKey(kind.decode(), "SHA256:" + b64encode(digest).decode().rstrip("="))
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"Cannot read the key {path}: {error.strerror}.") from None

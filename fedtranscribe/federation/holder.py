@@ -10,7 +10,7 @@ from collections.abc import Callable
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedtranscribe.federation import protocol, records
+from fedtranscribe.federation import masked_messages, protocol, records
 from fedtranscribe.federation.node import Node, where
 from fedtranscribe.federation.refusals import Refusal, RefusalCode
 
@@ -26,7 +26,7 @@ def reply_to(
 
     Args:
         content: of the message.
-        message_type: `records.CAPABILITIES` or `records.ANSWER`.
+        message_type: one of `records.MESSAGES`.
         open_node: gives the holder of a number.
         requester: who asks, as the holder knows it; bound to the query.
     """
@@ -52,6 +52,9 @@ def _reply(
         # Not Flower's own run id: a resumed run has another, and must get its answers again.
         told = node.answer(envelope.query, envelope.plan, envelope.run, requester)
         return protocol.tell(told, envelope.query.kind)
+    if message_type in records.MASKED:
+        node = open_node(protocol.holder_number(content))
+        return masked_messages.reply(content, message_type, node, requester)
     raise Refusal(RefusalCode.MALFORMED)
 
 
@@ -75,6 +78,6 @@ def make_client_app(open_node: Callable[[Context, int], Node]) -> ClientApp:
 
         return handle
 
-    for message_type in (records.CAPABILITIES, records.ANSWER):
+    for message_type in records.MESSAGES:
         app.query(message_type.removeprefix("query."))(handler(message_type))
     return app

@@ -10,7 +10,11 @@ from pydantic import Field
 
 from fedtranscribe.config import Settings, build, read_toml
 from fedtranscribe.errors import ConfigError
+from fedtranscribe.federation.masking import Masking
 from fedtranscribe.federation.policy import HolderPolicy
+from fedtranscribe.federation.round_store import RoundStore
+from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.secagg.key_files import Identity
 
 # What a Unix socket's address may hold, on Linux.
 _LONGEST_SOCKET = 107
@@ -27,6 +31,12 @@ class HolderPlace(Settings):
     device: str = "auto"
     server: str = Field(
         default="flower", min_length=1, description="name that the server's queries are bound to"
+    )
+    key: Path | None = Field(
+        default=None, description="secagg: the holder's own key, not the SuperNode's"
+    )
+    roster: Path | None = Field(
+        default=None, description="secagg: folder with NAME.pub of every holder, this one too"
     )
 
 
@@ -46,7 +56,7 @@ class HolderFile(HolderPolicy):
         home = path.absolute().parent
         places = {
             name: home / value.expanduser()
-            for name in ("teachers", "ledger", "socket", "log")
+            for name in ("teachers", "ledger", "socket", "log", "key", "roster")
             if (value := getattr(file.holder, name)) is not None
         }
         if len(str(places["socket"]).encode()) > _LONGEST_SOCKET:
@@ -54,9 +64,28 @@ class HolderFile(HolderPolicy):
                 f"Expected [holder] socket={str(places['socket'])!r} to have at most "
                 f"{_LONGEST_SOCKET} bytes; choose a shorter path."
             )
+        if (file.holder.key is None) != (file.holder.roster is None):
+            raise ConfigError("Expected [holder] key and roster together, for masked sums.")
+        if file.noise is NoiseMode.SECAGG and file.holder.key is None:
+            raise ConfigError(
+                'Expected [holder] key and roster with noise="secagg"; make a key: fedtranscribe '
+                "deploy keys create PATH."
+            )
         return file.model_copy(update={"holder": file.holder.model_copy(update=places)})
 
     @property
     def policy(self) -> HolderPolicy:
         """The limits alone."""
         return HolderPolicy.model_validate(self.model_dump(exclude={"holder"}))
+
+    def masking(self) -> Masking | None:
+        """The holder's part in masked sums; None where it has no key.
+
+        Raises:
+            ConfigError: key or roster cannot be used.
+        """
+        place = self.holder
+        if place.key is None or place.roster is None:
+            return None
+        identity = Identity.read(place.name, place.key, place.roster)
+        return Masking(identity, RoundStore(place.ledger.with_name(f"{place.ledger.name}.rounds")))

@@ -10,7 +10,15 @@ from fedtranscribe.errors import StorageError
 from fedtranscribe.federation import records
 
 NAME = "fedtranscribe.Holder"
-METHODS = {records.CAPABILITIES: "Capabilities", records.ANSWER: "Answer"}
+METHODS = {
+    records.CAPABILITIES: "Capabilities",
+    records.ANSWER: "Answer",
+    records.SECAGG_KEY: "SecAggKey",
+    records.SECAGG_OPEN: "SecAggOpen",
+    records.SECAGG_MASK: "SecAggMask",
+    records.SECAGG_SIGN: "SecAggSign",
+    records.SECAGG_REVEAL: "SecAggReveal",
+}
 
 _MOST_BYTES = 1 << 30
 OPTIONS = (

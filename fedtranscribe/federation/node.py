@@ -4,9 +4,8 @@ The same object answers in process, inside a Flower ClientApp and behind the hol
 """
 
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from traceback import extract_tb
 
 from fedtranscribe.errors import (
@@ -14,62 +13,37 @@ from fedtranscribe.errors import (
     ConfigError,
     FedtranscribeError,
     ModelMismatchError,
+    ProtocolError,
     QueryConflictError,
     UnsupportedAdjacencyError,
 )
 from fedtranscribe.exchange import Answer, AnswerKind, NoisePlan, QueryBatch, RawAnswer
+from fedtranscribe.federation.capabilities import Capabilities
+from fedtranscribe.federation.masking import Masking
 from fedtranscribe.federation.policy import HolderPolicy
 from fedtranscribe.federation.refusals import Refusal, RefusalCode
-from fedtranscribe.holder import Holder, Mechanism
+from fedtranscribe.holder import Holder, Mechanism, decode_summand
 from fedtranscribe.mechanisms import (
+    BitSource,
     ExponentialVoteLabels,
     NoiseSource,
     NoisyMeanRows,
+    OsBits,
     OsNoise,
+    QuantisedMeanRows,
     RawMeanRows,
     TopKRandomizedResponse,
 )
+from fedtranscribe.mechanisms.discrete import residues
 from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.secagg import Advert, Task
+from fedtranscribe.secagg.masks import Residues
 from fedtranscribe.teachers import Teachers
 
 log = logging.getLogger(__name__)
 
 OpenLedger = Callable[[], AbstractContextManager[Ledger]]
-
-
-@dataclass(frozen=True)
-class Capabilities:
-    """What a holder tells about itself; public facts and its policy, never how good it is.
-
-    Attributes:
-        name: how the server calls the holder in logs and files.
-        classes, channels, size: what its teachers expect.
-        shards: p, its teachers on disjoint records.
-        positional_ids: whether its records are known by position only (then no add-remove).
-        kinds: what it answers.
-        noise: the least protective mode it accepts.
-        rows_per_message, rows_per_run: its limits.
-    """
-
-    name: str
-    classes: int
-    channels: int
-    size: int
-    shards: int
-    positional_ids: bool
-    kinds: tuple[AnswerKind, ...]
-    noise: NoiseMode
-    rows_per_message: int
-    rows_per_run: int
-
-    def __post_init__(self) -> None:
-        """Refuse what no holder can be; a server reads these off the wire."""
-        if not (0 < len(self.name) <= 80 and self.name.isprintable()):
-            raise ValueError("a name must be printable and have 1 to 80 characters")
-        counts = self.classes, self.channels, self.size, self.shards
-        if min(counts) < 1 or self.classes < 2:
-            raise ValueError(f"classes, channels, size, shards = {counts} make no sense")
 
 
 def mechanism_of(kind: AnswerKind, plan: NoisePlan, shards: int, k: int) -> Mechanism:
@@ -78,7 +52,7 @@ def mechanism_of(kind: AnswerKind, plan: NoisePlan, shards: int, k: int) -> Mech
     Holder and server both call it: the server to say what a run costs, the holder to book it.
 
     Raises:
-        ConfigError: labels under another mode than `local`, or secure aggregation.
+        ConfigError: labels under another mode than `local`.
     """
     if kind is AnswerKind.LABEL:
         if plan.mode is not NoiseMode.LOCAL:
@@ -90,9 +64,9 @@ def mechanism_of(kind: AnswerKind, plan: NoisePlan, shards: int, k: int) -> Mech
     answer = RowAnswer(kind.value)
     if plan.mode is NoiseMode.LOCAL:
         return NoisyMeanRows(layout, plan.strength, answer)
-    if plan.mode is NoiseMode.CENTRAL:
-        return RawMeanRows(layout, plan.strength, answer)
-    raise ConfigError(f"Expected noise mode local or central, got {plan.mode}.")
+    if plan.mode is NoiseMode.SECAGG:
+        return QuantisedMeanRows(layout, plan.strength, answer, k, plan.tolerated)
+    return RawMeanRows(layout, plan.strength, answer)
 
 
 class Node:
@@ -106,6 +80,8 @@ class Node:
         positional_ids: whether records are known by row number only.
         at_start: called when a server asks who the holder is, as every run begins.
         noise: OS entropy unless a test says otherwise.
+        bits: likewise, for integer rows.
+        masking: its part in masked sums; None, and it takes part in none.
 
     Guarantee:
         That of the mechanism, for everything the ledger has booked, against whoever the policy
@@ -123,6 +99,8 @@ class Node:
         positional_ids: bool,
         at_start: Callable[[], None] = lambda: None,
         noise: NoiseSource | None = None,
+        bits: BitSource | None = None,
+        masking: Masking | None = None,
     ) -> None:
         self.name = name
         self.teachers = teachers
@@ -131,11 +109,13 @@ class Node:
         self._positional_ids = positional_ids
         self._at_start = at_start
         self._noise = noise or OsNoise()
+        self._bits = bits or OsBits()
+        self._masking = masking
 
     @property
     def private(self) -> bool:
         """Whether the noise is what a guarantee needs."""
-        return self._noise.private
+        return self._noise.private and self._bits.private
 
     def capabilities(self) -> Capabilities:
         """What the server may know before it asks."""
@@ -152,6 +132,9 @@ class Node:
             noise=policy.noise,
             rows_per_message=policy.rows_per_message,
             rows_per_run=policy.rows_per_run,
+            dropouts=policy.dropouts,
+            colluders=policy.colluders,
+            masks=self._masking is not None,
         )
 
     def answer(
@@ -168,13 +151,133 @@ class Node:
         Raises:
             Refusal: see `RefusalCode`.
         """
+        with self._refusing(query.id):
+            if plan.mode is NoiseMode.SECAGG:
+                # Integer rows leave under masks only, see `open_round`.
+                raise Refusal(RefusalCode.MALFORMED)
+            with self._booked(query, plan, run, f"{requester}\0{run}\0{plan.words}") as holder:
+                if isinstance(holder.mechanism, RawMeanRows):
+                    return holder.answer_raw(query)
+                return holder.answer(query)
+
+    # ---------------------------------------------------------------- masked sums
+
+    def advertise(self, run: str, names: Sequence[str], dropouts: int, colluders: int) -> Advert:
+        """The holder's signed key for a run's masked sums.
+
+        Raises:
+            Refusal: POLICY for a cohort that the policy does not bear, CONFLICT for one with
+                strangers in it or another one than before.
+        """
+        with self._refusing(run):
+            self.policy.check_cohort(dropouts, colluders)
+            return self._masks.advertise(run, names, dropouts, colluders)
+
+    def open_round(
+        self,
+        query: QueryBatch,
+        plan: NoisePlan,
+        run: str,
+        requester: str,
+        adverts: Iterable[Advert],
+    ) -> tuple[Mapping[str, bytes], tuple[int, str]]:
+        """Charge and compute a query, keep the answer, and give sealed shares of its masks.
+
+        Args:
+            query, plan, run, requester: as for `answer`.
+            adverts: the keys of the run, the same ones for every query.
+
+        Returns:
+            Sealed shares by receiver, and the head of the ledger.
+
+        Raises:
+            Refusal: as `answer`; CONFLICT also where the ledger knows the query but its round has
+                been forgotten: it could be masked a second time.
+        """
+        with self._refusing(query.id):
+            masks = self._masks
+            masks.agree(run, adverts)
+            cohort = masks.cohort(run)
+            agreed = len(cohort.names), cohort.dropouts, cohort.colluders
+            if (plan.holders, plan.dropouts, plan.colluders) != agreed:
+                raise Refusal(RefusalCode.CONFLICT)
+            terms = f"{requester}\0{run}\0{plan.words}\0{cohort.digest.hex()}"
+            with self._booked(query, plan, run, terms) as holder:
+                if not isinstance(holder.mechanism, QuantisedMeanRows):
+                    raise Refusal(RefusalCode.MALFORMED)
+                word = holder.mechanism.grid.word
+                task = Task(query.id, holder.binding(query), query.rows * query.k, word)
+                if holder.reserve(query) and not masks.knows(query.id):
+                    raise Refusal(RefusalCode.CONFLICT)
+                sent = masks.open(run, task)
+                return sent, holder.summand(query).head
+
+    def mask(self, run: str, query_id: str, inbox: Mapping[str, bytes]) -> bytes:
+        """The holder's masked vector, out of what `open_round` kept.
+
+        Raises:
+            Refusal: CONFLICT for anything but the one continuation of the round.
+        """
+
+        def values(task: Task) -> Residues:
+            with self._open_ledger() as ledger:
+                stored = ledger.answer(task.query)
+            if stored is None:
+                raise ProtocolError(f"Query {task.query} was opened but is not answered yet.")
+            return residues(decode_summand(stored, 1, task.length)[0], task.word)
+
+        with self._refusing(query_id):
+            return self._masks.mask(run, query_id, inbox, values)
+
+    def sign(self, run: str, query_id: str, survivors: Iterable[str]) -> bytes:
+        """A signature under whose vectors make the sum; raises as `mask`."""
+        with self._refusing(query_id):
+            return self._masks.sign(run, query_id, survivors)
+
+    def reveal(self, run: str, query_id: str, signatures: Mapping[str, bytes]) -> bytes:
+        """Shares that open the masks of the signed sum; raises as `mask`."""
+        with self._refusing(query_id):
+            return self._masks.reveal(run, query_id, signatures)
+
+    # ---------------------------------------------------------------- small parts
+
+    @property
+    def _masks(self) -> Masking:
+        if self._masking is None:
+            raise Refusal(RefusalCode.POLICY)
+        return self._masking
+
+    @contextmanager
+    def _booked(self, query: QueryBatch, plan: NoisePlan, run: str, terms: str) -> Iterator[Holder]:
+        """The holder's answering side over its open ledger, once the policy has agreed."""
+        mechanism = mechanism_of(query.kind, plan, self.teachers.shards, query.k)
+        with self._open_ledger() as ledger:
+            self.policy.check(query, plan, ledger.rows(run, besides=query.id))
+            yield Holder(
+                self.teachers,
+                mechanism,
+                ledger,
+                run,
+                positional_ids=self._positional_ids,
+                terms=terms,
+                noise=self._noise,
+                bits=self._bits,
+            )
+
+    @contextmanager
+    def _refusing(self, subject: str) -> Iterator[None]:
+        """Turn whatever goes wrong into a code; the holder's own log has the rest."""
         try:
-            return self._answer(query, plan, run, requester)
+            yield
         except Refusal:
             raise
         except BudgetExhaustedError:
             raise Refusal(RefusalCode.BUDGET) from None
         except QueryConflictError:
+            raise Refusal(RefusalCode.CONFLICT) from None
+        except ProtocolError as error:
+            # Public: what the server sent does not continue the round as it was begun.
+            log.warning("holder %s refuses %s: %s", self.name, subject, error)
             raise Refusal(RefusalCode.CONFLICT) from None
         except UnsupportedAdjacencyError:
             # This kind of answer has no cost in the unit that the policy counts in.
@@ -182,27 +285,8 @@ class Node:
         except (ConfigError, ModelMismatchError):
             raise Refusal(RefusalCode.MALFORMED) from None
         except Exception as error:
-            log.error("holder %s could not answer query %s: %s", self.name, query.id, where(error))
+            log.error("holder %s could not answer %s: %s", self.name, subject, where(error))
             raise Refusal(RefusalCode.INTERNAL) from None
-
-    def _answer(
-        self, query: QueryBatch, plan: NoisePlan, run: str, requester: str
-    ) -> Answer | RawAnswer:
-        mechanism = mechanism_of(query.kind, plan, self.teachers.shards, query.k)
-        with self._open_ledger() as ledger:
-            self.policy.check(query, plan, ledger.rows(run, besides=query.id))
-            holder = Holder(
-                self.teachers,
-                mechanism,
-                ledger,
-                run,
-                positional_ids=self._positional_ids,
-                terms=f"{requester}\0{run}\0{plan.words}",
-                noise=self._noise,
-            )
-            if isinstance(mechanism, RawMeanRows):
-                return holder.answer_raw(query)
-            return holder.answer(query)
 
 
 def where(error: Exception) -> str:

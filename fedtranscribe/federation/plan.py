@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 
 from fedtranscribe.config import FederationSettings
 from fedtranscribe.errors import ConfigError, HopelessPlanError
-from fedtranscribe.exchange import AnswerKind, NoisePlan
-from fedtranscribe.federation.node import Capabilities, mechanism_of
+from fedtranscribe.exchange import AnswerKind, NoisePlan, expect_tolerable
+from fedtranscribe.federation.capabilities import Capabilities
+from fedtranscribe.federation.node import mechanism_of
+from fedtranscribe.mechanisms.discrete import Grid, quantised_noise_std
 from fedtranscribe.privacy.accountant import epsilon_filter, guarantee
 from fedtranscribe.privacy.calibrate import (
     EnsembleLayout,
@@ -25,6 +27,7 @@ from fedtranscribe.privacy.events import PrivacyPlan, Release
 from fedtranscribe.privacy.forecasts import Forecast, forecast, label_forecast
 from fedtranscribe.privacy.published import Published, dpsd_theorem1, dpsd_theorem2
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
+from fedtranscribe.secagg import Members
 from fedtranscribe.transcribe.plan import KINDS
 
 _ROWS_PER_CLASS = 400
@@ -98,17 +101,42 @@ class FederatedPlan:
     @property
     def trust(self) -> str:
         """Whom the holders have to trust, in words."""
+        if self.noise.mode is NoiseMode.SECAGG:
+            return (
+                f"no server: answers are summed under masks, of which up to {self.noise.dropouts} "
+                f"holders may be missing while {self.noise.colluders} tell the server all they know"
+            )
         return _TRUST[self.noise.mode]
+
+    @property
+    def members(self) -> Members:
+        """Who takes part in masked sums.
+
+        Raises:
+            ConfigError: too many failures for so few holders.
+        """
+        return Members(tuple(sorted(self.roster)), self.noise.dropouts, self.noise.colluders)
+
+    @property
+    def grid(self) -> Grid:
+        """Where the values of masked sums lie."""
+        return Grid.choose(self.noise.strength, self.noise.holders, self.noise.tolerated)
 
     def sharpness(self, answers: int) -> float:
         """Nats that a unit of agreement is worth, when so many holders answered."""
-        s, m = self.noise.strength, self.noise.holders
         if self.kind is AnswerKind.LABEL:
-            shards = min(facts.shards for facts in self.roster.values())
+            s, shards = self.noise.strength, min(facts.shards for facts in self.roster.values())
             return s if shards == 1 else min(s * shards * _AGREEMENT, math.log(1e6))
+        return self.mean_std(answers) ** -2
+
+    def mean_std(self, answers: int) -> float:
+        """Std of the noise per coordinate on the mean of so many holders' rows."""
+        s, m = self.noise.strength, self.noise.holders
         if self.noise.mode is NoiseMode.CENTRAL:
-            return (answers / (m * s)) ** 2
-        return answers / (m * s**2)
+            return m * s / answers
+        if self.noise.mode is NoiseMode.SECAGG:
+            return m * s / math.sqrt((m - self.noise.tolerated) * answers)
+        return math.sqrt(m / answers) * s
 
 
 def make_federated_plan(
@@ -144,18 +172,47 @@ def _make(settings: FederationSettings, roster: Mapping[str, Capabilities]) -> F
     unit, mode, answer = Unit(settings.unit), NoiseMode(settings.noise), RowAnswer(kind.value)
     shards = min(holder.shards for holder in roster.values())
     layout = EnsembleLayout(len(roster) * shards, len(roster))
-    std = noise_std(settings.epsilon, settings.delta, rows, layout, unit, answer, mode)
+    target = settings.epsilon, settings.delta, rows, layout, unit, answer
+    if mode is NoiseMode.SECAGG:
+        failures = _failures(settings, roster)
+        std = quantised_noise_std(*target, k, sum(failures))
+        noise = NoisePlan(mode, std, len(roster), *failures)
+    else:
+        std = noise_std(*target, mode)
+        noise = NoisePlan(mode, std, len(roster))
     published = dpsd_theorem1(std, _paper_beta(settings.epsilon), k, rows, 1, settings.delta)
     return FederatedPlan(
         kind,
         rows,
         k,
-        NoisePlan(mode, std, len(roster)),
+        noise,
         roster,
         settings.delta,
         forecast(settings.epsilon, settings.delta, layout, unit, answer, mode, facts.classes),
         replace(published, reason=f"{published.reason} And it knows no ensembles."),
     )
+
+
+def _failures(settings: FederationSettings, roster: Mapping[str, Capabilities]) -> tuple[int, int]:
+    """How many holders may be missing from a masked sum, and how many may side with the server.
+
+    Every holder's own policy is kept: as many colluders as the most careful one counts on, and no
+    more drop-outs than the strictest one bears.
+
+    Raises:
+        ConfigError: more drop-outs are asked for than that, or too many for so few holders.
+    """
+    colluders = max(facts.colluders for facts in roster.values())
+    strictest = min(roster.values(), key=lambda facts: facts.dropouts)
+    most = min(strictest.dropouts, max(0, (len(roster) - colluders - 1) // 2))
+    dropouts = most if settings.dropouts is None else settings.dropouts
+    if dropouts > strictest.dropouts:
+        raise ConfigError(
+            f"Expected dropouts={dropouts} <= {strictest.dropouts}, the limit of holder "
+            f"{strictest.name}; ask for fewer."
+        )
+    expect_tolerable(len(roster), dropouts, colluders)
+    return dropouts, colluders
 
 
 def _label_plan(

@@ -17,8 +17,10 @@ class HolderPolicy(Settings):
     """Limits of one holder; each is public and may be told to the server.
 
     `noise` is the trust that the holder grants: under `local` every answer is private by itself
-    and a server that asks for raw answers is refused; under `central` raw answers go to a server
-    that is trusted to add the noise. A server may always ask for more protection than that.
+    and a server that asks for raw answers is refused; under `secagg` answers are masked, and
+    private once they are summed with those of others, of whom `colluders` may side with the
+    server; under `central` raw answers go to a server that is trusted to add the noise. A server
+    may always ask for more protection than that.
 
     `rows_per_run` counts by the run's name, which the server chooses; what limits all runs together
     is `epsilon`.
@@ -29,6 +31,12 @@ class HolderPolicy(Settings):
     unit: Unit = Unit.RECORD
     kinds: tuple[AnswerKind, ...] = tuple(AnswerKind)
     noise: NoiseMode = NoiseMode.LOCAL
+    dropouts: int = Field(
+        default=0, ge=0, description="secagg: most holders that may be missing from a sum"
+    )
+    colluders: int = Field(
+        default=0, ge=0, description="secagg: holders that may tell the server all they know"
+    )
     rows_per_message: int = Field(default=10_000, gt=0)
     rows_per_run: int = Field(default=1_000_000, gt=0)
 
@@ -50,15 +58,32 @@ class HolderPolicy(Settings):
         """
         allowed = (
             query.kind in self.kinds
-            and self._trusts(query.kind, plan.mode)
+            and self._trusts(query.kind, plan)
             and query.rows <= self.rows_per_message
             and rows_before + query.rows <= self.rows_per_run
         )
         if not allowed:
             raise Refusal(RefusalCode.POLICY)
 
-    def _trusts(self, kind: AnswerKind, mode: NoiseMode) -> bool:
-        if mode is NoiseMode.LOCAL:
+    def check_cohort(self, dropouts: int, colluders: int) -> None:
+        """Refuse a masked sum with more failures than this holder bears, or less noise.
+
+        Raises:
+            Refusal: POLICY.
+        """
+        if not self._trusts_cohort(dropouts, colluders):
+            raise Refusal(RefusalCode.POLICY)
+
+    def _trusts(self, kind: AnswerKind, plan: NoisePlan) -> bool:
+        if plan.mode is NoiseMode.LOCAL:
             return True
-        # A label is private by itself or not at all: there is no noise to add to it later.
-        return mode is self.noise is NoiseMode.CENTRAL and kind is not AnswerKind.LABEL
+        if kind is AnswerKind.LABEL:
+            # A label is private by itself or not at all: there is no noise to add to it later.
+            return False
+        if plan.mode is NoiseMode.SECAGG:
+            return self._trusts_cohort(plan.dropouts, plan.colluders)
+        return self.noise is NoiseMode.CENTRAL
+
+    def _trusts_cohort(self, dropouts: int, colluders: int) -> bool:
+        masked = self.noise is not NoiseMode.LOCAL
+        return masked and dropouts <= self.dropouts and colluders >= self.colluders

@@ -7,23 +7,24 @@ labels as one byte. Whatever is packed was rounded before, so that nothing chang
     message type         terms                                   arrays
     query.capabilities   protocol, holder                        –
     query.answer         protocol, holder, run, query-id, kind,  images, [index-sets],
-                         k, mode, strength, holders              [student-logits]
+                         k, mode, strength, holders, dropouts,   [student-logits]
+                         colluders
     (reply)              protocol, query-id, form, head…         values
     (refusal)            protocol, refusal                       –
 """
 
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import ConfigRecord, RecordDict
+from flwr.app import RecordDict
 from torch import Tensor
 
 from fedtranscribe.errors import ConfigError, ProtocolError
 from fedtranscribe.exchange import Answer, AnswerKind, NoisePlan, QueryBatch, RawAnswer
-from fedtranscribe.federation.node import Capabilities
-from fedtranscribe.federation.records import ARRAYS, TERMS, VERSION, record
+from fedtranscribe.federation.capabilities import Capabilities
+from fedtranscribe.federation.records import arrays_of, asked_terms, get, record, told_terms
 from fedtranscribe.federation.refusals import Refusal, RefusalCode
 from fedtranscribe.privacy.calibrate import NoiseMode
 
@@ -65,6 +66,8 @@ def ask(envelope: Envelope) -> RecordDict:
         "mode": plan.mode.value,
         "strength": plan.strength,
         "holders": plan.holders,
+        "dropouts": plan.dropouts,
+        "colluders": plan.colluders,
     }
     arrays = {"images": query.images.numpy()}
     if not torch.equal(query.index_sets, _all_classes(query.rows, query.k)):
@@ -80,7 +83,7 @@ def holder_number(content: RecordDict) -> int:
     Raises:
         Refusal: PROTOCOL, MALFORMED.
     """
-    return _get(_terms(content), "holder", int)
+    return get(asked_terms(content), "holder", int)
 
 
 def read_query(content: RecordDict) -> Envelope:
@@ -89,17 +92,17 @@ def read_query(content: RecordDict) -> Envelope:
     Raises:
         Refusal: PROTOCOL, MALFORMED.
     """
-    terms = _terms(content)
+    terms = asked_terms(content)
     try:
-        arrays = _arrays(content, "uf")
+        arrays = arrays_of(content, "uf")
         images = torch.from_numpy(arrays["images"])
-        k = _get(terms, "k", int)
+        k = get(terms, "k", int)
         if not 1 <= k <= _MOST_CLASSES:
             raise ConfigError(f"Expected k={k} between 1 and {_MOST_CLASSES}.")
         sets, logits = arrays.get("index-sets"), arrays.get("student-logits")
         query = QueryBatch(
-            id=_get(terms, "query-id", str),
-            kind=AnswerKind(_get(terms, "kind", str)),
+            id=get(terms, "query-id", str),
+            kind=AnswerKind(get(terms, "kind", str)),
             images=images,
             index_sets=_all_classes(len(images), k)
             if sets is None
@@ -109,11 +112,13 @@ def read_query(content: RecordDict) -> Envelope:
         if query.k != k:
             raise ConfigError(f"Expected index sets of k={k} classes, got {query.k}.")
         plan = NoisePlan(
-            NoiseMode(_get(terms, "mode", str)),
-            _get(terms, "strength", float),
-            _get(terms, "holders", int),
+            NoiseMode(get(terms, "mode", str)),
+            get(terms, "strength", float),
+            get(terms, "holders", int),
+            get(terms, "dropouts", int),
+            get(terms, "colluders", int),
         )
-        return Envelope(query, plan, _get(terms, "run", str), _get(terms, "holder", int))
+        return Envelope(query, plan, get(terms, "run", str), get(terms, "holder", int))
     except (ConfigError, KeyError, TypeError, ValueError, OverflowError, RuntimeError):
         raise Refusal(RefusalCode.MALFORMED) from None
 
@@ -151,20 +156,23 @@ def read_capabilities(content: RecordDict) -> Capabilities:
         Refusal: what the holder said instead.
         ProtocolError: it makes no sense.
     """
-    terms = _reply_terms(content)
+    terms = told_terms(content)
     try:
-        kinds = _get(terms, "kinds", list)
+        kinds = get(terms, "kinds", list)
         return Capabilities(
-            name=_get(terms, "name", str),
-            classes=_get(terms, "classes", int),
-            channels=_get(terms, "channels", int),
-            size=_get(terms, "size", int),
-            shards=_get(terms, "shards", int),
-            positional_ids=_get(terms, "positional-ids", bool),
+            name=get(terms, "name", str),
+            classes=get(terms, "classes", int),
+            channels=get(terms, "channels", int),
+            size=get(terms, "size", int),
+            shards=get(terms, "shards", int),
+            positional_ids=get(terms, "positional-ids", bool),
             kinds=tuple(AnswerKind(kind) for kind in kinds),
-            noise=NoiseMode(_get(terms, "noise", str)),
-            rows_per_message=_get(terms, "rows-per-message", int),
-            rows_per_run=_get(terms, "rows-per-run", int),
+            noise=NoiseMode(get(terms, "noise", str)),
+            rows_per_message=get(terms, "rows-per-message", int),
+            rows_per_run=get(terms, "rows-per-run", int),
+            dropouts=get(terms, "dropouts", int),
+            colluders=get(terms, "colluders", int),
+            masks=get(terms, "masks", bool),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"A holder's capabilities make no sense ({error}).") from None
@@ -177,13 +185,13 @@ def read_answer(content: RecordDict, query: QueryBatch) -> Answer | RawAnswer:
         Refusal: what the holder said instead.
         ProtocolError: it does not answer this query, or holds something that no answer can.
     """
-    terms = _reply_terms(content)
+    terms = told_terms(content)
     try:
-        form, query_id = _get(terms, "form", str), _get(terms, "query-id", str)
+        form, query_id = get(terms, "form", str), get(terms, "query-id", str)
         if form not in ((_LABEL,) if query.kind is AnswerKind.LABEL else (_PRIVATE, _RAW)):
             raise ValueError(f"{form[:20]!r} is no form of a {query.kind} answer")
-        head = _get(terms, "head-sequence", int), _get(terms, "head-hash", str)
-        values = torch.from_numpy(_arrays(content, "uf")["values"].astype(np.float32))
+        head = get(terms, "head-sequence", int), get(terms, "head-hash", str)
+        values = torch.from_numpy(arrays_of(content, "uf")["values"].astype(np.float32))
         if form == _LABEL:
             values = torch.nn.functional.one_hot(values.long(), query.k)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -200,55 +208,6 @@ def read_answer(content: RecordDict, query: QueryBatch) -> Answer | RawAnswer:
 
 
 # ---------------------------------------------------------------- small parts
-
-T = TypeVar("T")
-
-
-def _terms(content: RecordDict) -> ConfigRecord:
-    terms = content.config_records.get(TERMS)
-    if terms is None or terms.get("protocol") != VERSION:
-        raise Refusal(RefusalCode.PROTOCOL)
-    return terms
-
-
-def _reply_terms(content: RecordDict) -> ConfigRecord:
-    terms = content.config_records.get(TERMS)
-    if terms is None or terms.get("protocol") != VERSION:
-        raise ProtocolError(
-            f"Expected a reply of protocol {VERSION}, got "
-            f"{None if terms is None else terms.get('protocol')}; run one version of fedtranscribe."
-        )
-    code = terms.get("refusal")
-    if code is not None:
-        known = code in list(RefusalCode)
-        raise Refusal(RefusalCode(code) if known else RefusalCode.INTERNAL)
-    return terms
-
-
-def _arrays(content: RecordDict, kinds: str) -> dict[str, np.ndarray]:
-    """Arrays of these dtype kinds, as copies: what comes off the wire is read-only memory.
-
-    Raises:
-        ValueError: whatever is wrong with them; numpy's reader raises many kinds.
-    """
-    arrays = {}
-    for name, array in content.array_records[ARRAYS].items():
-        try:
-            value = array.numpy().copy()
-        except Exception as error:
-            raise ValueError(f"{name!r} is no array ({type(error).__name__})") from None
-        if value.dtype.kind not in kinds:
-            raise ValueError(f"{name!r} holds {value.dtype}")
-        arrays[name] = value
-    return arrays
-
-
-def _get(terms: ConfigRecord, name: str, kind: type[T]) -> T:
-    value = terms[name]
-    # A bool is an int to Python, but not to us.
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise TypeError(f"{name} is not {kind.__name__}")
-    return value
 
 
 def _all_classes(rows: int, classes: int) -> Tensor:

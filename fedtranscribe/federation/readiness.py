@@ -48,6 +48,9 @@ def examine(path: Path) -> list[Finding]:
         words = f"{m.shards} of {m.architecture}, {m.classes} classes of {m.channels}x{m.size}"
         findings[-1] = Finding("teachers", True, words)
         findings.append(_settled("ledger", lambda: _ledger(file, m.data_id))[1])
+    if file.holder.key is not None:
+        findings.append(_settled("masked sums", lambda: _masks(file))[1])
+        findings.append(_not_for_others("key's folder", file.holder.key.parent))
     findings += [
         _not_for_others("teachers' folder", file.holder.teachers),
         _not_for_others("ledger's folder", file.holder.ledger.parent),
@@ -84,6 +87,13 @@ def _teachers(file: HolderFile) -> Teachers:
     teachers = Teachers(file.holder.teachers, pick_device(file.holder.device))
     teachers.verify()
     return teachers
+
+
+def _masks(file: HolderFile) -> str:
+    masking = file.masking()
+    assert masking is not None
+    names = ", ".join(masking.identity.roster)
+    return f"on the roster: {names}; dropouts <= {file.dropouts}, colluders {file.colluders}"
 
 
 def _ledger(file: HolderFile, data_id: str) -> str:

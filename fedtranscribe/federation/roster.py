@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from fedtranscribe.config import FederationSettings
 from fedtranscribe.errors import QuorumError
-from fedtranscribe.federation.node import Capabilities
+from fedtranscribe.federation.capabilities import Capabilities
 from fedtranscribe.federation.transport import Transport
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.transcribe.plan import KINDS
@@ -75,6 +75,11 @@ def _unfit(facts: Capabilities, settings: FederationSettings, shape: Shape | Non
         return f"its policy does not allow {KINDS[settings.privacy]} answers"
     if settings.noise == NoiseMode.CENTRAL and facts.noise is not NoiseMode.CENTRAL:
         return "its policy does not trust the server to add the noise; set noise=local"
+    if settings.noise == NoiseMode.SECAGG:
+        if facts.noise is NoiseMode.LOCAL:
+            return "its policy allows no masked sums; set noise=local"
+        if not facts.masks:
+            return "it has no key or roster for masked sums; its policy file names them"
     if rows > facts.rows_per_message:
         return f"round-rows={rows} is above its limit of {facts.rows_per_message} a message"
     if facts.shards < 1:

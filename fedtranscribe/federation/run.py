@@ -10,7 +10,7 @@ from fedtranscribe.config import FederationSettings
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.exchange import AnswerKind
-from fedtranscribe.federation.node import Capabilities
+from fedtranscribe.federation.capabilities import Capabilities
 from fedtranscribe.federation.plan import FederatedPlan, make_federated_plan
 from fedtranscribe.federation.roster import enrol
 from fedtranscribe.federation.server import Outcome, Server

@@ -6,59 +6,29 @@ spent unless it said that it booked nothing, so the printed ε can only be too l
 """
 
 import logging
-import math
 import time
-from collections.abc import Callable, Sequence
-from copy import deepcopy
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 
 from fedtranscribe.config import FederationSettings
 from fedtranscribe.errors import ProtocolError, QuorumError
-from fedtranscribe.exchange import Answer, AnswerKind, QueryBatch, RawAnswer
+from fedtranscribe.exchange import Answer, QueryBatch, RawAnswer
+from fedtranscribe.federation.combining import bounded, combine
+from fedtranscribe.federation.masked_sum import Complaint, MaskedSum
 from fedtranscribe.federation.plan import FederatedPlan
-from fedtranscribe.federation.refusals import RefusalCode
 from fedtranscribe.federation.roster import quorum
+from fedtranscribe.federation.standing import Standing
 from fedtranscribe.federation.transport import Reply, Transport
-from fedtranscribe.mechanisms import CentralNoise, NoiseSource, OsNoise
+from fedtranscribe.mechanisms import NoiseSource, OsNoise
 from fedtranscribe.methods.dpsd import DPSD
-from fedtranscribe.privacy.calibrate import NoiseMode, RowAnswer
+from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.tracking import Report, ignore
 from fedtranscribe.transcribe.rundir import Checkpoint, RunDirectory
 
 log = logging.getLogger(__name__)
-
-_FAR_TAIL = 12.0
-
-
-# Asking again would change nothing.
-_FINAL = frozenset(
-    {RefusalCode.PROTOCOL, RefusalCode.MALFORMED, RefusalCode.POLICY, RefusalCode.CONFLICT}
-)
-
-
-@dataclass
-class Standing:
-    """How the holders stand; part of every checkpoint.
-
-    Attributes:
-        rows: rows that each holder may have been charged for.
-        heads: last (sequence, hash) of each holder's ledger, so that one put back is noticed.
-        answers: rounds that each holder answered.
-        left: why a holder takes part no more.
-    """
-
-    rows: dict[str, int] = field(default_factory=dict)
-    answers: dict[str, int] = field(default_factory=dict)
-    left: dict[str, str] = field(default_factory=dict)
-    heads: dict[str, list[Any]] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON-able."""
-        return deepcopy(asdict(self))
 
 
 @dataclass(frozen=True)
@@ -115,6 +85,7 @@ class Server:
         self._standing = Standing()
         self._resumed = False
         self._curve: tuple[list[int], list[float]] = ([], [])
+        self._masked = self._masked_sum() if plan.noise.mode is NoiseMode.SECAGG else None
 
     def serve(self, stored: Checkpoint | None = None) -> Outcome:
         """Rounds until every row of the plan is answered; goes on from a checkpoint.
@@ -134,7 +105,7 @@ class Server:
             losses = self._method.learn(query, answer, self._plan.sharpness(answered))
             self._tell(query, losses)
             query = None
-            if self._settings.on_exhausted == "stop" and self._exhausted():
+            if self._must_stop():
                 stopped = self._stop_reason()
         self._method.finish(self._settings.dpsd.finish_steps)
         return Outcome(self._standing, self._rows, stopped, self._curve)
@@ -151,89 +122,98 @@ class Server:
         if stored is not None:
             self._standing = Standing(**stored["standing"])
             return Answer(query.id, stored["values"], (0, "")), stored["answered"]
-        replies = self._collect(query)
-        if self._settings.on_exhausted == "stop" and self._exhausted():
+        found = self._gather(query) if self._masked is None else self._gather_masked(query)
+        if found is None:
             return None, 0
+        values, answered = found
+        standing = self._standing.to_json()
+        self._run.save_answer(
+            query.id, {"values": values, "answered": answered, "standing": standing}
+        )
+        return Answer(query.id, values, (0, "")), answered
+
+    def _gather(self, query: QueryBatch) -> tuple[torch.Tensor, int] | None:
+        """The private mean of single answers, and how many there are; None to stop.
+
+        Raises:
+            QuorumError: too few, and not because budgets are spent.
+        """
+        replies = self._collect(query)
+        if self._must_stop():
+            return None
         needed = quorum(self._settings, len(self._plan.roster))
         if len(replies) < needed:
-            if self._exhausted() and len(self._present()) < needed:
-                return None, 0
+            if self._standing.exhausted() and len(self._present()) < needed:
+                return None
             raise QuorumError(
                 f"{len(replies)} holders answered {query.id}, quorum={needed}; resume the run "
                 "when more of them are back, or set a smaller quorum."
             )
-        values = combine(replies, self._plan, self._noise.for_query(query.id))
-        answer = {
-            "values": values,
-            "answered": len(replies),
-            "standing": self._standing.to_json(),
-        }
-        self._run.save_answer(query.id, answer)
-        return Answer(query.id, values, (0, "")), len(replies)
+        return combine(replies, self._plan, self._noise.for_query(query.id)), len(replies)
+
+    def _gather_masked(self, query: QueryBatch) -> tuple[torch.Tensor, int] | None:
+        """As `_gather`, by secure aggregation: nobody's own answer is ever seen."""
+        assert self._masked is not None
+        present = self._present()
+        try:
+            values, answered = self._masked.settle(query, present)
+        except QuorumError:
+            if self._standing.exhausted():
+                return None
+            raise
+        finally:
+            self._resumed = False
+            # Whoever was asked may have booked it, also if the round came to nothing.
+            self._count(query, present, [])
+        if self._must_stop():
+            return None
+        for name in answered:
+            self._standing.thank(name)
+        return bounded(values, self._plan.mean_std(len(answered))), len(answered)
 
     def _collect(self, query: QueryBatch) -> list[Answer | RawAnswer]:
         """Answers in the order of the holders' names; the silent are asked again."""
         answers: dict[str, Answer | RawAnswer] = {}
         again, self._resumed = self._resumed, False
         for attempt in range(self._settings.retries + 1):
-            waiting = [name for name in self._present() if name not in answers]
+            waiting = [n for n in self._present() if n not in answers]
             if not waiting:
                 break
             if attempt:
                 # Whatever broke needs a moment: a worker that died fails its next messages too.
-                self._pause(attempt)
+                time.sleep(self._settings.retry_after * 2 ** (attempt - 1))
                 log.warning("asking again for %s: %s", query.id, ", ".join(waiting))
             replies = self._transport.ask(waiting, query, self._plan.noise, self._run.run_id)
             for name in waiting:
-                reply = replies.get(name)
-                if isinstance(reply, Answer | RawAnswer) and self._fits(name, reply):
+                reply = self._judge(name, replies.get(name))
+                if isinstance(reply, Answer | RawAnswer):
                     answers[name] = reply
                 else:
-                    self._note(name, reply, query.rows, first=attempt == 0 and not again)
-        for name in self._plan.roster:
-            # Silent ones may have booked it.
-            if name in answers or name in self._present():
-                self._add(self._standing.rows, name, query.rows)
-            if name in answers:
-                self._add(self._standing.answers, name, 1)
-        self._write_events()
+                    self._standing.note(name, reply, query.rows, first=attempt == 0 and not again)
+        # The silent ones may have booked it.
+        self._count(query, self._present(), list(answers))
         return [answers[name] for name in sorted(answers)]
 
-    def _pause(self, attempt: int) -> None:
-        time.sleep(self._settings.retry_after * 2 ** (attempt - 1))
+    def _count(self, query: QueryBatch, asked: list[str], answered: list[str]) -> None:
+        left = self._standing.left
+        for name in self._plan.roster:
+            # Who left in this round was charged as it left, if at all.
+            if name in answered or (name in asked and name not in left):
+                self._standing.charge(name, query.rows)
+            if name in answered:
+                self._standing.thank(name)
+        self._write_events()
 
-    def _fits(self, name: str, reply: Answer | RawAnswer) -> bool:
+    def _judge(self, name: str, reply: Reply | None) -> Reply | None:
         """Raw rows only where they were asked for, from a ledger that only grows."""
+        if not isinstance(reply, Answer | RawAnswer):
+            return reply
         raw = self._plan.noise.mode is NoiseMode.CENTRAL
-        before, head = self._standing.heads.get(name), list(reply.head)
-        grown = before is None or head == before or head[0] > before[0]
-        if grown:
-            self._standing.heads[name] = head
-        return isinstance(reply, RawAnswer) is raw and grown
-
-    def _note(self, name: str, reply: Reply | None, rows: int, *, first: bool) -> None:
-        """Keep a silent or failing holder, let go of one that refuses or talks nonsense.
-
-        Only a refusal at first contact shows that nothing was booked; an earlier, lost message may
-        have been charged, and a conflict proves that the id is known.
-        """
-        if reply is None:
-            log.warning("holder %s did not answer in time", name)
-        elif reply is RefusalCode.INTERNAL:
-            log.warning("holder %s failed", name)
-        elif reply is RefusalCode.BUDGET or reply in _FINAL:
-            if not first or reply is RefusalCode.CONFLICT:
-                self._add(self._standing.rows, name, rows)
-            self._let_go(name, str(reply))
-        else:
-            # It was charged for what it sent, whatever that was.
-            self._add(self._standing.rows, name, rows)
-            odd = "an answer of the wrong kind, or a ledger that went back"
-            self._let_go(name, str(reply) if isinstance(reply, ProtocolError) else odd)
-
-    def _let_go(self, name: str, why: str) -> None:
-        log.warning("holder %s takes part no more: %s", name, why)
-        self._standing.left[name] = why
+        if not self._standing.grown(name, reply.head):
+            return ProtocolError("a ledger that went back")
+        if isinstance(reply, RawAnswer) is not raw:
+            return ProtocolError("an answer of the wrong kind")
+        return reply
 
     # ---------------------------------------------------------------- small parts
 
@@ -243,22 +223,35 @@ class Server:
         return min(total, self._plan.rows)
 
     def _present(self) -> list[str]:
-        return [name for name in self._plan.roster if name not in self._standing.left]
+        return self._standing.present(self._plan.roster)
 
-    def _exhausted(self) -> list[str]:
-        spent = RefusalCode.BUDGET.value
-        return [name for name, why in self._standing.left.items() if why == spent]
+    def _must_stop(self) -> bool:
+        return self._settings.on_exhausted == "stop" and bool(self._standing.exhausted())
 
     def _stop_reason(self) -> str:
-        return f"the budget of {', '.join(self._exhausted())} was spent"
-
-    @staticmethod
-    def _add(tally: dict[str, int], name: str, count: int) -> None:
-        tally[name] = tally.get(name, 0) + count
+        return f"the budget of {', '.join(self._standing.exhausted())} was spent"
 
     def _save(self, query: QueryBatch) -> None:
         state = {"method": self._method.state(), "standing": self._standing.to_json()}
         self._run.save_checkpoint(state, query, list(self._curve))
+
+    def _masked_sum(self) -> MaskedSum:
+        return MaskedSum(
+            self._plan,
+            self._transport,
+            self._settings,
+            self._run.run_id,
+            self._run.path / "checkpoints",
+            self,
+        )
+
+    def complain(self, name: str, complaint: Complaint, rows: int, *, charged: bool) -> None:
+        """See `masked_sum.Watch`."""
+        self._standing.note(name, complaint, rows, first=not (charged or self._resumed))
+
+    def grown(self, name: str, head: tuple[int, str]) -> bool:
+        """See `masked_sum.Watch`."""
+        return self._standing.grown(name, head)
 
     def _restore(self, stored: Checkpoint | None) -> QueryBatch | None:
         if stored is None:
@@ -267,7 +260,18 @@ class Server:
         self._standing = Standing(**stored.state["standing"])
         self._resumed = True
         self._curve = (list(stored.curve[0]), list(stored.curve[1]))
-        return stored.query
+        return self._abandoned(stored.query) if self._settings.abandon else stored.query
+
+    def _abandoned(self, query: QueryBatch) -> QueryBatch:
+        """The same rows under a new id, if a masked round of them was begun; paid for again."""
+        if self._masked is None or not self._masked.began(query.id):
+            return query
+        log.warning("round %s is given up; its rows are asked anew and charged again", query.id)
+        for name in self._present():
+            self._standing.charge(name, query.rows)
+        anew = replace(query, id=f"{query.id}+")
+        self._save(anew)
+        return anew
 
     def _write_events(self) -> None:
         self._run.write_events(
@@ -298,28 +302,3 @@ class Server:
                 **losses,
             }
         )
-
-
-def combine(
-    answers: Sequence[Answer | RawAnswer], plan: FederatedPlan, noise: NoiseSource
-) -> torch.Tensor:
-    """One private [n, k] out of the answers, given in the order of the holders' names.
-
-    Labels are summed, since each is evidence of its own; everything else is averaged.
-
-    Args:
-        answers: all of the plan's kind, at least one.
-        plan: of the run.
-        noise: for `central` mode.
-    """
-    values = [answer.values for answer in answers]
-    if plan.noise.mode is NoiseMode.CENTRAL:
-        central = CentralNoise(plan.noise.strength, plan.noise.holders, RowAnswer(plan.kind.value))
-        return central.noisy_mean(values, noise)
-    total = torch.stack(values).double()
-    if plan.kind is not AnswerKind.LABEL:
-        # No honest answer is louder than a row and the far tail of its noise.
-        loudest = 1 + _FAR_TAIL * plan.noise.strength * math.sqrt(plan.noise.holders)
-        total = total.clamp(-loudest, loudest)
-    total = total.sum(0)
-    return (total if plan.kind is AnswerKind.LABEL else total / len(values)).float()

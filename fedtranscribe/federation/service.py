@@ -104,7 +104,7 @@ def open_node(file: HolderFile) -> tuple[Node, KeptLedger]:
     Raises:
         StorageError, ModelError: teachers are absent or damaged.
         LedgerError: the ledger is damaged, rolled back, or of other data.
-        ConfigError: no such device.
+        ConfigError: no such device, or a key or roster that cannot be used.
     """
     teachers = Teachers(file.holder.teachers, pick_device(file.holder.device))
     teachers.verify()
@@ -118,6 +118,7 @@ def open_node(file: HolderFile) -> tuple[Node, KeptLedger]:
         ledger,
         positional_ids=manifest.record_ids == "positional",
         at_start=ledger.prove,
+        masking=file.masking(),
     )
     return node, ledger
 

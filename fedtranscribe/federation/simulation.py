@@ -10,6 +10,7 @@ Guarantee:
     ledgers: a simulation studies a federation, it protects nobody.
 """
 
+import fcntl
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -20,17 +21,24 @@ from flwr.app import Context
 from fedtranscribe.config import FederationSettings, TranscribeSettings
 from fedtranscribe.data import DataSplit, ImageSet, dirichlet_partition, load_first
 from fedtranscribe.errors import ConfigError
+from fedtranscribe.federation.masking import Masking
 from fedtranscribe.federation.node import Node
 from fedtranscribe.federation.policy import HolderPolicy
+from fedtranscribe.federation.round_store import RoundStore
 from fedtranscribe.federation.run_config import run_folder, settings_from
-from fedtranscribe.mechanisms import NoiseSource
+from fedtranscribe.files import write_atomically
+from fedtranscribe.mechanisms import BitSource, NoiseSource
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Unit
+from fedtranscribe.secagg.key_files import SUFFIX, Identity, new_pair
 from fedtranscribe.teachers import Teachers, train_teachers
 from fedtranscribe.transcribe.plan import training_mode
 from fedtranscribe.transcribe.preparation import make_manifest
 from fedtranscribe.transcribe.session import pick_device
+
+# What simulated holders bear in masked sums, unless the settings say otherwise.
+_DROPOUTS, _COLLUDERS = 1, 1
 
 
 def load_data(settings: FederationSettings) -> DataSplit:
@@ -68,6 +76,8 @@ def policy_of(settings: FederationSettings) -> HolderPolicy:
         delta=settings.delta,
         unit=Unit(settings.unit),
         noise=NoiseMode(settings.noise),
+        dropouts=_DROPOUTS if settings.dropouts is None else settings.dropouts,
+        colluders=_COLLUDERS if settings.colluders is None else settings.colluders,
     )
 
 
@@ -79,6 +89,7 @@ def open_holder(
     *,
     policy: HolderPolicy | None = None,
     noise: NoiseSource | None = None,
+    bits: BitSource | None = None,
 ) -> Node:
     """Train the holder's teachers if they are not there yet, and open its node.
 
@@ -89,6 +100,7 @@ def open_holder(
         folder: its own folder, for teachers and ledger.
         policy: its limits; those of the run if not given.
         noise: OS entropy unless a test says otherwise.
+        bits: likewise.
     """
     device = pick_device(settings.device)
     mode = settings.teacher_mode
@@ -112,7 +124,24 @@ def open_holder(
         partial(Ledger.open, folder / "ledger.sqlite", part.data_id, policy.budget),
         positional_ids=part.positional,
         noise=noise,
+        bits=bits,
+        masking=_masking(settings, number, folder) if settings.noise == NoiseMode.SECAGG else None,
     )
+
+
+def _masking(settings: FederationSettings, number: int, folder: Path) -> Masking:
+    """A simulated holder's part in masked sums; whoever comes first makes the keys of all."""
+    keys = folder.parent / "keys"
+    keys.mkdir(parents=True, exist_ok=True)
+    with (keys / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for name in map(holder_name, range(settings.holders)):
+            if not (keys / f"{name}{SUFFIX}").exists():
+                secret, public = new_pair()
+                write_atomically(keys / name, secret)
+                write_atomically(keys / f"{name}{SUFFIX}", public)
+    identity = Identity.read(holder_name(number), keys / holder_name(number), keys)
+    return Masking(identity, RoundStore(folder / "ledger.sqlite.rounds"))
 
 
 def open_simulated(context: Context, number: int, name: str) -> Node:

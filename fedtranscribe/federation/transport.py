@@ -5,7 +5,7 @@ that is missing from the reply did not answer in time.
 """
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from flwr.app import Message, RecordDict
@@ -14,7 +14,9 @@ from flwr.serverapp import Grid
 from fedtranscribe.errors import ProtocolError
 from fedtranscribe.exchange import Answer, NoisePlan, QueryBatch, RawAnswer
 from fedtranscribe.federation import protocol, records
-from fedtranscribe.federation.node import Capabilities, Node
+from fedtranscribe.federation.capabilities import Capabilities
+from fedtranscribe.federation.holder import reply_to
+from fedtranscribe.federation.node import Node
 from fedtranscribe.federation.refusals import Refusal, RefusalCode
 
 log = logging.getLogger(__name__)
@@ -23,6 +25,9 @@ Address = tuple[int, int]
 """(node id, number of the holder on that node)."""
 
 Reply = Answer | RawAnswer | RefusalCode | ProtocolError
+
+MakeMessage = Callable[[int, str], RecordDict]
+"""The message for a holder, of its number on its node and its name."""
 
 
 class Transport(Protocol):
@@ -46,6 +51,12 @@ class Transport(Protocol):
         """Ask these holders; whoever stays silent is absent from the result."""
         ...
 
+    def exchange(
+        self, message_type: str, holders: Sequence[str], make: MakeMessage
+    ) -> dict[str, RecordDict]:
+        """Send each holder a message of its own, and give what came back, unread."""
+        ...
+
 
 class InProcess:
     """Holders in this very process, for one machine and for tests."""
@@ -66,6 +77,18 @@ class InProcess:
         """Ask one after the other."""
         there = [name for name in holders if name in self._nodes]
         return {name: self._ask(self._nodes[name], query, plan, run) for name in there}
+
+    def exchange(
+        self, message_type: str, holders: Sequence[str], make: MakeMessage
+    ) -> dict[str, RecordDict]:
+        """Hand over one message after the other."""
+        told = {}
+        for name in (name for name in holders if name in self._nodes):
+            content, node = make(0, name), self._nodes[name]
+            self.payload += records.payload_bytes(content)
+            told[name] = reply_to(content, message_type, lambda _, n=node: n, self._requester)
+            self.payload += records.payload_bytes(told[name])
+        return told
 
     def _ask(self, node: Node, query: QueryBatch, plan: NoisePlan, run: str) -> Reply:
         try:
@@ -127,14 +150,22 @@ class OverFlower:
         self, holders: Sequence[str], query: QueryBatch, plan: NoisePlan, run: str
     ) -> dict[str, Reply]:
         """Ask these holders at once; whoever stays silent is absent from the result."""
+
+        def make(number: int, name: str) -> RecordDict:
+            return protocol.ask(protocol.Envelope(query, plan, run, number))
+
+        replies = self.exchange(records.ANSWER, holders, make)
+        return {name: _read(content, query) for name, content in replies.items()}
+
+    def exchange(
+        self, message_type: str, holders: Sequence[str], make: MakeMessage
+    ) -> dict[str, RecordDict]:
+        """Send all messages at once; whoever stays silent is absent from the result."""
         # Who has not been heard of since a resumed run began stays silent.
         names = {self._by_name[name]: name for name in holders if name in self._by_name}
-        contents = {
-            address: protocol.ask(protocol.Envelope(query, plan, run, address[1]))
-            for address in names
-        }
-        replies = self._exchange(contents, records.ANSWER, query.id, self._timeout)
-        return {names[address]: _read(content, query) for address, content in replies.items()}
+        contents = {address: make(address[1], name) for address, name in names.items()}
+        replies = self._exchange(contents, message_type, message_type, self._timeout)
+        return {names[address]: content for address, content in replies.items()}
 
     def _exchange(
         self,

@@ -1,5 +1,6 @@
 """Tensors in, private tensors out; each mechanism knows its own sensitivity and cost."""
 
+from fedtranscribe.mechanisms.discrete import BitSource, OsBits, QuantisedMeanRows, SeededBits
 from fedtranscribe.mechanisms.gaussian import CentralNoise, MeanRows, NoisyMeanRows, RawMeanRows
 from fedtranscribe.mechanisms.labels import (
     ExponentialVoteLabels,
@@ -17,14 +18,18 @@ from fedtranscribe.mechanisms.normalize import (
 )
 
 __all__ = [
+    "BitSource",
     "CentralNoise",
     "ExponentialVoteLabels",
     "MeanRows",
     "NoiseSource",
     "NoisyMeanRows",
+    "OsBits",
     "OsNoise",
+    "QuantisedMeanRows",
     "RawMeanRows",
     "RowBound",
+    "SeededBits",
     "SeededNoise",
     "TopKRandomizedResponse",
     "clip_rows",

@@ -240,16 +240,17 @@ class Grid:
         """
         return (rows.double() * self.scale).round().to(torch.int64)
 
-    def residues(self, values: Tensor) -> NDArray[np.unsignedinteger]:
-        """Integers modulo 2^word, as masks are added to them."""
-        unsigned = values.contiguous().numpy().view(np.uint64)
-        return unsigned.astype(np.uint32 if self.word == 32 else np.uint64)
-
     def mean(self, total: NDArray[np.unsignedinteger], answers: int) -> Tensor:
         """The mean over so many answers out of the residues of their sum, float32."""
         whole, signed = (np.uint32, np.int32) if self.word == 32 else (np.uint64, np.int64)
         values = total.astype(whole).view(signed).astype(np.float64)
         return torch.from_numpy(values / self.scale / answers).float()
+
+
+def residues(values: Tensor, word: int) -> NDArray[np.unsignedinteger]:
+    """int64 values modulo 2^word, as masks are added to them."""
+    unsigned = values.contiguous().numpy().view(np.uint64)
+    return unsigned.astype(np.uint32 if word == 32 else np.uint64)
 
 
 # ---------------------------------------------------------------- the mechanism

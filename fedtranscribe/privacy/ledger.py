@@ -262,6 +262,10 @@ class Ledger:
                 summaries[entry.run] = replace(so_far, rows=rows)
         return list(summaries.values())
 
+    def answer(self, query_id: str) -> bytes | None:
+        """The stored private answer to a query; None before there is one."""
+        return self._book.answer(query_id)
+
     def rows(self, run: str, besides: str = "") -> int:
         """Rows that a run has been charged for; a repeated query leaves itself out."""
         return sum(
@@ -300,10 +304,14 @@ class Ledger:
         self, delta: float, unit: Unit, adjacency: Adjacency, extra: Release | None = None
     ) -> float:
         # Thousands of reservations are few different releases; equal ones compose by count. The
-        # filter goes by what was booked first, so that the order of first booking is kept.
+        # filter goes by what was booked first, and by whether anything was booked after it: the
+        # order of first booking is kept, and the very first reservation stands for itself.
         tally = [(_release(content), n) for content, n in self._book.tally(Kind.RESERVE)]
         if extra is not None:
             tally.append((extra, 1))
+        if tally and tally[0][1] > 1:
+            first, n = tally[0]
+            tally[:1] = [(first, 1), (first, n - 1)]
         events = [(release.event(unit, adjacency), n) for release, n in tally]
         return epsilon_filter([replace(e, count=e.count * n) for e, n in events], delta)
 

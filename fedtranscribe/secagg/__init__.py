@@ -3,7 +3,7 @@
 Primitives come from `cryptography`. Nothing here knows Flower, teachers or noise.
 """
 
-from fedtranscribe.secagg.keys import Advert, Cohort, KeyBook, RunKey
+from fedtranscribe.secagg.keys import Advert, Cohort, KeyBook, Members, RunKey
 from fedtranscribe.secagg.protocol import Holder, relay, survivors, unmask
 from fedtranscribe.secagg.rounds import Round, Task
 
@@ -12,6 +12,7 @@ __all__ = [
     "Cohort",
     "Holder",
     "KeyBook",
+    "Members",
     "Round",
     "RunKey",
     "Task",

@@ -18,6 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedtranscribe.errors import ConfigError, ProtocolError
+from fedtranscribe.exchange import expect_tolerable
 
 _DOMAIN = b"fedtranscribe secagg 1"
 _MOST_HOLDERS = 10_000
@@ -27,6 +28,39 @@ def statement(kind: str, *parts: bytes) -> bytes:
     """Bytes to sign, hash or derive from: no two lists of parts give the same."""
     framed = (_DOMAIN, kind.encode(), *parts)
     return b"".join(len(part).to_bytes(8, "big") + part for part in framed)
+
+
+@dataclass(frozen=True)
+class Members:
+    """Names and numbers of a cohort: all that the server needs to know.
+
+    Attributes:
+        names: of the holders, in the order that all of them use.
+        dropouts, colluders: as in `Cohort`.
+
+    Raises:
+        ConfigError: too many failures for so many holders, or two of one name.
+    """
+
+    names: tuple[str, ...]
+    dropouts: int
+    colluders: int = 0
+
+    def __post_init__(self) -> None:
+        if list(self.names) != sorted(set(self.names)) or not all(self.names):
+            raise ConfigError("Expected the names of a cohort once each, in order.")
+        if len(self.names) > _MOST_HOLDERS:
+            raise ConfigError(f"Expected at most {_MOST_HOLDERS} holders, got {len(self.names)}.")
+        expect_tolerable(len(self.names), self.dropouts, self.colluders)
+
+    @property
+    def quorum(self) -> int:
+        """Fewest holders in a sum, signatures under it, and shares that open a seed: m − d."""
+        return len(self.names) - self.dropouts
+
+    def point(self, name: str) -> int:
+        """Where a holder's shares lie on every polynomial: 1 to m."""
+        return self.names.index(name) + 1
 
 
 @dataclass(frozen=True)
@@ -57,16 +91,9 @@ class Cohort:
     colluders: int = 0
 
     def __post_init__(self) -> None:
-        m, d, c = len(self.roster), self.dropouts, self.colluders
-        if not 2 <= m <= _MOST_HOLDERS:
-            raise ConfigError(f"Expected 2 to {_MOST_HOLDERS} holders on the roster, got {m}.")
-        if d < 0 or c < 0 or m <= 2 * d + c:
-            raise ConfigError(
-                f"Expected more than {2 * d + c} holders for dropouts={d} >= 0 and "
-                f"colluders={c} >= 0, got {m}; tolerate fewer."
-            )
-        if not self.run or not all(self.roster):
-            raise ConfigError("Expected a name for the run and for every holder on the roster.")
+        m = len(self.members.names)
+        if not self.run:
+            raise ConfigError("Expected a name for the run.")
         for name, key in self.roster.items():
             if not isinstance(key.curve, ec.SECP384R1):
                 raise ConfigError(
@@ -76,23 +103,24 @@ class Cohort:
             raise ConfigError("Expected another key for every holder; two share one.")
 
     @cached_property
+    def members(self) -> Members:
+        """Names and numbers, without the keys."""
+        return Members(tuple(sorted(self.roster)), self.dropouts, self.colluders)
+
+    @property
     def names(self) -> tuple[str, ...]:
         """The holders in the order that all of them use."""
-        return tuple(sorted(self.roster))
+        return self.members.names
 
     @property
     def quorum(self) -> int:
-        """Fewest holders in a sum, signatures under it, and shares that open a seed: m − d."""
-        return len(self.roster) - self.dropouts
+        """Fewest holders in a sum: m − d."""
+        return self.members.quorum
 
     @property
     def tolerated(self) -> int:
         """t = d + c, how many shares of the noise are not counted on."""
         return self.dropouts + self.colluders
-
-    def point(self, name: str) -> int:
-        """Where a holder's shares lie on every polynomial: 1 to m."""
-        return self.names.index(name) + 1
 
     @cached_property
     def digest(self) -> bytes:

@@ -44,7 +44,7 @@ import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedtranscribe.errors import ProtocolError, QuorumError
-from fedtranscribe.secagg.keys import Cohort, KeyBook, sign, statement
+from fedtranscribe.secagg.keys import KeyBook, Members, sign, statement
 from fedtranscribe.secagg.masks import (
     SEED_BYTES,
     Residues,
@@ -89,12 +89,12 @@ class Holder:
         sent = {
             other: seal(
                 sealing_key(book, other, digest, self.name),
-                shares[book.cohort.point(other) - 1],
+                shares[book.cohort.members.point(other) - 1],
                 self._envelope(digest, self.name, other),
             )
             for other in book.others
         }
-        return Round(task, digest, seed, shares[book.cohort.point(self.name) - 1], sent)
+        return Round(task, digest, seed, shares[book.cohort.members.point(self.name) - 1], sent)
 
     def resume(self, stored: bytes, task: Task) -> Round:
         """The round of a query as it was stored.
@@ -234,14 +234,14 @@ class Holder:
 # ---------------------------------------------------------------- the server
 
 
-def relay(cohort: Cohort, sent: Mapping[str, Mapping[str, bytes]]) -> dict[str, dict[str, bytes]]:
+def relay(members: Members, sent: Mapping[str, Mapping[str, bytes]]) -> dict[str, dict[str, bytes]]:
     """After stage 1: the inbox of every holder that sent shares, from all the others that did.
 
     Raises:
         QuorumError: too few did; nothing has been masked, and nothing revealed.
         ProtocolError: one left another out.
     """
-    _expect_enough(cohort, len(sent), "sent shares")
+    _expect_enough(members, len(sent), "sent shares")
     try:
         return {
             receiver: {sender: sent[sender][receiver] for sender in sent if sender != receiver}
@@ -251,7 +251,7 @@ def relay(cohort: Cohort, sent: Mapping[str, Mapping[str, bytes]]) -> dict[str, 
         raise ProtocolError(f"A holder sent no shares for holder {missing}.") from None
 
 
-def survivors(cohort: Cohort, task: Task, vectors: Mapping[str, bytes]) -> tuple[str, ...]:
+def survivors(members: Members, task: Task, vectors: Mapping[str, bytes]) -> tuple[str, ...]:
     """After stage 2: whose vectors make the sum, for them to sign; those of a wrong size do not.
 
     Raises:
@@ -259,12 +259,12 @@ def survivors(cohort: Cohort, task: Task, vectors: Mapping[str, bytes]) -> tuple
     """
     size = task.length * residue_type(task.word).itemsize
     names = tuple(sorted(name for name, vector in vectors.items() if len(vector) == size))
-    _expect_enough(cohort, len(names), "sent masked vectors")
+    _expect_enough(members, len(names), "sent masked vectors")
     return names
 
 
 def unmask(
-    cohort: Cohort,
+    members: Members,
     task: Task,
     senders: Iterable[str],
     signed: Sequence[str],
@@ -274,7 +274,7 @@ def unmask(
     """After stage 4: the sum of the survivors' values, modulo 2^word.
 
     Args:
-        cohort, task: as the holders know them.
+        members, task: as the holders know them.
         senders: who sent shares in stage 1.
         signed: the survivors, as they were signed.
         vectors: masked vectors by name; those of others than survivors play no part.
@@ -285,7 +285,7 @@ def unmask(
         ProtocolError: shares that do not fit together.
     """
     names = sorted(signed)
-    own, pairs = _opened_seeds(cohort, names, _gone(senders, names), revealed)
+    own, pairs = _opened_seeds(members, names, _gone(senders, names), revealed)
     kind = residue_type(task.word)
     total = np.zeros(task.length, dtype=kind)
     for name in names:
@@ -297,16 +297,16 @@ def unmask(
 
 
 def _opened_seeds(
-    cohort: Cohort, names: Sequence[str], gone: Sequence[str], revealed: Mapping[str, bytes]
+    members: Members, names: Sequence[str], gone: Sequence[str], revealed: Mapping[str, bytes]
 ) -> tuple[dict[str, bytes], dict[tuple[str, str], bytes]]:
     pairs = [(left, name) for left in gone for name in names]
     count = len(names) + len(pairs)
     whole = {n: told for n, told in revealed.items() if len(told) == SHARE_BYTES * count}
-    _expect_enough(cohort, len(whole), "revealed their shares")
-    chosen = sorted(whole)[: cohort.quorum]
+    _expect_enough(members, len(whole), "revealed their shares")
+    chosen = sorted(whole)[: members.quorum]
     starts = range(0, SHARE_BYTES * count, SHARE_BYTES)
     seeds = combine(
-        {cohort.point(n): [whole[n][i : i + SHARE_BYTES] for i in starts] for n in chosen}
+        {members.point(n): [whole[n][i : i + SHARE_BYTES] for i in starts] for n in chosen}
     )
     own = dict(zip(names, seeds, strict=False))
     return own, dict(zip(pairs, seeds[len(names) :], strict=True))
@@ -320,9 +320,9 @@ def _share_of_own_seed(shares: bytes) -> bytes:
     return shares[:SHARE_BYTES]
 
 
-def _expect_enough(cohort: Cohort, count: int, what: str) -> None:
-    if count < cohort.quorum:
+def _expect_enough(members: Members, count: int, what: str) -> None:
+    if count < members.quorum:
         raise QuorumError(
-            f"Only {count} of {len(cohort.names)} holders {what}, a masked sum needs "
-            f"{cohort.quorum}; the round is given up, and nothing of it is revealed."
+            f"Only {count} of {len(members.names)} holders {what}, a masked sum needs "
+            f"{members.quorum}; the round is given up, and nothing of it is revealed."
         )

@@ -31,8 +31,8 @@ GENERATOR = "generator.safetensors"
 # Where and how a run is computed may change between interrupt and resume; nothing else may.
 _FREE_ON_RESUME = frozenset(
     {
-        *("out", "device", "data_root", "download", "resume", "force", "tensorboard"),
-        *("timeout", "first_timeout", "quorum", "retries", "retry_after"),
+        *("out", "device", "data_root", "download", "resume", "force", "abandon"),
+        *("tensorboard", "timeout", "first_timeout", "quorum", "retries", "retry_after"),
     }
 )
 

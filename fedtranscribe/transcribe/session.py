@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import chain
 from typing import Protocol
 
@@ -131,11 +132,16 @@ def public_images(settings: StudentSettings, channels: int, size: int) -> ImageS
                 "another --public-data, or 'none'."
             )
         return public
-    rng = torch.Generator().manual_seed(settings.seed)
     asked = math.ceil(settings.dpsd.public_share * (settings.rows or settings.dpsd.rows))
-    images = draw_shapes(max(_PUBLIC_SHAPES, asked), channels, size, rng)
+    images = _shapes(max(_PUBLIC_SHAPES, asked), channels, size, settings.seed)
     # Nominal labels: nobody trains on them.
     return ImageSet(PUBLIC_SHAPES, PUBLIC_SHAPES, images, torch.zeros(len(images)).long(), 2)
+
+
+@lru_cache(maxsize=1)
+def _shapes(count: int, channels: int, size: int, seed: int) -> torch.Tensor:
+    # Drawing thousands takes seconds, and one run after the other asks for the same.
+    return draw_shapes(count, channels, size, torch.Generator().manual_seed(seed))
 
 
 def build_student_side(

@@ -11,7 +11,7 @@ from fedtranscribe.data import DataSplit, load
 from fedtranscribe.federation.node import Node
 from fedtranscribe.federation.policy import HolderPolicy
 from fedtranscribe.federation.simulation import holder_name, open_holder, partitions
-from fedtranscribe.mechanisms import SeededNoise
+from fedtranscribe.mechanisms import SeededBits, SeededNoise
 
 HOLDERS = 3
 
@@ -64,7 +64,7 @@ def open_nodes(split: DataSplit, tmp_path: Path) -> OpenNodes:
         folder: str = "holders",
         **options: Any,
     ) -> list[Node]:
-        noise = options.pop("noise", SeededNoise(7))
+        noise, bits = options.pop("noise", SeededNoise(7)), options.pop("bits", SeededBits(7))
         return [
             open_holder(
                 settings,
@@ -73,6 +73,7 @@ def open_nodes(split: DataSplit, tmp_path: Path) -> OpenNodes:
                 tmp_path / folder / holder_name(number),
                 policy=(policies or {}).get(number),
                 noise=noise.for_query(holder_name(number)),
+                bits=bits.for_query(holder_name(number)) if bits else None,
             )
             for number, part in enumerate(partitions(settings, split.train))
         ]

@@ -95,7 +95,7 @@ def answer(settings, open_nodes):
 
 def query(rows: int = 10, classes: int = 3, size: int = 28, **terms) -> RecordDict:
     content = {
-        "protocol": 1,
+        "protocol": records.VERSION,
         "holder": 0,
         "run": "run-a",
         "query-id": "run-a/000000",
@@ -104,6 +104,8 @@ def query(rows: int = 10, classes: int = 3, size: int = 28, **terms) -> RecordDi
         "mode": "central",
         "strength": 1_000.0,
         "holders": 3,
+        "dropouts": 0,
+        "colluders": 0,
         **terms,
     }
     images = np.zeros((rows, 1, size, size), np.uint8)
@@ -134,7 +136,7 @@ def test_a_good_query_is_answered_and_replayed(answer):
 @pytest.mark.parametrize(
     ("content", "code"),
     [
-        (query(protocol=2), RefusalCode.PROTOCOL),
+        (query(protocol=records.VERSION + 1), RefusalCode.PROTOCOL),
         (query(protocol=None), RefusalCode.PROTOCOL),
         (RecordDict(), RefusalCode.PROTOCOL),
         (query(rows=21), RefusalCode.POLICY),
@@ -149,6 +151,9 @@ def test_a_good_query_is_answered_and_replayed(answer):
         (query(holders=0), RefusalCode.MALFORMED),
         (query(holders=2**60), RefusalCode.MALFORMED),
         (query(holders=True), RefusalCode.MALFORMED),
+        (query(dropouts=1), RefusalCode.MALFORMED),
+        (query(colluders=-1), RefusalCode.MALFORMED),
+        (query(mode="secagg", dropouts=1, colluders=1), RefusalCode.MALFORMED),
         (query(strength=1e308), RefusalCode.MALFORMED),
         (query(strength=1e-200), RefusalCode.MALFORMED),
         (query(k=-1), RefusalCode.MALFORMED),
@@ -198,7 +203,7 @@ def test_exceptions_of_a_holder_stay_at_the_holder(settings, open_nodes):
         message = Message(query(), dst_node_id=1, message_type=records.ANSWER, group_id="g")
         (reply,) = grid.send_and_receive([message])
         assert dict(reply.content["terms"]) == {
-            "protocol": 1,
+            "protocol": records.VERSION,
             "refusal": "INTERNAL_ERROR",
             "holder": 0,
         }

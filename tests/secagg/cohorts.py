@@ -65,7 +65,7 @@ class Played:
     def share(self) -> None:
         for name in self._there(1, self.holders):
             self.rounds[name] = self.holders[name].open(self.task)
-        self.inboxes = relay(self.cohort, {n: r.sent for n, r in self.rounds.items()})
+        self.inboxes = relay(self.cohort.members, {n: r.sent for n, r in self.rounds.items()})
 
     def mask(self) -> None:
         for name in self._there(2, self.rounds):
@@ -74,7 +74,7 @@ class Played:
             )
             assert state.masked is not None
             self.rounds[name], self.vectors[name] = state, state.masked
-        self.signed = survivors(self.cohort, self.task, self.vectors)
+        self.signed = survivors(self.cohort.members, self.task, self.vectors)
 
     def sign(self) -> None:
         for name in self._there(3, self.signed):
@@ -88,7 +88,7 @@ class Played:
 
     def total(self) -> np.ndarray:
         return unmask(
-            self.cohort, self.task, self.inboxes, self.signed, self.vectors, self.revealed
+            self.cohort.members, self.task, self.inboxes, self.signed, self.vectors, self.revealed
         )
 
     def play(self) -> np.ndarray:

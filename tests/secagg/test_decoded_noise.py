@@ -8,7 +8,7 @@ import pytest
 import torch
 from scipy import stats
 
-from fedtranscribe.mechanisms.discrete import OsBits, QuantisedMeanRows
+from fedtranscribe.mechanisms.discrete import OsBits, QuantisedMeanRows, residues
 from fedtranscribe.privacy.calibrate import EnsembleLayout, RowAnswer
 from fedtranscribe.secagg import Task
 from tests.secagg.cohorts import Played, cohort_of, holders_of
@@ -20,7 +20,8 @@ LIKELY = 1e-6
 def decoded(mechanism: QuantisedMeanRows, rows: torch.Tensor, gone: set[str]) -> tuple:
     """Signed integers of the sum over all who stay, and the mean as the student gets it."""
     grid, holders = mechanism.grid, holders_of(cohort_of(M, T))
-    values = {name: grid.residues(mechanism.privatise(rows, OsBits())).ravel() for name in holders}
+    drawn = {name: mechanism.privatise(rows, OsBits()) for name in holders}
+    values = {name: residues(whole, grid.word).ravel() for name, whole in drawn.items()}
     task = Task("q", "bound", rows.numel(), grid.word)
     played = Played(holders, task, values, {2: gone})
     total = played.play()

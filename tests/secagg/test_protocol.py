@@ -127,7 +127,7 @@ def opened_seeds(played: Played, said: list[dict[str, bytes]]) -> set[bytes]:
         for size in (len(shares), cohort.quorum):
             for some in itertools.islice(itertools.combinations(shares, size), 20):
                 try:
-                    found |= set(combine({cohort.point(n): [shares[n]] for n in some}))
+                    found |= set(combine({cohort.members.point(n): [shares[n]] for n in some}))
                 except ProtocolError:
                     continue
     return found
@@ -370,7 +370,7 @@ def test_declaring_a_holder_dropped_opens_nothing_of_the_round_before():
     after.share()
     after.mask()
     late = after.vectors.pop("clinic-2")
-    after.signed = survivors(after.cohort, after.task, after.vectors)
+    after.signed = survivors(after.cohort.members, after.task, after.vectors)
     after.sign()
     after.reveal()
     assert (after.total() == sum_of(after, ["clinic-0", "clinic-1"])).all()
@@ -431,14 +431,18 @@ def test_wrong_shares_or_sizes_are_noticed_instead_of_giving_a_wrong_sum():
     told = dict(played.revealed)
     told["clinic-0"] = told["clinic-1"]
     with pytest.raises(ProtocolError, match="do not fit"):
-        unmask(played.cohort, played.task, played.inboxes, played.signed, played.vectors, told)
+        unmask(
+            played.cohort.members, played.task, played.inboxes, played.signed, played.vectors, told
+        )
     # A holder that says too little counts as silent.
     short = {**played.revealed, "clinic-0": played.revealed["clinic-0"][:-1]}
-    total = unmask(played.cohort, played.task, played.inboxes, played.signed, played.vectors, short)
+    total = unmask(
+        played.cohort.members, played.task, played.inboxes, played.signed, played.vectors, short
+    )
     assert (total == sum_of(played, played.signed)).all()
     with pytest.raises(QuorumError):
         unmask(
-            played.cohort,
+            played.cohort.members,
             played.task,
             played.inboxes,
             played.signed,
@@ -446,7 +450,7 @@ def test_wrong_shares_or_sizes_are_noticed_instead_of_giving_a_wrong_sum():
             {**short, "clinic-1": b""},
         )
     vectors = {**played.vectors, "clinic-2": b"short"}
-    assert "clinic-2" not in survivors(played.cohort, played.task, vectors)
+    assert "clinic-2" not in survivors(played.cohort.members, played.task, vectors)
 
 
 def test_the_server_notices_shares_that_leave_a_holder_out():
@@ -455,4 +459,4 @@ def test_the_server_notices_shares_that_leave_a_holder_out():
     sent = {name: dict(state.sent) for name, state in played.rounds.items()}
     del sent["clinic-0"]["clinic-1"]
     with pytest.raises(ProtocolError, match="clinic-1"):
-        relay(played.cohort, sent)
+        relay(played.cohort.members, sent)

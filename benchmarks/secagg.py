@@ -1,0 +1,187 @@
+"""What masked sums cost over `central`: bytes and seconds per row and per round.
+
+    python benchmarks/secagg.py            # a few minutes on two cores
+
+One process plays the server and all holders, one after the other, so seconds are divided among
+them: what the holders did is told per holder, what the server did by itself. Everybody answers
+through the real node, policy, ledger and messages; the teacher is one small untrained network.
+"""
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import RecordDict
+
+from fedtranscribe.config import FederationSettings, TeacherSettings
+from fedtranscribe.data import load
+from fedtranscribe.exchange import AnswerKind, QueryBatch
+from fedtranscribe.federation import protocol, records
+from fedtranscribe.federation.combining import combine
+from fedtranscribe.federation.masked_sum import MaskedSum
+from fedtranscribe.federation.node import Node
+from fedtranscribe.federation.plan import FederatedPlan, make_federated_plan
+from fedtranscribe.federation.policy import HolderPolicy
+from fedtranscribe.federation.simulation import holder_name, open_holder
+from fedtranscribe.federation.standing import Standing
+from fedtranscribe.federation.transport import InProcess, MakeMessage
+from fedtranscribe.mechanisms import OsNoise
+from fedtranscribe.privacy.calibrate import NoiseMode
+
+RESULTS = Path(__file__).parent / "results" / "secagg.md"
+HOLDERS = (5, 20, 100)
+
+
+class Clocked(InProcess):
+    """Measures the seconds that holders take."""
+
+    seconds = 0.0
+
+    def exchange(
+        self, message_type: str, holders: Sequence[str], make: MakeMessage
+    ) -> dict[str, RecordDict]:
+        """As `InProcess`."""
+        began = time.perf_counter()
+        told = super().exchange(message_type, holders, make)
+        self.seconds += time.perf_counter() - began
+        return told
+
+
+class NobodyComplains:
+    """Keeps heads; a complaint would spoil the measurement."""
+
+    def __init__(self) -> None:
+        self.standing = Standing()
+
+    def complain(self, name: str, complaint: object, rows: int, *, charged: bool) -> None:
+        raise AssertionError(f"{name}: {complaint}")
+
+    def grown(self, name: str, head: tuple[int, str]) -> bool:
+        return self.standing.grown(name, head)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--holders", type=int, nargs="*", default=list(HOLDERS))
+    parser.add_argument("--rows", type=int, default=1_000, help="per round")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    lines = []
+    for holders in options.holders:
+        line = measure(holders, options.rows, options.rounds)
+        print(json.dumps(line), flush=True)
+        lines.append(line)
+    write(lines, options.rows, options.rounds)
+
+
+def measure(holders: int, rows: int, rounds: int) -> dict[str, Any]:
+    found: dict[str, dict[str, float]] = {}
+    for noise in ("central", "secagg"):
+        with tempfile.TemporaryDirectory() as folder:
+            found[noise] = one_mode(noise, holders, rows, rounds, Path(folder))
+    central, masked = found["central"], found["secagg"]
+    over = {f"{name} over central": round(masked[name] / central[name], 2) for name in central}
+    facts = {f"secagg {name}": round(value, 5) for name, value in masked.items()}
+    return {"holders": holders, **facts, **over}
+
+
+def one_mode(noise: str, holders: int, rows: int, rounds: int, folder: Path) -> dict[str, float]:
+    settings = FederationSettings(
+        data="digits",
+        holders=holders,
+        shards=1,
+        teacher="cnn-small",
+        noise=noise,  # type: ignore[arg-type]
+        rows=rows * (rounds + 1),
+        epsilon=1.0,
+        device="cpu",
+        teachers=TeacherSettings(steps=1),
+    )
+    transport = Clocked(nodes_of(settings, folder))
+    roster = transport.capabilities()
+    plan = make_federated_plan(settings, roster)  # type: ignore[arg-type]
+    round_of = masked_round if noise == "secagg" else central_round
+    go = round_of(plan, transport, settings, folder)
+    go(query("warm", rows))  # keys are agreed on, and everything is loaded
+    transport.seconds, before, began = 0.0, transport.payload, time.perf_counter()
+    for i in range(rounds):
+        go(query(f"round-{i}", rows))
+    total = time.perf_counter() - began
+    return {
+        "bytes per row and holder": (transport.payload - before) / (rounds * rows * holders),
+        "seconds per round and holder": transport.seconds / (rounds * holders),
+        "server's seconds per round": (total - transport.seconds) / rounds,
+    }
+
+
+def nodes_of(settings: FederationSettings, folder: Path) -> list[Node]:
+    train = load("digits").train
+    policy = HolderPolicy(
+        epsilon=1e6, noise=NoiseMode(settings.noise), dropouts=settings.holders // 5, colluders=1
+    )
+    return [
+        open_holder(
+            settings, train, number, folder / "holders" / holder_name(number), policy=policy
+        )
+        for number in range(settings.holders)
+    ]
+
+
+def central_round(
+    plan: FederatedPlan, transport: Clocked, settings: FederationSettings, folder: Path
+) -> Callable[[QueryBatch], object]:
+    def go(asked: QueryBatch) -> object:
+        def make(number: int, name: str) -> RecordDict:
+            return protocol.ask(protocol.Envelope(asked, plan.noise, "run", number))
+
+        told = transport.exchange(records.ANSWER, list(plan.roster), make)
+        answers = [protocol.read_answer(told[name], asked) for name in plan.roster]
+        return combine(answers, plan, OsNoise())
+
+    return go
+
+
+def masked_round(
+    plan: FederatedPlan, transport: Clocked, settings: FederationSettings, folder: Path
+) -> Callable[[QueryBatch], object]:
+    sums = MaskedSum(plan, transport, settings, "run", folder, NobodyComplains())
+    return partial(sums.settle, present=list(plan.roster))
+
+
+def query(name: str, rows: int) -> QueryBatch:
+    images = torch.randint(0, 256, (rows, 1, 28, 28), dtype=torch.uint8)
+    return QueryBatch(name, AnswerKind.VOTE, images, torch.arange(10).repeat(rows, 1))
+
+
+def write(lines: list[dict[str, Any]], rows: int, rounds: int) -> None:
+    names = list(lines[0])
+    table = [
+        "| " + " | ".join(names) + " |",
+        "| " + " | ".join("---" for _ in names) + " |",
+        *("| " + " | ".join(str(line[name]) for name in names) + " |" for line in lines),
+    ]
+    text = [
+        "# What masked sums cost",
+        "",
+        f"`python benchmarks/secagg.py`, {datetime.now(UTC):%Y-%m-%d}; votes on 28x28 grey images "
+        f"over 10 classes, {rows:,} rows a round, mean of {rounds} rounds, one thread, a fifth of "
+        "the holders may drop out and one may collude. One process plays everybody; a row of "
+        "`central` is an image of 784 bytes out and 10 float32 back.",
+        "",
+        *table,
+        "",
+    ]
+    RESULTS.write_text("\n".join(text))
+    print(f"written: {RESULTS}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""What a holder tells a server before anything is asked."""
+
+from dataclasses import dataclass
+
+from fedtranscribe.exchange import AnswerKind
+from fedtranscribe.privacy.calibrate import NoiseMode
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a holder tells about itself; public facts and its policy, never how good it is.
+
+    Attributes:
+        name: how the server calls the holder in logs and files.
+        classes, channels, size: what its teachers expect.
+        shards: p, its teachers on disjoint records.
+        positional_ids: whether its records are known by position only (then no add-remove).
+        kinds: what it answers.
+        noise: the least protective mode it accepts.
+        rows_per_message, rows_per_run: its limits.
+        dropouts, colluders: its terms for masked sums.
+        masks: whether it has a key and a roster for them.
+    """
+
+    name: str
+    classes: int
+    channels: int
+    size: int
+    shards: int
+    positional_ids: bool
+    kinds: tuple[AnswerKind, ...]
+    noise: NoiseMode
+    rows_per_message: int
+    rows_per_run: int
+    dropouts: int = 0
+    colluders: int = 0
+    masks: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what no holder can be; a server reads these off the wire."""
+        if not (0 < len(self.name) <= 80 and self.name.isprintable()):
+            raise ValueError("a name must be printable and have 1 to 80 characters")
+        counts = self.classes, self.channels, self.size, self.shards
+        if min(counts) < 1 or self.classes < 2:
+            raise ValueError(f"classes, channels, size, shards = {counts} make no sense")

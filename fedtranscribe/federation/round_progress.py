@@ -1,0 +1,84 @@
+"""What the server has heard in a masked round, kept so that it can go on after an interrupt."""
+
+import json
+from base64 import b64decode, b64encode
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from fedtranscribe.errors import StorageError
+from fedtranscribe.files import write_atomically
+
+Named = dict[str, bytes]
+
+
+@dataclass
+class Progress:
+    """What has been heard in a round.
+
+    Attributes:
+        query: its id.
+        sent: sealed shares by sender and receiver; empty before stage 1 has ended.
+        vectors: masked vectors by holder.
+        survivors: whose vectors make the sum; empty before they were sent out for signature.
+        signatures, revealed: by holder.
+    """
+
+    query: str
+    sent: dict[str, Named] = field(default_factory=dict)
+    vectors: Named = field(default_factory=dict)
+    survivors: list[str] = field(default_factory=list)
+    signatures: Named = field(default_factory=dict)
+    revealed: Named = field(default_factory=dict)
+
+    def save(self, path: Path) -> None:
+        """Keep it, in place of whatever was there.
+
+        Raises:
+            StorageError: it cannot be written.
+        """
+        told = {name: _packed(value) for name, value in vars(self).items()}
+        write_atomically(path, json.dumps(told).encode())
+
+    @classmethod
+    def load(cls, path: Path, query_id: str) -> Self | None:
+        """What is kept of this query's round; None if nothing is.
+
+        Raises:
+            StorageError: the file is damaged.
+        """
+        if not path.exists():
+            return None
+        told = read_json(path)
+        if told["query"] != query_id:
+            return None
+        by_holder = {n: _unpacked(told[n]) for n in ("vectors", "signatures", "revealed")}
+        sent = {sender: _unpacked(sealed) for sender, sealed in told["sent"].items()}
+        return cls(query_id, sent, survivors=told["survivors"], **by_holder)
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A file of the server's own.
+
+    Raises:
+        StorageError: it is damaged.
+    """
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError) as error:
+        raise StorageError(
+            f"{path} is damaged ({type(error).__name__}); start a new run with another --out. The "
+            "ledgers keep what was spent."
+        ) from None
+
+
+def _packed(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return b64encode(value).decode()
+    if isinstance(value, dict):
+        return {name: _packed(entry) for name, entry in value.items()}
+    return value
+
+
+def _unpacked(told: dict[str, str]) -> Named:
+    return {name: b64decode(text) for name, text in told.items()}

@@ -1,0 +1,354 @@
+"""Masked sums from end to end: what the server gets, who is charged, and what holders refuse."""
+
+import json
+from collections.abc import Iterable
+
+import pytest
+import torch
+from flwr.app import RecordDict
+
+from fedtranscribe.errors import ConfigError, QuorumError
+from fedtranscribe.exchange import AnswerKind, NoisePlan, QueryBatch
+from fedtranscribe.federation import masked_messages, records
+from fedtranscribe.federation.holder import make_client_app, reply_to
+from fedtranscribe.federation.node import Node
+from fedtranscribe.federation.policy import HolderPolicy
+from fedtranscribe.federation.refusals import Refusal, RefusalCode
+from fedtranscribe.federation.simulation import holder_name
+from fedtranscribe.federation.transport import InProcess, OverFlower
+from fedtranscribe.mechanisms import QuantisedMeanRows, SeededBits
+from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer
+from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.secagg import Members
+from fedtranscribe.secagg.protocol import relay
+from fedtranscribe.transcribe.rundir import STUDENT, RunDirectory
+from tests.federation.local_grid import LocalGrid
+from tests.federation.runs import go, ledger_file, start
+
+M = 4
+
+
+@pytest.fixture
+def masked(settings):
+    return settings.model_copy(update={"noise": "secagg", "holders": M})
+
+
+class Failing(InProcess):
+    """Holders fall silent: `silent(message_type, name)` says when."""
+
+    def __init__(self, nodes: Iterable[Node], silent) -> None:
+        super().__init__(nodes)
+        self.silent = silent
+
+    def exchange(self, message_type, holders, make):
+        there = [name for name in holders if not self.silent(message_type, name)]
+        return super().exchange(message_type, there, make)
+
+
+def rows_booked(node: Node) -> int:
+    with Ledger.open_read_only(ledger_file(node)) as ledger:
+        return sum(release.rows for release in ledger.releases())
+
+
+def test_a_masked_run_costs_what_was_asked_for_and_no_more(masked, split, open_nodes, tmp_path):
+    nodes = open_nodes(masked)
+    run = RunDirectory.create(tmp_path / "run", masked)
+    result = go(masked, InProcess(nodes), run, split)
+    assert result["noise"] == "secagg"
+    assert result["trust"].startswith("no server")
+    assert 0.99 * masked.epsilon < result["epsilon"] <= masked.epsilon
+    assert result["answered_rounds"] == {holder_name(i): 3 for i in range(M)}
+    for node in nodes:
+        assert rows_booked(node) == masked.rows
+        with Ledger.open_read_only(ledger_file(node)) as ledger:
+            assert {r.mechanism for r in ledger.releases()} == {"secagg-mean-votes"}
+    # The noise that was planned counts on m − t of the m shares, t = one of each.
+    event = json.loads((run.path / "events.jsonl").read_text().splitlines()[0])
+    assert event["release"]["costs"]["record"]["replace"]["kind"] == "zcdp"
+
+
+def test_the_decoded_mean_is_the_holders_mean_with_the_planned_noise(masked, open_nodes, tmp_path):
+    """Through node, ledger, masks and server: noise as planned without and with a drop-out."""
+    wide = masked.model_copy(
+        update={"rows": 3_000, "dpsd": masked.dpsd.model_copy(update={"round_rows": 3_000})}
+    )
+    for gone in (set(), {"holder-2"}):
+        nodes = open_nodes(wide, folder=f"holders-{len(gone)}", bits=None)
+        transport = Failing(
+            nodes, lambda kind, name, gone=gone: kind == records.SECAGG_MASK and name in gone
+        )
+        run = RunDirectory.create(tmp_path / f"run-{len(gone)}", wide)
+        go(wide, transport, run)
+        stored = torch.load(run.path / "checkpoints" / "answer.pt", weights_only=True)["answer"]
+        assert stored["answered"] == M - len(gone)
+        strength = json.loads((run.path / "metrics.json").read_text())["noise_std"]
+        planned = (M * strength) ** 2 / ((M - 2) * stored["answered"])
+        values = stored["values"].double()
+        # A vote's coordinates lie in [0, 1]: their spread is noise but for a quarter at most.
+        spread = float(values.var())
+        assert planned * 0.95 < spread < planned * 1.05 + 0.25
+
+
+def test_the_same_seeds_give_the_same_student_in_process_and_through_flower(
+    masked, open_nodes, tmp_path
+):
+    made = []
+    for where in ("in-process", "flower"):
+        nodes = open_nodes(masked, folder=f"holders-{where}", bits=SeededBits(3))
+        if where == "flower":
+            app = make_client_app(lambda context, number, n=nodes: n[context.node_config["holder"]])
+            grid = LocalGrid(app, {10 + i: {"holder": i} for i in range(M)})
+            transport = OverFlower(grid, [(10 + i, 0) for i in range(M)], 60, 60)
+        else:
+            transport = InProcess(nodes, requester="flower")
+        result = go(masked, transport, start(tmp_path / where, masked))
+        assert result["private"] is False
+        made.append((tmp_path / where / STUDENT).read_bytes())
+    assert made[0] == made[1]
+
+
+@pytest.mark.parametrize("stage", records.MASKED)
+def test_as_many_as_tolerated_may_fail_at_every_stage(masked, open_nodes, tmp_path, stage):
+    nodes = open_nodes(masked)
+    transport = Failing(nodes, lambda kind, name: kind == stage and name == "holder-1")
+    result = go(masked, transport, RunDirectory.create(tmp_path / "run", masked))
+    assert result["stopped"] is None
+    late = stage in (records.SECAGG_SIGN, records.SECAGG_REVEAL)
+    # Who has masked is in the sum, whatever becomes of it afterwards.
+    assert result["answered_rounds"].get("holder-1", 0) == (3 if late else 0)
+    spent = masked.rows if stage not in (records.SECAGG_KEY, records.SECAGG_OPEN) else 0
+    assert rows_booked(nodes[1]) == spent if spent else not ledger_file(nodes[1]).exists()
+    # Whoever was silent may have booked it all the same: what is printed counts it.
+    assert result["epsilon"] <= masked.epsilon
+
+
+@pytest.mark.parametrize("stage", records.MASKED)
+def test_one_more_stops_the_round_and_resuming_pays_nothing_twice(
+    masked, open_nodes, tmp_path, stage
+):
+    nodes, calls = open_nodes(masked), []
+
+    def silent(kind: str, name: str) -> bool:
+        calls.append(kind)
+        return kind == stage and name in ("holder-1", "holder-2")
+
+    with pytest.raises(QuorumError, match="resume"):
+        go(masked, Failing(nodes, silent), RunDirectory.create(tmp_path / "run", masked))
+    reveals = records.SECAGG_REVEAL in calls
+    assert reveals is (stage == records.SECAGG_REVEAL)
+    again = masked.model_copy(update={"resume": True})
+    result = go(again, InProcess(nodes), RunDirectory.resume(tmp_path / "run", again))
+    assert result["rows"] == masked.rows
+    for node in nodes:
+        assert rows_booked(node) <= masked.rows
+    assert result["epsilon"] <= masked.epsilon
+
+
+def test_a_stuck_round_is_given_up_only_when_told_and_costs_again(masked, open_nodes, tmp_path):
+    rich = {i: HolderPolicy(epsilon=100, noise="secagg", dropouts=1, colluders=1) for i in range(M)}
+    nodes = open_nodes(masked, rich)
+    dead = {"now": {"holder-1", "holder-2"}}
+    transport = Failing(
+        nodes, lambda kind, name: kind == records.SECAGG_SIGN and name in dead["now"]
+    )
+    with pytest.raises(QuorumError, match="abandon=true"):
+        go(masked, transport, RunDirectory.create(tmp_path / "run", masked))
+    # One is back, but the other has lost what it masked.
+    dead["now"] = set()
+    (ledger_file(nodes[1]).parent / "ledger.sqlite.rounds").unlink()
+    nodes[1]._masking._holders.clear()
+    again = masked.model_copy(update={"resume": True, "abandon": True})
+    result = go(again, transport, RunDirectory.resume(tmp_path / "run", again))
+    assert result["rows"] == masked.rows
+    assert rows_booked(nodes[0]) == masked.rows + masked.dpsd.round_rows
+    assert result["epsilon"] > masked.epsilon
+
+
+# ---------------------------------------------------------------- what holders refuse
+
+
+def query(masked, name: str = "run-a/000000", rows: int = 6) -> QueryBatch:
+    images = torch.zeros(rows, 1, 28, 28, dtype=torch.uint8)
+    return QueryBatch(name, AnswerKind.VOTE, images, torch.arange(3).repeat(rows, 1))
+
+
+PLAN = NoisePlan(NoiseMode.SECAGG, 1_000.0, M, 1, 1)
+NAMES = [holder_name(i) for i in range(M)]
+
+
+def adverts(nodes, run="run-a"):
+    return [node.advertise(run, NAMES, 1, 1) for node in nodes]
+
+
+def opened(nodes, asked):
+    keys = adverts(nodes)
+    return {n.name: n.open_round(asked, PLAN, "run-a", "flower", keys)[0] for n in nodes}
+
+
+def refused(code: RefusalCode):
+    return pytest.raises(Refusal, match=code.value)
+
+
+def test_integer_rows_never_leave_without_masks(masked, open_nodes):
+    node = open_nodes(masked)[0]
+    with refused(RefusalCode.MALFORMED):
+        node.answer(query(masked), PLAN, "run-a", "flower")
+    assert not ledger_file(node).exists()
+
+
+@pytest.mark.parametrize(
+    ("dropouts", "colluders", "code"),
+    [(2, 1, "POLICY"), (1, 0, "POLICY"), (1, 2, "MALFORMED"), (0, 4, "MALFORMED")],
+)
+def test_a_cohort_that_the_policy_does_not_bear(masked, open_nodes, dropouts, colluders, code):
+    with refused(RefusalCode[code]):
+        open_nodes(masked)[0].advertise("run-a", NAMES, dropouts, colluders)
+
+
+def test_strangers_and_another_cohort_of_the_same_run_are_refused(masked, open_nodes):
+    node = open_nodes(masked)[0]
+    with refused(RefusalCode.CONFLICT):
+        node.advertise("run-a", ["holder-0", "holder-1", "holder-2", "mallory"], 1, 1)
+    first = node.advertise("run-a", NAMES, 1, 1)
+    assert node.advertise("run-a", NAMES, 1, 1) == first
+    with refused(RefusalCode.CONFLICT):
+        node.advertise("run-a", NAMES, 0, 1)
+    with refused(RefusalCode.MALFORMED):
+        node.advertise("run-b", NAMES[1:], 0, 1)
+
+
+def test_replaced_or_replayed_keys_book_nothing(masked, open_nodes):
+    nodes = open_nodes(masked)
+    keys, old = adverts(nodes), adverts(nodes, "run-0")
+    for wrong in ([*keys[:3], old[3]], keys[:2], [*keys, old[1]], []):
+        with refused(RefusalCode.CONFLICT):
+            nodes[0].open_round(query(masked), PLAN, "run-a", "flower", wrong)
+    assert not ledger_file(nodes[0]).exists()
+    nodes[0].open_round(query(masked), PLAN, "run-a", "flower", keys)
+    with refused(RefusalCode.CONFLICT):
+        nodes[0].open_round(query(masked), PLAN, "run-a", "flower", keys[:3])
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        NoisePlan(NoiseMode.SECAGG, 1_000.0, M, 0, 1),
+        NoisePlan(NoiseMode.SECAGG, 1_000.0, M + 1, 1, 1),
+        NoisePlan(NoiseMode.SECAGG, 1_000.0, M, 1, 0),
+    ],
+)
+def test_noise_planned_for_another_cohort_is_refused(masked, open_nodes, plan):
+    nodes = open_nodes(masked)
+    with pytest.raises(Refusal):
+        nodes[0].open_round(query(masked), plan, "run-a", "flower", adverts(nodes))
+    assert not ledger_file(nodes[0]).exists()
+
+
+def test_a_round_is_replayed_byte_for_byte_and_never_made_twice(masked, open_nodes):
+    nodes, asked = open_nodes(masked), query(masked)
+    sent = opened(nodes, asked)
+    assert opened(nodes, asked) == sent
+    inboxes = relay(Members(tuple(NAMES), 1, 1), sent)
+    vector = nodes[0].mask("run-a", asked.id, inboxes["holder-0"])
+    assert nodes[0].mask("run-a", asked.id, inboxes["holder-0"]) == vector
+    fewer = {name: box for name, box in inboxes["holder-0"].items() if name != "holder-3"}
+    with refused(RefusalCode.CONFLICT):
+        nodes[0].mask("run-a", asked.id, fewer)
+    signature = nodes[0].sign("run-a", asked.id, NAMES[:3])
+    assert nodes[0].sign("run-a", asked.id, NAMES[:3]) == signature
+    with refused(RefusalCode.CONFLICT):
+        nodes[0].sign("run-a", asked.id, NAMES)
+    with refused(RefusalCode.CONFLICT):
+        nodes[0].reveal("run-a", asked.id, {"holder-0": signature})
+    assert rows_booked(nodes[0]) == asked.rows
+
+
+def test_a_round_that_was_forgotten_is_not_begun_again(masked, open_nodes):
+    nodes, asked = open_nodes(masked), query(masked)
+    opened(nodes, asked)
+    book = nodes[0]._masking._store
+    book._path.unlink()
+    nodes[0]._masking._holders.clear()
+    keys = adverts(nodes)
+    with refused(RefusalCode.CONFLICT):
+        nodes[0].open_round(asked, PLAN, "run-a", "flower", keys)
+
+
+def test_what_a_masked_vector_hides_is_what_the_ledger_has(masked, open_nodes):
+    nodes, asked = open_nodes(masked), query(masked)
+    sent = opened(nodes, asked)
+    inboxes = relay(Members(tuple(NAMES), 1, 1), sent)
+    vectors = {n.name: n.mask("run-a", asked.id, inboxes[n.name]) for n in nodes}
+    with Ledger.open_read_only(ledger_file(nodes[0])) as ledger:
+        stored = ledger.answer(asked.id)
+    assert stored is not None
+    values = torch.frombuffer(bytearray(stored), dtype=torch.int64)
+    assert len(values) == asked.rows * asked.k
+    layout = EnsembleLayout(M * nodes[0].teachers.shards, M)
+    mechanism = QuantisedMeanRows(layout, PLAN.strength, RowAnswer.VOTE, asked.k, PLAN.tolerated)
+    assert float(values.abs().max()) < 40 * mechanism.own_variance**0.5
+    plain = values.numpy().astype(f"<u{mechanism.grid.word // 8}").tobytes()
+    assert len(plain) == len(vectors["holder-0"])
+    assert plain != vectors["holder-0"]
+
+
+def test_holders_that_allow_no_masked_sums_are_left_out(masked, open_nodes, tmp_path, caplog):
+    policies = {
+        0: HolderPolicy(epsilon=100, noise="local"),
+        1: HolderPolicy(epsilon=100, noise="secagg", dropouts=0, colluders=1),
+    }
+    nodes = open_nodes(masked, policies)
+    nodes[2]._masking = None
+    with pytest.raises(QuorumError):
+        go(
+            masked.model_copy(update={"quorum": 3}),
+            InProcess(nodes),
+            RunDirectory.create(tmp_path / "run", masked),
+        )
+    assert "allows no masked sums" in caplog.text
+    assert "no key or roster" in caplog.text
+    # With two left and one who bears no drop-outs, nobody may be missing.
+    two = masked.model_copy(update={"quorum": 2})
+    result = go(two, InProcess(nodes), RunDirectory.create(tmp_path / "two", two))
+    assert "up to 0 holders" in result["trust"]
+
+
+def test_more_drop_outs_than_a_holder_bears_are_an_error(masked, open_nodes, tmp_path):
+    nodes = open_nodes(masked)
+    greedy = masked.model_copy(update={"dropouts": 2})
+    with pytest.raises(ConfigError, match="dropouts=2 <= 1"):
+        go(greedy, InProcess(nodes), RunDirectory.create(tmp_path / "run", greedy))
+
+
+def junk(kind: str) -> list[RecordDict]:
+    terms = {"holder": 0, "run": "run-a", "query-id": "run-a/000000"}
+    without_run = records.record({"holder": 0, "query-id": "q"})
+    key = {"names": NAMES, "dropouts": 1, "colluders": 1}
+    return {
+        records.SECAGG_KEY: [
+            without_run,
+            records.record(terms | key | {"dropouts": -1}),
+            records.record(terms | key | {"names": "holder-0"}),
+            records.record(terms | key | {"names": ["", "holder-0"]}),
+            records.record(terms | key | {"run": ""}),
+        ],
+        records.SECAGG_OPEN: [without_run, records.record(terms)],
+        records.SECAGG_MASK: [without_run, records.record(terms | {"sealed": ["a"]})],
+        records.SECAGG_SIGN: [without_run, records.record(terms | {"survivors": 3})],
+        records.SECAGG_REVEAL: [without_run, records.record(terms | {"signatures": ["a", "a"]})],
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", records.MASKED)
+def test_junk_gets_a_code_and_books_nothing(masked, open_nodes, kind):
+    node = open_nodes(masked)[0]
+    good_form = masked_messages.ask_sign(0, "run-x", "unknown", NAMES)
+    for content in [RecordDict(), *junk(kind), good_form]:
+        told = reply_to(content, kind, lambda number: node, "flower")
+        assert told.config_records["terms"].get("refusal") in {
+            RefusalCode.PROTOCOL.value,
+            RefusalCode.MALFORMED.value,
+            RefusalCode.POLICY.value,
+            RefusalCode.CONFLICT.value,
+        }
+    assert not ledger_file(node).exists()
