@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedtranscribe.cli import published
+from fedtranscribe.cli import privacy_diffusion, published
 from fedtranscribe.cli.options import (
     AdjacencyOption,
     Answer,
@@ -56,6 +56,10 @@ privacy_app.add_typer(calibrate_app, name="calibrate")
 privacy_app.add_typer(account_app, name="account")
 privacy_app.add_typer(forecast_app, name="forecast")
 privacy_app.add_typer(published.published_app, name="published")
+account_app.command("dp-promise")(privacy_diffusion.account_dp_promise)
+account_app.command("dp-sad")(privacy_diffusion.account_dp_sad)
+calibrate_app.command("dp-promise")(privacy_diffusion.calibrate_dp_promise)
+calibrate_app.command("dp-sad")(privacy_diffusion.calibrate_dp_sad)
 
 _NO_THEOREM1 = (
     "Theorem 1 takes sigma and beta, which this plan does not have; see `fedtranscribe privacy "

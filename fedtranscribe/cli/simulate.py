@@ -61,6 +61,9 @@ def simulate_command(
     ] = None,
     holders: Annotated[int | None, typer.Option(help="Data holders, a Flower node each.")] = None,
     cpus: Annotated[int, typer.Option(help="Processor cores per holder at work.")] = 1,
+    workers: Annotated[
+        int | None, typer.Option(help="Holders at work at once; as many as cores if left out.")
+    ] = None,
     num_gpus: Annotated[float, typer.Option(help="Share of a GPU per holder at work.")] = 0.0,
     config: Annotated[
         Path | None, typer.Option(help="TOML file with settings, like an app's paper.toml.")
@@ -73,7 +76,7 @@ def simulate_command(
     require_flower()
     app = find_app(name)
     chosen = choose(app, settings or [], holders, out, resume, config)
-    federation = nodes(app, chosen, cpus, num_gpus)
+    federation = nodes(app, chosen, cpus, num_gpus, workers)
     folder = Path(str(chosen["out"]))
     prepare(folder, chosen.get("resume") is True)
     with StageBars() as bars:
@@ -138,7 +141,11 @@ def choose(
 
 
 def nodes(
-    app: App, chosen: Mapping[str, Scalar], cpus: int, num_gpus: float
+    app: App,
+    chosen: Mapping[str, Scalar],
+    cpus: int,
+    num_gpus: float,
+    workers: int | None = None,
 ) -> dict[str, int | float]:
     """The federation-config: as many nodes as holders, and what each may use.
 
@@ -150,9 +157,14 @@ def nodes(
         raise ConfigError(f"Expected holders={holders} >= 1.")
     if cpus < 1:
         raise ConfigError(f"Expected --cpus {cpus} >= 1.")
+    if workers is not None and workers < 1:
+        raise ConfigError(f"Expected --workers {workers} >= 1.")
     if not 0 <= num_gpus < float("inf"):
         raise ConfigError(f"Expected --num-gpus {num_gpus} >= 0 and finite.")
     wanted: dict[str, int | float] = {"num-supernodes": holders} if holders is not None else {}
+    if workers is not None:
+        # Ray starts as many workers as fit into the cores that it believes in.
+        wanted["init-args-num-cpus"] = workers * cpus
     return wanted | {"client-resources-num-cpus": cpus, "client-resources-num-gpus": num_gpus}
 
 

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 
 Serve = Callable[[Grid, FederationSettings, Path], None]
 
-# Run-config has no null: an empty text, or a zero where zero makes no sense, stands for it.
+# Run-config has no null: an empty text stands for it, or a number that makes no sense.
 _UNSET: Mapping[str, Any] = {
     "out": "",
     "data_root": "",
@@ -26,6 +26,7 @@ _UNSET: Mapping[str, Any] = {
     "rows": 0,
     "top_k": 0,
     "quorum": 0,
+    "dropouts": -1,
 }
 
 

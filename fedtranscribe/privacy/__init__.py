@@ -24,6 +24,8 @@ from fedtranscribe.privacy.calibrate import (
     vote_eta,
 )
 from fedtranscribe.privacy.closed_forms import gaussian_delta, gaussian_epsilon, gaussian_mu
+from fedtranscribe.privacy.diffusion import Discriminator, DpPromisePlan, DpSadPlan, Teacher
+from fedtranscribe.privacy.diffusion_noise import CalibrateBy, calibrated, sound_epsilon
 from fedtranscribe.privacy.events import (
     Event,
     ExponentialVotes,
@@ -32,16 +34,22 @@ from fedtranscribe.privacy.events import (
     PrivacyPlan,
     RandomizedResponse,
     Release,
+    Together,
     event_from_json,
 )
 from fedtranscribe.privacy.forecasts import Forecast, Verdict, forecast, label_forecast
 from fedtranscribe.privacy.ledger import Head, Ledger, Reservation
 from fedtranscribe.privacy.published import Published, published_sigma
+from fedtranscribe.privacy.released_images import ReleasedImages
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 
 __all__ = [
     "Adjacency",
     "Budget",
+    "CalibrateBy",
+    "Discriminator",
+    "DpPromisePlan",
+    "DpSadPlan",
     "EnsembleLayout",
     "Event",
     "ExponentialVotes",
@@ -56,10 +64,14 @@ __all__ = [
     "Published",
     "RandomizedResponse",
     "Release",
+    "ReleasedImages",
     "Reservation",
     "RowAnswer",
+    "Teacher",
+    "Together",
     "Unit",
     "Verdict",
+    "calibrated",
     "delta_of",
     "epsilon",
     "epsilon_filter",
@@ -77,6 +89,7 @@ __all__ = [
     "published_sigma",
     "quote",
     "row_mu",
+    "sound_epsilon",
     "sound_table",
     "vote_eta",
 ]

@@ -26,8 +26,8 @@ from fedtranscribe.privacy.closed_forms import (
     expect_delta,
     gaussian_delta,
     gaussian_epsilon,
-    zcdp_delta,
-    zcdp_epsilon,
+    renyi_delta,
+    renyi_epsilon,
 )
 from fedtranscribe.privacy.events import (
     Event,
@@ -37,13 +37,18 @@ from fedtranscribe.privacy.events import (
     PrivacyPlan,
     RandomizedResponse,
     Release,
+    Together,
+    flat,
 )
+from fedtranscribe.privacy.filters import renyi_curve, renyi_filter
+from fedtranscribe.privacy.released_images import ReleasedImages
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.privacy.zcdp import ZeroConcentrated
 
 CLOSED_FORM = "PLD, closed form"
 ON_GRID = "PLD"
 ZCDP = "zCDP"
+RENYI = "Rényi"
 PURE = "sum of pure ε"
 DOMINATED = "dominating Gaussian"
 
@@ -53,6 +58,13 @@ _FINE_UP_TO, _FINE_SAMPLED_UP_TO, _GRID_UP_TO = 50.0, 1_000.0, 20_000.0
 In between it is coarser in proportion, so that it has about as many points. DP-SGD alone is
 composed on the grid, where roundings add up, and its rough bound is much too large.
 """
+
+_SPARE = 2.0**-32
+"""Share of δ that a ledger of Gaussians keeps for everything else: too small to be felt in their ε,
+while the Rényi filter pays only for its logarithm."""
+
+_SAMPLED = PoissonGaussian | ReleasedImages
+"""Events in which a unit takes part by its own coin."""
 
 _ROUGH_DELTA = 1e-9
 """Where `delta_of` sizes its grid; any value serves."""
@@ -89,7 +101,7 @@ def delta_of(events: Sequence[Event], epsilon: float) -> float:
     if not merged:
         return 0.0
     if _only_in_zcdp(merged):
-        return min(1.0, zcdp_delta(_total_rho(merged), epsilon))
+        return renyi_delta(renyi_curve(merged), epsilon)
     mu, others = _split(merged)
     if not others:
         bounds = [gaussian_delta(mu, epsilon)]
@@ -103,7 +115,7 @@ def delta_of(events: Sequence[Event], epsilon: float) -> float:
             )
         bounds = [float(_composed(mu, others, rough).get_delta_for_epsilon(epsilon))]
     if any(isinstance(event, ExponentialVotes) for event in merged):
-        bounds.append(zcdp_delta(sum(event.zcdp_rho for event in merged), epsilon))
+        bounds.append(renyi_delta(renyi_curve(merged), epsilon))
         bounds.append(0.0 if epsilon >= _pure(merged) else 1.0)
     return min(1.0, *bounds)
 
@@ -129,22 +141,32 @@ def epsilon_filter(events: Sequence[Event], delta: float) -> float:
     answered (limit, δ)-DP together.
 
     Guarantee
-        The first event, which no answer can have influenced, decides the filter for good. A
-        Gaussian: μ² adds over everything, other kinds at the μ of a Gaussian that dominates them
-        (Gaussian DP filter: Smith and Thakurta 2022; Koskela, Tobaben and Honkela 2023). Anything
-        else: ρ adds (zCDP filter: Whitehouse, Ramdas, Rogers and Wu 2023). One fixed sum against
-        one fixed limit is what the proofs need: moving between the two rules after seeing
-        answers could cost up to 2δ.
+        The first event, which no answer can have influenced, decides for good.
+        - A Gaussian: μ² adds over everything, other kinds at the μ of a Gaussian that dominates
+          them (Gaussian DP filter: Smith and Thakurta 2022; Koskela, Tobaben and Honkela 2023),
+          at all of δ but 2⁻³² of it. That share belongs to a Rényi filter beside it, for what
+          no Gaussian dominates and for what gains from sampling; an event is refused only if
+          both refuse it, which `filters` proves to be sound.
+        - Anything else: Rényi divergences add at one order (`filters`); ρ, where nothing gains
+          from sampling.
+        - A training run, booked as ONE event, and nothing after it: by its loss distribution.
+          Either the limit has room for it by the Rényi filter, and then that filter covers all
+          that is ever answered, or it has not, and then nothing else is ever answered. The limit
+          alone decides which, not the answers, so that no share of δ is lost.
 
     Raises:
         ConfigError: delta is not inside (0, 1).
     """
     expect_delta(delta)
-    if not events:
+    spent = [event for event in events if event.gdp_mu > 0]
+    if not spent:
         return 0.0
-    if isinstance(events[0], Gaussian):
-        return gaussian_epsilon(_total_mu(events), delta)
-    return zcdp_epsilon(math.fsum(event.zcdp_rho for event in events), delta)
+    if isinstance(spent[0], Gaussian):
+        gaussian = gaussian_epsilon(_total_mu(spent), (1 - _SPARE) * delta)
+        return min(gaussian, renyi_filter(spent, _SPARE * delta))
+    if len(spent) == 1 and isinstance(spent[0], PoissonGaussian | ReleasedImages | Together):
+        return epsilon(spent, delta)
+    return renyi_filter(spent, delta)
 
 
 def guarantee(plan: PrivacyPlan) -> Guarantee:
@@ -176,15 +198,20 @@ def sound_table(releases: Sequence[Release], unit: Unit, delta: float) -> dict[A
 
 
 def _composed(mu: float, others: tuple[Event, ...], rough: float) -> PrivacyLossDistribution:
-    sampled = any(isinstance(event, PoissonGaussian) for event in others)
+    sampled = any(isinstance(event, _SAMPLED) for event in others)
     fine = _FINE_SAMPLED_UP_TO if sampled else _FINE_UP_TO
-    return loss.composed(mu, others, loss.GRID * max(1.0, rough / fine))
+    # Images have a finer grid of their own, so that what they cost alone need not be sampled.
+    images = [event for event in others if isinstance(event, ReleasedImages)]
+    alone = _dominated_epsilon(0.0, images, _ROUGH_DELTA) if images else 0.0
+    width = max(1.0, rough / fine, alone / _FINE_UP_TO)
+    return loss.composed(mu, others, loss.GRID * width)
 
 
 @lru_cache(maxsize=256)
 def _quote(merged: tuple[Event, ...], delta: float) -> tuple[float, str]:
     if _only_in_zcdp(merged):
-        return zcdp_epsilon(_total_rho(merged), delta), ZCDP
+        # Without a gain from sampling anywhere this is the conversion of the sum of all ρ.
+        return renyi_epsilon(renyi_curve(merged), delta), ZCDP
     mu, others = _split(merged)
     candidates: list[tuple[float, str]] = []
     if not others:
@@ -199,7 +226,8 @@ def _quote(merged: tuple[Event, ...], delta: float) -> tuple[float, str]:
             pld = _composed(mu, others, rough)
             candidates.append((float(pld.get_epsilon_for_delta(delta)), ON_GRID))
     if any(isinstance(event, ExponentialVotes) for event in merged):
-        candidates.append((zcdp_epsilon(sum(event.zcdp_rho for event in merged), delta), ZCDP))
+        by = RENYI if any(isinstance(event, _SAMPLED) for event in merged) else ZCDP
+        candidates.append((renyi_epsilon(renyi_curve(merged), delta), by))
         candidates.append((_pure(merged), PURE))
     return min(candidates)
 
@@ -207,14 +235,14 @@ def _quote(merged: tuple[Event, ...], delta: float) -> tuple[float, str]:
 def _dominated_epsilon(mu: float, others: Sequence[Event], delta: float) -> float:
     """An upper bound that holds at any size: who was sampled is given away as well.
 
-    With probability 1 − δ/2 a unit joins no more steps of a DP-SGD event than its coin's upper
+    With probability 1 − δ/2 a unit joins no more steps of a sampled event than its coin's upper
     quantile; each such step is a plain Gaussian. Labels are taken at their dominating Gaussian.
     """
-    sampled = [event for event in others if isinstance(event, PoissonGaussian)]
+    sampled = [event for event in others if isinstance(event, _SAMPLED)]
     share = delta / 2 / max(1, len(sampled))
     squares = [mu**2]
     for event in others:
-        if isinstance(event, PoissonGaussian):
+        if isinstance(event, _SAMPLED):
             joined = float(binom.isf(share, event.count, event.sampling_probability))
             squares.append(joined * event.distance**2)
         else:
@@ -245,10 +273,6 @@ def _only_in_zcdp(merged: Sequence[Event]) -> bool:
     return any(isinstance(event, ZeroConcentrated) for event in merged)
 
 
-def _total_rho(merged: Sequence[Event]) -> float:
-    return math.fsum(event.zcdp_rho for event in merged)
-
-
 def _total_mu(events: Sequence[Event]) -> float:
     return math.sqrt(math.fsum(event.gdp_mu**2 for event in events))
 
@@ -256,7 +280,7 @@ def _total_mu(events: Sequence[Event]) -> float:
 def _merged(events: Sequence[Event]) -> tuple[Event, ...]:
     """Equal events composed by count, in a fixed order; those that cost nothing left out."""
     counts: defaultdict[Event, int] = defaultdict(int)
-    for event in events:
+    for event in (part for each in events for part in flat(each)):
         if event.gdp_mu > 0:
             if isinstance(event, PoissonGaussian) and event.adjacency is Adjacency.ADD_REMOVE:
                 event = replace(event, adjacency=Adjacency.ZERO_OUT)  # the same pair

@@ -9,7 +9,7 @@ from scipy.special import log_ndtr
 
 from fedtranscribe.errors import ConfigError
 
-_ORDERS = 1 + np.geomspace(1e-5, 1e9, 6_000)
+ORDERS = 1 + np.geomspace(1e-5, 1e9, 6_000)
 """Rényi orders tried; each gives a bound, so that a coarse grid costs tightness, never truth."""
 
 
@@ -35,6 +35,8 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
         return math.inf
     # The tail bound of the Gaussian, so that δ(upper) < delta.
     upper = mu**2 / 2 + mu * math.sqrt(2 * math.log(1 / delta)) + 1
+    if gaussian_delta(mu, upper) >= delta:
+        return upper  # so large that a double no longer resolves what the tail bound leaves
     return root(lambda epsilon: gaussian_delta(mu, epsilon) - delta, 0.0, upper)
 
 
@@ -59,18 +61,33 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
     """
     if rho == 0:
         return 0.0
-    gap = _ORDERS - 1
-    bounds = rho * _ORDERS + np.log1p(-1 / _ORDERS) - (math.log(delta) + np.log(_ORDERS)) / gap
-    return max(0.0, float(bounds.min()))
+    return renyi_epsilon(rho * ORDERS, delta)
 
 
 def zcdp_delta(rho: float, epsilon: float) -> float:
     """δ of ρ-zCDP at ε, by the best Rényi order; the inverse of `zcdp_epsilon`."""
     if rho == 0:
         return 0.0
-    gap = _ORDERS - 1
-    logs = gap * (rho * _ORDERS - epsilon + np.log1p(-1 / _ORDERS)) - np.log(_ORDERS)
-    return min(1.0, math.exp(min(0.0, float(logs.min()))))
+    return renyi_delta(rho * ORDERS, epsilon)
+
+
+def order_costs(delta: float) -> np.ndarray:
+    """What each of `ORDERS` adds to its divergence on the way to ε at δ, shape (orders,).
+
+    Source: Canonne, Kamath and Steinke 2020, Proposition 12.
+    """
+    return np.log1p(-1 / ORDERS) - (math.log(delta) + np.log(ORDERS)) / (ORDERS - 1)
+
+
+def renyi_epsilon(curve: np.ndarray, delta: float) -> float:
+    """ε at δ by the best of `ORDERS`, from the Rényi divergence at each, shape (orders,)."""
+    return max(0.0, float((curve + order_costs(delta)).min()))
+
+
+def renyi_delta(curve: np.ndarray, epsilon: float) -> float:
+    """δ at ε by the best of `ORDERS`; the inverse of `renyi_epsilon`."""
+    logs = (ORDERS - 1) * (curve - epsilon + np.log1p(-1 / ORDERS)) - np.log(ORDERS)
+    return math.exp(min(0.0, float(logs.min())))
 
 
 def expect_epsilon(epsilon: float) -> None:

@@ -7,15 +7,16 @@ be chosen one after another.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, get_args
 
 import numpy as np
 from scipy.special import ndtri_exp
 
 from fedtranscribe.errors import ConfigError, UnsupportedAdjacencyError
+from fedtranscribe.privacy.released_images import ReleasedImages
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.privacy.zcdp import ZeroConcentrated
 
@@ -220,12 +221,59 @@ class PoissonGaussian:
         return _to_json(self)
 
 
-Event = Gaussian | RandomizedResponse | ExponentialVotes | PoissonGaussian | ZeroConcentrated
+@dataclass(frozen=True)
+class Together:
+    """Several events of one run, all fixed before the first of them; `count` such runs.
 
-_KINDS: dict[str, type[Event]] = {
-    event.kind: event
-    for event in (Gaussian, RandomizedResponse, ExponentialVotes, PoissonGaussian, ZeroConcentrated)
-}
+    Guarantee
+        That of its parts: each is a bound whatever the others show, so that losses add, and a
+        plan that is fixed beforehand composes by its privacy loss distribution.
+    """
+
+    kind: ClassVar[str] = "together"
+    parts: tuple["Event", ...]
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        _expect(len(self.parts) > 0, "at least one part")
+        _expect_count(self.count)
+
+    @property
+    def gdp_mu(self) -> float:
+        """Total μ of a Gaussian that dominates all parts."""
+        return math.sqrt(self.count * math.fsum(part.gdp_mu**2 for part in self.parts))
+
+    @property
+    def zcdp_rho(self) -> float:
+        """Total ρ of zero-concentrated DP."""
+        return self.count * math.fsum(part.zcdp_rho for part in self.parts)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON-able; `event_from_json` is the inverse."""
+        parts = [part.to_json() for part in self.parts]
+        return {"kind": self.kind, "parts": parts, "count": int(self.count)}
+
+
+Event = (
+    Gaussian
+    | RandomizedResponse
+    | ExponentialVotes
+    | PoissonGaussian
+    | ZeroConcentrated
+    | ReleasedImages
+    | Together
+)
+
+_KINDS: dict[str, type[Event]] = {event.kind: event for event in get_args(Event)}
+
+
+def flat(event: Event) -> Iterator[Event]:
+    """The events that an event stands for, none of them `Together`."""
+    if isinstance(event, Together):
+        for part in event.parts:
+            yield from flat(replace(part, count=part.count * event.count))
+    else:
+        yield event
 
 
 def event_from_json(value: Mapping[str, Any]) -> Event:
@@ -337,8 +385,11 @@ _FIELDS = {
     "sampling_probability": float,
     "noise_multiplier": float,
     "classes": int,
+    "records": int,
+    "batch": int,
     "count": int,
     "adjacency": Adjacency,
+    "parts": lambda parts: tuple(event_from_json(part) for part in parts),
 }
 
 

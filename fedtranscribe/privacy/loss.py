@@ -16,12 +16,21 @@ import math
 from functools import lru_cache
 
 import numpy as np
+from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
 from fedtranscribe.privacy.closed_forms import root
-from fedtranscribe.privacy.events import Event, PoissonGaussian, RandomizedResponse
+from fedtranscribe.privacy.events import (
+    Event,
+    PoissonGaussian,
+    RandomizedResponse,
+    ReleasedImages,
+    Together,
+    flat,
+)
+from fedtranscribe.privacy.released_images import largest_loss
 from fedtranscribe.privacy.units import Adjacency
 
 GRID = 1e-4
@@ -29,6 +38,12 @@ GRID = 1e-4
 
 _TAIL = 1e-13
 """Probability below which a tail is cut; what is cut upwards counts as certain disclosure."""
+
+_MOST_DOTS = 20_000
+"""At how many losses the profile of a released image is evaluated."""
+
+_MOST_POINTS = 200_000
+"""How long the grid of one step of released images may become for the sake of fineness."""
 
 _FFT_ERROR = 16 * 2.0**-52
 """Probability that a composition by FFT may misplace per answer, ten times what is seen against
@@ -117,13 +132,82 @@ def sampled_pld(event: PoissonGaussian, grid: float = GRID) -> pld.PrivacyLossDi
     return one.self_compose(event.count)
 
 
+@lru_cache(maxsize=16)
+def released_pld(event: ReleasedImages, grid: float = GRID) -> pld.PrivacyLossDistribution:
+    """All steps of released images on the grid, for the pair that the event states.
+
+    One step's losses are about as large as its coin, far below the grid, and would be rounded
+    thousands of times. So steps are composed on a grid of their own, 2^k times finer, by
+    connect-the-dots, and rounded up to the common one once.
+    """
+    scale, largest = event.sampling_probability * min(event.mu, 1.0), largest_loss(event)
+    wanted, room = math.log2(16 * grid / scale), math.log2(_MOST_POINTS * grid / largest)
+    halvings = max(0, math.ceil(min(wanted, room)))
+    fine = grid / 2**halvings
+    dots = _dots(largest, fine)
+    logs = [event.log_profile(dots * fine, reverse) for reverse in (False, True)]
+    one = pld.PrivacyLossDistribution(*(_connect(dots, fine, *pair) for pair in (logs, logs[::-1])))
+    with np.errstate(over="ignore"):  # where the library estimates its size
+        total = one.self_compose(event.count)
+    return pld.PrivacyLossDistribution(
+        _rounded_up(total._pmf_remove, 2**halvings), _rounded_up(total._pmf_add, 2**halvings)
+    )
+
+
+def _dots(largest: float, grid: float) -> np.ndarray:
+    # Every multiple of the grid up to a point, from there at a constant ratio.
+    last = math.ceil(largest / grid)
+    if last <= _MOST_DOTS:
+        return np.arange(last + 1)
+    dense = np.arange(_MOST_DOTS // 2)
+    sparse = np.rint(np.geomspace(_MOST_DOTS // 2, last, _MOST_DOTS // 2)).astype(int)
+    return np.unique(np.concatenate([dense, sparse]))
+
+
+def _connect(
+    dots: np.ndarray, grid: float, log_above: np.ndarray, log_below: np.ndarray
+) -> pld_pmf.DensePLDPmf:
+    """The pair whose H_t is the given one at the dots and linear in t in between, hence larger.
+
+    Args:
+        dots: losses >= 0 over the grid, from 0 upwards, shape (k,).
+        grid: width of the grid.
+        log_above: log of H_t at t = e^loss, shape (k,).
+        log_below: the same for the other direction of the pair.
+
+    Returns:
+        The distribution of the loss under the first of the pair. A bend of H at t is mass of the
+        second there, hence t times as much of the first; the bends of the other direction are
+        mass of the first at −loss. Source: Doroshenko, Ghazi, Kamath, Kumar and Manurangsi 2022.
+    """
+    t = np.exp(dots * grid)
+    above, below = np.exp(log_above), np.exp(log_below)
+    slopes_above = np.append(np.diff(above) / np.diff(t), 0.0)
+    slopes_below = np.append(np.diff(below) / np.diff(t), 0.0)
+    last = int(dots[-1])
+    mass = np.zeros(2 * last + 1)
+    mass[last + dots[1:]] = t[1:] * np.diff(slopes_above)
+    mass[last - dots[1:]] = np.diff(slopes_below)
+    mass[last] = 1 + slopes_above[0] + slopes_below[0] - above[0]
+    return pld_pmf.DensePLDPmf(grid, -last, np.maximum(mass, 0.0), float(above[-1]), True)
+
+
+def _rounded_up(pmf: pld_pmf.PLDPmf, factor: int) -> pld_pmf.DensePLDPmf:
+    dense = pmf.to_dense_pmf()
+    steps = -(-(dense._lower_loss + np.arange(dense.size)) // factor)
+    mass = np.bincount(steps - steps[0], weights=dense._probs)
+    return pld_pmf.DensePLDPmf(
+        dense._discretization * factor, int(steps[0]), mass, dense._infinity_mass, True
+    )
+
+
 @lru_cache(maxsize=8)
 def composed(mu: float, others: tuple[Event, ...], grid: float) -> pld.PrivacyLossDistribution:
     """The loss distribution of a Gaussian of total μ together with labels and DP-SGD steps.
 
     Args:
         mu: total μ of all that is Gaussian or dominated by one; 0 for none.
-        others: `RandomizedResponse` and `PoissonGaussian` events.
+        others: `RandomizedResponse`, `PoissonGaussian` and `ReleasedImages` events.
         grid: width of the grid of losses.
     """
     total = pld.identity(value_discretization_interval=grid)
@@ -134,6 +218,8 @@ def composed(mu: float, others: tuple[Event, ...], grid: float) -> pld.PrivacyLo
             total = total.compose(response_loss(event).on_grid(grid))
         elif isinstance(event, PoissonGaussian):
             total = total.compose(sampled_pld(event, grid))
+        elif isinstance(event, ReleasedImages):
+            total = total.compose(released_pld(event, grid))
     return total
 
 
@@ -154,6 +240,10 @@ def renyi(event: Event) -> np.ndarray:
             event.adjacency is Adjacency.REPLACE,
         )
         return event.count * np.array(one)
+    if isinstance(event, ReleasedImages):
+        return event.count * event.renyi(ORDERS)
+    if isinstance(event, Together):
+        return np.sum([renyi(part) for part in flat(event)], axis=0)
     return event.zcdp_rho * ORDERS
 
 

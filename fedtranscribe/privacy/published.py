@@ -24,7 +24,10 @@ _DPSD = "Privacy-Preserving Model Transcription with Differentially Private Synt
 _DP_SAD = "Learning Differentially Private Diffusion Models via Stochastic Adversarial Distillation"
 _DP_PROMISE = "dp-promise: Differentially Private Diffusion Probabilistic Models"
 
-_BETA_FIRST, _BETA_LAST, _STEPS = 1e-4, 2e-2, 1_000
+_BETA_FIRST, _BETA_LAST = 1e-4, 2e-2
+
+TIME_STEPS = 1_000
+"""T of dp-promise, over which its betas rise linearly."""
 
 
 @dataclass(frozen=True)
@@ -216,8 +219,8 @@ def dp_promise_theorem2(
     """
     _expect_positive(sigma=sigma, dimensions=dimensions, sampling1=sampling1, sampling2=sampling2)
     expect_delta(delta)
-    if not 1 <= boundary <= _STEPS:
-        raise ConfigError(f"Expected boundary={boundary} between 1 and {_STEPS}.")
+    if not 1 <= boundary <= TIME_STEPS:
+        raise ConfigError(f"Expected boundary={boundary} between 1 and {TIME_STEPS}.")
     if steps1 < 0 or steps2 < 0:
         raise ConfigError(f"Expected steps1={steps1} >= 0 and steps2={steps2} >= 0.")
     kept = diffusion_signal(boundary)
@@ -260,7 +263,7 @@ def sound_dp_promise(
 
 def diffusion_signal(step: int) -> float:
     """ᾱ_t = Π (1 − β_s) over s <= t, β linear from 1e-4 to 2e-2 in 1,000 steps."""
-    rise = (_BETA_LAST - _BETA_FIRST) / (_STEPS - 1)
+    rise = (_BETA_LAST - _BETA_FIRST) / (TIME_STEPS - 1)
     return math.exp(sum(math.log1p(-(_BETA_FIRST + rise * s)) for s in range(step)))
 
 

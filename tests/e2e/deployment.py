@@ -41,6 +41,10 @@ socket = "run/h.sock"
 log = "log/holder.jsonl"
 device = "cpu"
 """
+MASKED = """
+key = "book/key"
+roster = "book/roster"
+"""
 
 
 def free_port() -> int:
@@ -143,7 +147,25 @@ class Deployment:
 
     def write_policy(self, home: Path, **limits: Any) -> None:
         facts = {"epsilon": 1e4, "noise": "central", "rows_per_message": 1000} | limits
-        (home / "policy.toml").write_text(POLICY.format(name=home.name, **facts))
+        more = facts.pop("more", "")
+        (home / "policy.toml").write_text(more + POLICY.format(name=home.name, **facts))
+
+    def make_roster(self, holders: list[Path]) -> None:
+        """Keys for masked sums, every public half with every holder."""
+        from fedtranscribe.deploy.keys import make_node_key
+
+        for holder in holders:
+            make_node_key(holder / "book" / "key")
+            self.write_policy(
+                holder, noise="secagg", more="dropouts = 1\ncolluders = 1\n", **limits
+            )
+            with (holder / "policy.toml").open("a") as policy:
+                policy.write(MASKED)
+        for holder in holders:
+            (holder / "book" / "roster").mkdir()
+            for other in holders:
+                known = holder / "book" / "roster" / f"{other.name}.pub"
+                shutil.copy(other / "book" / "key.pub", known)
 
     # ---------------------------------------------------------------- parts
 

@@ -33,7 +33,9 @@ SMALL = (
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-def simulate(app: Path | str, out: Path, *settings: str) -> subprocess.CompletedProcess[str]:
+def simulate(
+    app: Path | str, out: Path, *settings: str, workers: int = 2
+) -> subprocess.CompletedProcess[str]:
     # A mark of its own in the environment finds every descendant, whoever adopted it.
     environment = {**os.environ, "FEDTRANSCRIBE_TEST": str(out)}
     environment.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -41,7 +43,7 @@ def simulate(app: Path | str, out: Path, *settings: str) -> subprocess.Completed
     chosen = dict(pair.split("=") for pair in (*SMALL, *settings))
     command = [program, "simulate", str(app), *(f"{k}={v}" for k, v in chosen.items())]
     done = subprocess.run(
-        [*command, "--out", str(out), "--json"],
+        [*command, "--workers", str(workers), "--out", str(out), "--json"],
         env=environment,
         capture_output=True,
         text=True,
@@ -106,3 +108,26 @@ def test_a_run_outlives_a_holder_whose_process_dies_in_a_round(tmp_path):
         with Ledger.open_read_only(path) as ledger:
             assert ledger.rows(result["run"]) <= 60
             assert ledger.total(1e-5, Unit.RECORD, Adjacency.ZERO_OUT).epsilon <= 10.0 + 1e-6
+
+
+def test_a_masked_run_outlives_a_holder_killed_in_every_round(tmp_path):
+    """Ten workers, so that those which Flower goes on using after their death are not all there
+    are; whoever was given to one is asked again."""
+    out = tmp_path / "run"
+    done = simulate(DYING, out, "noise=secagg", "timeout=120.0", "retries=8", workers=10)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert {path.name for path in (out / "private").glob("holder-*")} == {
+        "holder-1-mask",
+        "holder-2-open_round",
+        "holder-4-sign",
+    }
+    assert result["rows"] == 60
+    assert result["stopped"] is None
+    assert result["trust"].startswith("no server")
+    assert 9.9 < result["epsilon"] <= 10.0
+    assert sum(result["answered_rounds"].values()) >= 3 * 4
+    for path in out.glob("private/holders/*/ledger.sqlite"):
+        with Ledger.open_read_only(path) as ledger:
+            assert ledger.rows(result["run"]) <= 60
+            assert ledger.total(1e-5, Unit.RECORD, Adjacency.ZERO_OUT).epsilon <= 10.0

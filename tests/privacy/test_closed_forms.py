@@ -76,3 +76,8 @@ def test_epsilon_out_of_range(epsilon: float) -> None:
 def test_delta_out_of_range(delta: float) -> None:
     with pytest.raises(ConfigError, match="delta="):
         gaussian_mu(1.0, delta)
+
+
+@pytest.mark.parametrize("mu", [1e6, 1e9, 1e30, 1e150])
+def test_an_enormous_mu_still_has_a_figure(mu: float) -> None:
+    assert gaussian_epsilon(mu, 1e-5) == pytest.approx(mu**2 / 2, rel=1e-4)

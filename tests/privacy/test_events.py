@@ -17,17 +17,32 @@ from fedtranscribe.privacy.events import (
     PoissonGaussian,
     RandomizedResponse,
     Release,
+    Together,
     event_from_json,
+    flat,
 )
+from fedtranscribe.privacy.released_images import ReleasedImages
 from fedtranscribe.privacy.units import Adjacency, Unit
 
 COUNTS = st.integers(1, 10**6)
 POSITIVE = st.floats(1e-6, 50.0)
-EVENTS = st.one_of(
+COUNTED_EVENTS = st.one_of(
     st.builds(Gaussian, POSITIVE, COUNTS),
     st.builds(RandomizedResponse, POSITIVE, st.integers(1, 300), COUNTS),
     st.builds(ExponentialVotes, POSITIVE, st.integers(1, 300), COUNTS),
     st.builds(PoissonGaussian, st.floats(1e-6, 1.0), POSITIVE, COUNTS, st.sampled_from(Adjacency)),
+    st.builds(
+        ReleasedImages,
+        POSITIVE,
+        st.integers(1_000, 10**6),
+        st.integers(1, 1_000),
+        COUNTS,
+        st.sampled_from([Adjacency.ZERO_OUT, Adjacency.REPLACE]),
+    ),
+)
+EVENTS = st.one_of(
+    COUNTED_EVENTS,
+    st.builds(Together, st.lists(COUNTED_EVENTS, min_size=1, max_size=3).map(tuple), COUNTS),
 )
 
 
@@ -59,6 +74,18 @@ def test_totals_grow_with_the_count_exactly(event: Event, times: int) -> None:
     many = type(event)(**{**vars(event), "count": event.count * times})
     assert many.zcdp_rho == pytest.approx(times * event.zcdp_rho, rel=1e-9)
     assert many.gdp_mu == pytest.approx(math.sqrt(times) * event.gdp_mu, rel=1e-9)
+
+
+def test_parts_are_counted_with_the_whole() -> None:
+    inner = Together((Gaussian(0.1, 2), RandomizedResponse(0.2, 3)), 3)
+    outer = Together((inner, Gaussian(0.5)), 2)
+    assert list(flat(outer)) == [
+        Gaussian(0.1, 12),
+        RandomizedResponse(0.2, 3, 6),
+        Gaussian(0.5, 2),
+    ]
+    assert outer.zcdp_rho == pytest.approx(sum(part.zcdp_rho for part in flat(outer)))
+    assert outer.gdp_mu**2 == pytest.approx(sum(part.gdp_mu**2 for part in flat(outer)))
 
 
 @pytest.mark.parametrize("epsilon0", [0.01, 0.5, 2.0, 8.0])
@@ -146,6 +173,7 @@ def test_extreme_strengths_stay_finite(event: Event) -> None:
         (lambda: PoissonGaussian(0.0, 1.0), "sampling_probability=0.0"),
         (lambda: PoissonGaussian(1.1, 1.0), "sampling_probability=1.1"),
         (lambda: PoissonGaussian(0.5, 0.0), "noise_multiplier=0.0 > 0"),
+        (lambda: Together(()), "at least one part"),
         (lambda: Release("rows", 0, {}), "rows=0 >= 1"),
         (lambda: event_from_json({"kind": "laplace"}), "accounting event"),
         (lambda: event_from_json({"kind": "gaussian"}), "accounting event"),

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import fminbound
+from scipy.special import log_ndtr, ndtri_exp
 
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.privacy.accountant import delta_of, epsilon, epsilon_rdp
@@ -22,6 +23,7 @@ from fedtranscribe.privacy.events import Gaussian, RandomizedResponse, event_fro
 from fedtranscribe.privacy.zcdp import (
     ZeroConcentrated,
     discrete_sum_rho,
+    dominating_mu,
     sum_distance,
     zcdp_rho,
 )
@@ -181,7 +183,7 @@ def test_an_event_is_written_and_says_that_no_gaussian_dominates_it():
     event = ZeroConcentrated(0.25, 4)
     assert event.to_json() == {"kind": "zcdp", "rho": 0.25, "count": 4}
     assert event.zcdp_rho == 1.0
-    assert event.gdp_mu == math.inf
+    assert event.gdp_mu == pytest.approx(dominating_mu(event.rho) * math.sqrt(event.count))
     assert ZeroConcentrated(0.0).gdp_mu == ZeroConcentrated(0.0).epsilon(DELTA) == 0.0
     assert event.epsilon(DELTA) == ZeroConcentrated(1.0).epsilon(DELTA)
 
@@ -222,6 +224,38 @@ def test_composing_by_count_is_composing_one_by_one():
     assert epsilon([ZeroConcentrated(0.02)] * 7, 1e-5) == pytest.approx(
         epsilon([ZeroConcentrated(0.02, 7)], 1e-5)
     )
+
+
+def test_the_ratio_in_the_proof_of_the_dominating_gaussian_falls_and_stays_above():
+    t = np.linspace(1e-2, 35, 200_001)
+    ratio = (np.sqrt(-log_ndtr(-t)) - np.sqrt(-log_ndtr(t))) / t
+    assert np.diff(ratio).max() < 0
+    assert 1 / math.sqrt(2) < ratio[-1] < ratio[0] < 0.9584
+
+
+@pytest.mark.parametrize("rho", [1e-8, 1e-4, 0.03, 0.5, 3.0, 40.0])
+def test_the_dominating_gaussian_is_above_the_best_that_two_outcomes_allow(rho):
+    # Every pair of powers that data processing allows, by brute force over the smaller one.
+    low = np.linspace(-35, 35, 700_001)
+    root = np.sqrt(rho)
+    up = np.sqrt(-log_ndtr(low)) - root
+    by_outcome = np.where(up > 0, ndtri_exp(-(np.maximum(up, 1e-9) ** 2)), np.inf)
+    by_complement = -ndtri_exp(-((np.sqrt(-log_ndtr(-low)) + root) ** 2))
+    best = float((np.minimum(by_outcome, by_complement) - low).max())
+    mu = dominating_mu(rho)
+    assert best <= mu * (1 + 1e-6) <= math.sqrt(8 * rho)
+    assert mu > math.sqrt(2 * rho)
+
+
+@pytest.mark.parametrize("variance", [1, 4, 50])
+@pytest.mark.parametrize("shift", [1, 3])
+def test_the_dominating_gaussian_covers_a_discrete_one(variance, shift):
+    law = discrete(variance, 30 + 30 * variance)
+    p, q = law[shift:], law[:-shift]
+    mu = dominating_mu(shift**2 / (2 * variance))
+    for e in np.linspace(-10, 10, 81):
+        exact = float(np.maximum(p - math.exp(e) * q, 0).sum())
+        assert exact <= gaussian_delta(mu, e) + 1e-12
 
 
 def test_an_event_survives_the_ledgers_form():

@@ -1,0 +1,157 @@
+"""How much noise private diffusion needs for a target ε; what its Phase I leaves of a budget."""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from enum import StrEnum
+from functools import cache
+from typing import TypeVar
+
+from fedtranscribe.errors import ConfigError
+from fedtranscribe.privacy.accountant import epsilon as epsilon_of_plan
+from fedtranscribe.privacy.closed_forms import expect_delta, expect_epsilon
+from fedtranscribe.privacy.diffusion import DpPromisePlan, DpSadPlan
+from fedtranscribe.privacy.published import TIME_STEPS
+from fedtranscribe.privacy.released_images import ReleasedImages
+from fedtranscribe.privacy.units import Adjacency
+
+_SMALLEST_SIGMA, _LARGEST_SIGMA = 1e-3, 1e6
+_CLOSE = 1e-3
+"""How close below its target a calibrated ε lies, as a ratio."""
+
+
+class CalibrateBy(StrEnum):
+    """Which figure a target ε means."""
+
+    SOUND = "sound"
+    PUBLISHED = "published"
+
+
+DiffusionPlan = TypeVar("DiffusionPlan", DpPromisePlan, DpSadPlan)
+
+
+def sound_epsilon(
+    plan: DpPromisePlan | DpSadPlan, delta: float, adjacency: Adjacency = Adjacency.ZERO_OUT
+) -> float:
+    """ε of a plan.
+
+    Raises:
+        UnsupportedAdjacencyError: the plan has no guarantee there.
+        ConfigError: delta is not inside (0, 1).
+    """
+    return epsilon_of_plan([plan.event(adjacency)], delta)
+
+
+def calibrated(
+    plan: DiffusionPlan,
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency = Adjacency.ZERO_OUT,
+    by: CalibrateBy = CalibrateBy.SOUND,
+) -> DiffusionPlan:
+    """The plan with the smallest noise at which it costs at most ε; its own sigma is not used.
+
+    Args:
+        plan: everything but the noise.
+        epsilon: target, reached from below to one part in a thousand.
+        delta: target.
+        adjacency: in which the target is meant; the papers' formulas know none.
+        by: whether the target is the sound figure or what the paper's formula prints.
+
+    Raises:
+        ConfigError: a value is out of range, or no noise suffices: dp-promise's Phase I alone
+            costs more; the message names the smallest boundary that fits.
+        UnsupportedAdjacencyError: the plan has no guarantee in that adjacency.
+    """
+    expect_epsilon(epsilon)
+    expect_delta(delta)
+
+    @cache
+    def cost(sigma: float) -> float:
+        candidate = replace(plan, sigma=sigma)
+        if by is CalibrateBy.PUBLISHED:
+            return candidate.published(delta).epsilon
+        return sound_epsilon(candidate, delta, adjacency)
+
+    if isinstance(plan, DpPromisePlan) and by is CalibrateBy.SOUND:
+        expect_phase1_fits(plan, epsilon, delta, adjacency)
+    start = float(plan.dilution) if isinstance(plan, DpSadPlan) else 1.0
+    return replace(plan, sigma=_smallest_sigma(cost, epsilon, start))
+
+
+def expect_phase1_fits(
+    plan: DpPromisePlan, epsilon: float, delta: float, adjacency: Adjacency = Adjacency.ZERO_OUT
+) -> None:
+    """Refuse a plan whose Phase I leaves nothing of the budget for Phase II.
+
+    Raises:
+        ConfigError: names the smallest boundary that fits.
+    """
+    if plan.has_phase1 and not _fits(plan, epsilon, delta, adjacency):
+        cost = epsilon_of_plan([e for e in [plan.phase1(adjacency)] if e is not None], delta)
+        smallest = smallest_boundary(plan, epsilon, delta, adjacency, plan.boundary)
+        last = " (no Phase I at all)" if smallest > TIME_STEPS else ""
+        raise ConfigError(
+            f"Expected boundary={plan.boundary} >= {smallest}{last}: Phase I alone costs "
+            f"epsilon={cost:.4g} of {epsilon:g} ({adjacency.value}, delta={delta:g}); raise the "
+            f"boundary, train fewer epochs in Phase I, or allow a larger epsilon."
+        )
+
+
+def smallest_boundary(
+    plan: DpPromisePlan,
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency = Adjacency.ZERO_OUT,
+    above: int = 0,
+) -> int:
+    """The smallest S whose Phase I costs less than ε, 1..T + 1; the plan's own S is not used.
+
+    `above` is an S that is known not to fit.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    expect_epsilon(epsilon)
+    expect_delta(delta)
+    fails, fits = above, TIME_STEPS + 1
+    while fits - fails > 1:
+        middle = (fails + fits) // 2
+        if _fits(replace(plan, boundary=middle), epsilon, delta, adjacency):
+            fits = middle
+        else:
+            fails = middle
+    return fits
+
+
+def _fits(plan: DpPromisePlan, epsilon: float, delta: float, adjacency: Adjacency) -> bool:
+    event = plan.phase1(adjacency)
+    if isinstance(event, ReleasedImages) and event.exceeds(epsilon, delta):
+        return False  # spares a long composition
+    return event is None or epsilon_of_plan([event], delta) < epsilon * (1 - 2 * _CLOSE)
+
+
+def _smallest_sigma(cost: Callable[[float], float], epsilon: float, start: float) -> float:
+    """Where the cost, which falls with σ, is between target · (1 − 1e-3) and target."""
+    low = high = start
+    while cost(high) > epsilon:
+        low, high = high, 2 * high
+        if high > _LARGEST_SIGMA:
+            raise ConfigError(
+                f"Expected a noise multiplier below {_LARGEST_SIGMA:g} to reach "
+                f"epsilon={epsilon:g}; allow a larger epsilon, or train fewer epochs."
+            )
+    while low == high or cost(low) <= epsilon:
+        low, high = low / 2, low
+        if high < _SMALLEST_SIGMA:
+            return high
+    while cost(high) < epsilon * (1 - _CLOSE):
+        # A straight line in logarithms, kept away from the ends.
+        above, below = math.log(cost(low) / epsilon), math.log(epsilon / cost(high))
+        share = min(0.9, max(0.1, above / (above + below)))
+        middle = low ** (1 - share) * high**share
+        if cost(middle) <= epsilon:
+            high = middle
+        else:
+            low = middle
+    return high
