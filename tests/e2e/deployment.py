@@ -156,9 +156,7 @@ class Deployment:
 
         for holder in holders:
             make_node_key(holder / "book" / "key")
-            self.write_policy(
-                holder, noise="secagg", more="dropouts = 1\ncolluders = 1\n", **limits
-            )
+            self.write_policy(holder, noise="secagg", more="dropouts = 1\ncolluders = 1\n")
             with (holder / "policy.toml").open("a") as policy:
                 policy.write(MASKED)
         for holder in holders:
