@@ -141,12 +141,9 @@ class Holder:
         self._check_public_part(query)
         return self.ledger.reserve(*self._booking(query)).answer is not None
 
-    def binding(self, query: QueryBatch) -> str:
-        """The hash that the ledger binds a query's id to: its content and the terms."""
-        return hashlib.sha256(f"{query.digest()}\0{self._terms}".encode()).hexdigest()
-
     def _booking(self, query: QueryBatch) -> tuple[str, str, Release, str]:
-        return query.id, self.binding(query), self.release(query.rows), self.run
+        bound_to = hashlib.sha256(f"{query.digest()}\0{self._terms}".encode()).hexdigest()
+        return query.id, bound_to, self.release(query.rows), self.run
 
     def _charged(self, query: QueryBatch) -> tuple[bytes, tuple[int, str]]:
         self._check_public_part(query)

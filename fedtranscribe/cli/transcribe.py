@@ -14,6 +14,9 @@ from fedtranscribe.cli.progress import StageBars
 from fedtranscribe.config import TranscribeSettings, build, read_toml
 from fedtranscribe.errors import ConfigError
 
+# From a diffusion model on two cores: some minutes, once.
+_SAMPLES = 2_000
+
 _EXAMPLES = """Transcribe teachers into a differentially private student and generator.
 
 \b
@@ -22,6 +25,7 @@ Examples:
   fedtranscribe transcribe --teacher resnet50                  # any torchvision architecture
   fedtranscribe transcribe --teacher my-teachers --epsilon 5   # made by `teacher train`
   fedtranscribe transcribe --data scans.npz --privacy vote --out runs/scans
+  fedtranscribe transcribe --generator runs/diffusion          # ask its samples, add its cost
   fedtranscribe transcribe --resume --out runs/scans           # go on after an interrupt
 
 What is left out is picked from public facts (records, classes, shapes) and said aloud.
@@ -50,6 +54,10 @@ def transcribe_command(
     ] = None,
     public_data: Annotated[
         str | None, typer.Option(help="Public images to start from: shapes, uci-digits, …, none.")
+    ] = None,
+    generator: Annotated[
+        Path | None,
+        typer.Option(help="Run of `synthesize`: its samples are asked, its cost is added."),
     ] = None,
     shards: Annotated[int | None, typer.Option(help="Disjoint teachers to train.")] = None,
     privacy: Annotated[str | None, typer.Option(help="data, label or vote.")] = None,
@@ -88,6 +96,7 @@ def transcribe_command(
         "download": download,
         "image_size": image_size,
         "public_data": public_data,
+        "generator": generator,
         "shards": shards,
         "privacy": privacy,
         "epsilon": epsilon,
@@ -107,8 +116,8 @@ def transcribe_command(
 
     from fedtranscribe.transcribe import prepare, transcribe
 
-    prepared = prepare(settings)
     with StageBars() as bars:
+        prepared = prepare(settings, _generator(settings, bars))
         bars.say(f"run folder: {folder}")
         try:
             result = transcribe(
@@ -124,6 +133,21 @@ def transcribe_command(
 
 
 transcribe_command.__doc__ = _EXAMPLES
+
+
+def _generator(settings: TranscribeSettings, bars: StageBars) -> Any:
+    """Samples of the given run, with its cost; None where there is none."""
+    if settings.generator is None:
+        return None
+    from fedtranscribe.synthesize.pool import open_generator
+    from fedtranscribe.transcribe.session import pick_device
+
+    return open_generator(
+        settings.generator,
+        _SAMPLES,
+        pick_device(settings.device),
+        lambda done, total: bars("samples of the generator", done, total),
+    )
 
 
 def _settings(

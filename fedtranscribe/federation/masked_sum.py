@@ -33,7 +33,13 @@ from fedtranscribe.secagg import Advert, Task, relay, survivors, unmask
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+# Until a holder has opened a round it may have booked nothing; from then on a refusal is about
+# this round, and not about the holder.
 _BEFORE_CHARGE = frozenset({records.SECAGG_KEY, records.SECAGG_OPEN})
+_STUCK = (
+    "Resume the run when more of them are back, with abandon=true if this round cannot be mended."
+)
+
 Complaint = RefusalCode | ProtocolError | None
 """What a holder said instead of what was asked; None if it said nothing in time."""
 
@@ -82,7 +88,7 @@ class MaskedSum:
         self._rows = 0
 
     def began(self, query_id: str) -> bool:
-        """Whether holders may have masked their answers to this query already."""
+        """Whether holders may have been asked this query already."""
         return Progress.load(self._round_file, query_id) is not None
 
     def settle(self, query: QueryBatch, present: Sequence[str]) -> tuple[Tensor, list[str]]:
@@ -99,6 +105,7 @@ class MaskedSum:
         task = Task(query.id, query.digest(), query.rows * query.k, grid.word)
         now = Progress.load(self._round_file, query.id) or Progress(query.id)
         if not now.sent:
+            now.save(self._round_file)
             now.sent = self._open(query, list(present))
             now.save(self._round_file)
         if not now.survivors:
@@ -106,7 +113,10 @@ class MaskedSum:
         if len(now.signatures) < self._members.quorum:
             self._sign(now)
         self._reveal(now)
-        total = unmask(self._members, task, now.sent, now.survivors, now.vectors, now.revealed)
+        try:
+            total = unmask(self._members, task, now.sent, now.survivors, now.vectors, now.revealed)
+        except ProtocolError as error:
+            raise QuorumError(f"{error} {_STUCK}") from None
         mean = grid.mean(total, len(now.survivors)).reshape(query.rows, query.k)
         return mean, now.survivors
 
@@ -178,13 +188,14 @@ class MaskedSum:
         now.save(self._round_file)
 
     def _sign(self, now: Progress) -> None:
+        """Ask every survivor that has not signed; a late one helps as well as another."""
+
         def ask(number: int, name: str) -> RecordDict:
             return messages.ask_sign(number, self._run, now.query, now.survivors)
 
-        waiting = [name for name in now.survivors if name not in now.signatures]
         now.signatures |= self._ask(
             records.SECAGG_SIGN,
-            waiting,
+            [name for name in now.survivors if name not in now.signatures],
             ask,
             lambda content, name: messages.read_bytes(content, now.query, "signature"),
             enough=self._members.quorum - len(now.signatures),
@@ -196,15 +207,19 @@ class MaskedSum:
         def ask(number: int, name: str) -> RecordDict:
             return messages.ask_reveal(number, self._run, now.query, now.signatures)
 
-        waiting = [name for name in now.signatures if name not in now.revealed]
-        now.revealed |= self._ask(
-            records.SECAGG_REVEAL,
-            waiting,
-            ask,
-            lambda content, name: messages.read_bytes(content, now.query, "shares"),
-            enough=self._members.quorum - len(now.revealed),
-        )
-        now.save(self._round_file)
+        for again in (False, True):
+            if again:
+                self._sign(now)
+            now.revealed |= self._ask(
+                records.SECAGG_REVEAL,
+                [name for name in now.signatures if name not in now.revealed],
+                ask,
+                lambda content, name: messages.read_bytes(content, now.query, "shares"),
+                enough=self._members.quorum - len(now.revealed),
+            )
+            now.save(self._round_file)
+            if len(now.revealed) >= self._members.quorum:
+                break
         self._expect(now.revealed, "revealed their shares")
 
     # ---------------------------------------------------------------- small parts
@@ -221,29 +236,35 @@ class MaskedSum:
         """What holders said, in the order of their names; asked again until they are enough."""
         needed = min(len(names), self._members.quorum if enough is None else enough)
         told: dict[str, T] = {}
+        refused: set[str] = set()
+        early = message_type in _BEFORE_CHARGE
+        rows = 0 if message_type == records.SECAGG_KEY else self._rows
         for attempt in range(self._settings.retries + 1):
-            waiting = [name for name in names if name not in told]
-            if attempt and len(told) >= needed:
+            waiting = [name for name in names if name not in told and name not in refused]
+            if not waiting or (attempt and len(told) >= needed):
                 break
             if attempt:
                 time.sleep(self._settings.retry_after * 2 ** (attempt - 1))
                 log.warning("asking again for %s: %s", message_type, ", ".join(waiting))
             replies = self._transport.exchange(message_type, waiting, make)
-            charged = attempt > 0 or message_type not in _BEFORE_CHARGE
             for name in waiting:
                 said = _read_reply(name, replies.get(name), read)
-                if isinstance(said, Nothing):
-                    self._watch.complain(name, said.complaint, self._rows, charged=charged)
-                else:
+                if not isinstance(said, Nothing):
                     told[name] = said
+                    continue
+                if said.final:
+                    refused.add(name)
+                complaint = said.complaint
+                if not early and complaint is RefusalCode.CONFLICT:
+                    complaint = RefusalCode.INTERNAL
+                self._watch.complain(name, complaint, rows, charged=attempt > 0 or not early)
         return dict(sorted(told.items()))
 
     def _expect(self, told: Mapping[str, object], what: str) -> None:
         if len(told) < self._members.quorum:
             raise QuorumError(
                 f"Only {len(told)} of {len(self._members.names)} holders {what}, a masked sum "
-                f"needs {self._members.quorum}. Nothing of it is revealed; resume the run when "
-                "more of them are back, with abandon=true if one never will be."
+                f"needs {self._members.quorum}. Nothing of it is revealed. {_STUCK}"
             )
 
 
@@ -252,6 +273,11 @@ class Nothing:
     """No answer, and why."""
 
     complaint: Complaint
+
+    @property
+    def final(self) -> bool:
+        """Whether asking again would change nothing."""
+        return self.complaint not in (None, RefusalCode.INTERNAL)
 
 
 def _read_reply(

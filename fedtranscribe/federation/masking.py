@@ -31,7 +31,7 @@ class Masking:
     def __init__(self, identity: Identity, store: RoundStore) -> None:
         self.identity = identity
         self._store = store
-        self._holders: dict[str, Holder] = {}
+        self._holders: dict[bytes, Holder] = {}
 
     # ---------------------------------------------------------------- stage 0, once per run
 
@@ -46,7 +46,7 @@ class Masking:
         stored = self._store.run(run)
         if stored is None:
             key = RunKey.make(cohort, self.identity.name, self.identity.signer)
-            self._store.put_run(run, _run_to_bytes(key, None))
+            self._store.put_run(run, _run_to_bytes(key, None), None)
             return key.advert
         key, _ = self._read_run(run, stored)
         if key.cohort.digest != cohort.digest:
@@ -67,11 +67,11 @@ class Masking:
         Raises:
             ProtocolError: a key that its holder did not sign, too few, or other ones than before.
         """
-        key, known = self._known_run(run)
+        key, known, stored = self._known_run(run)
         given = sorted(adverts, key=lambda advert: advert.name)
         if known is None:
             key.agree(given)
-            self._store.put_run(run, _run_to_bytes(key, given))
+            self._store.put_run(run, _run_to_bytes(key, given), stored)
         elif {a.name: a.key for a in known} != {a.name: a.key for a in given}:
             raise ProtocolError(f"Run {run} has other keys; they are fixed for a whole run.")
 
@@ -91,7 +91,7 @@ class Masking:
         if stored is not None:
             return holder.resume(stored, task).sent
         opened = holder.open(task)
-        self._store.put_round(task.query, opened.to_bytes())
+        self._store.put_round(task.query, opened.to_bytes(), None)
         return opened.sent
 
     def mask(
@@ -108,9 +108,9 @@ class Masking:
         Raises:
             ProtocolError: see `secagg.protocol.Holder.mask`.
         """
-        holder, state = self._round(run, query)
+        holder, state, stored = self._round(run, query)
         masked = holder.mask(state, inbox, values(state.task))
-        self._keep(query, state, masked)
+        self._keep(query, state, masked, stored)
         assert masked.masked is not None
         return masked.masked
 
@@ -120,9 +120,9 @@ class Masking:
         Raises:
             ProtocolError: see `secagg.protocol.Holder.sign`.
         """
-        holder, state = self._round(run, query)
+        holder, state, stored = self._round(run, query)
         signed = holder.sign(state, survivors)
-        self._keep(query, state, signed)
+        self._keep(query, state, signed, stored)
         assert signed.signature is not None
         return signed.signature
 
@@ -132,7 +132,7 @@ class Masking:
         Raises:
             ProtocolError: see `secagg.protocol.Holder.reveal`.
         """
-        holder, state = self._round(run, query)
+        holder, state, _ = self._round(run, query)
         return holder.reveal(state, signatures)
 
     # ---------------------------------------------------------------- small parts
@@ -145,11 +145,11 @@ class Masking:
             )
         return Cohort(run, {name: roster[name] for name in names}, dropouts, colluders)
 
-    def _known_run(self, run: str) -> tuple[RunKey, list[Advert] | None]:
+    def _known_run(self, run: str) -> tuple[RunKey, list[Advert] | None, bytes]:
         stored = self._store.run(run)
         if stored is None:
             raise ProtocolError(f"This holder has no key for run {run[:80]!r}; ask for it first.")
-        return self._read_run(run, stored)
+        return *self._read_run(run, stored), stored
 
     def _read_run(self, run: str, stored: bytes) -> tuple[RunKey, list[Advert] | None]:
         try:
@@ -167,23 +167,24 @@ class Masking:
         return RunKey(cohort, secret, own), adverts
 
     def _holder(self, run: str) -> Holder:
-        if run not in self._holders:
-            key, adverts = self._known_run(run)
+        stored = self._store.run(run)
+        if stored is None or stored not in self._holders:
+            key, adverts, stored = self._known_run(run)
             if adverts is None:
                 raise ProtocolError(f"The keys of run {run} are not agreed on yet; send them.")
             # Of one run at a time: whoever asks for many runs must not fill the memory.
-            self._holders = {run: Holder(key.agree(adverts), self.identity.signer)}
-        return self._holders[run]
+            self._holders = {stored: Holder(key.agree(adverts), self.identity.signer)}
+        return self._holders[stored]
 
-    def _round(self, run: str, query: str) -> tuple[Holder, Round]:
+    def _round(self, run: str, query: str) -> tuple[Holder, Round, bytes]:
         stored = self._store.round(query)
         if stored is None:
             raise ProtocolError(f"No round of query {query[:80]!r} was opened here.")
-        return self._holder(run), Round.from_bytes(stored)
+        return self._holder(run), Round.from_bytes(stored), stored
 
-    def _keep(self, query: str, before: Round, after: Round) -> None:
+    def _keep(self, query: str, before: Round, after: Round, stored: bytes) -> None:
         if after is not before:
-            self._store.put_round(query, after.to_bytes())
+            self._store.put_round(query, after.to_bytes(), stored)
 
 
 def _run_to_bytes(key: RunKey, adverts: Sequence[Advert] | None) -> bytes:

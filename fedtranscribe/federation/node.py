@@ -3,6 +3,7 @@
 The same object answers in process, inside a Flower ClientApp and behind the holder service.
 """
 
+import hashlib
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -201,12 +202,15 @@ class Node:
             agreed = len(cohort.names), cohort.dropouts, cohort.colluders
             if (plan.holders, plan.dropouts, plan.colluders) != agreed:
                 raise Refusal(RefusalCode.CONFLICT)
-            terms = f"{requester}\0{run}\0{plan.words}\0{cohort.digest.hex()}"
-            with self._booked(query, plan, run, terms) as holder:
+            shared = f"{run}\0{plan.words}\0{cohort.digest.hex()}"
+            with self._booked(query, plan, run, f"{requester}\0{shared}") as holder:
                 if not isinstance(holder.mechanism, QuantisedMeanRows):
                     raise Refusal(RefusalCode.MALFORMED)
-                word = holder.mechanism.grid.word
-                task = Task(query.id, holder.binding(query), query.rows * query.k, word)
+                grid = holder.mechanism.grid
+                # The same at every holder, whatever each of them calls the server.
+                words = f"{query.digest()}\0{shared}\0{grid.bits} {grid.word}"
+                bound_to = hashlib.sha256(words.encode()).hexdigest()
+                task = Task(query.id, bound_to, query.rows * query.k, grid.word)
                 if holder.reserve(query) and not masks.knows(query.id):
                     raise Refusal(RefusalCode.CONFLICT)
                 sent = masks.open(run, task)

@@ -35,7 +35,7 @@ class HolderPolicy(Settings):
         default=0, ge=0, description="secagg: most holders that may be missing from a sum"
     )
     colluders: int = Field(
-        default=0, ge=0, description="secagg: holders that may tell the server all they know"
+        default=1, ge=0, description="secagg: holders that may tell the server all they know"
     )
     rows_per_message: int = Field(default=10_000, gt=0)
     rows_per_run: int = Field(default=1_000_000, gt=0)

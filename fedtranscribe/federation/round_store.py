@@ -10,18 +10,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedtranscribe.errors import StorageError
+from fedtranscribe.errors import ProtocolError, StorageError
 from fedtranscribe.files import unwritable
 
 _SCHEMA = """
-CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, state BLOB NOT NULL) STRICT;
-CREATE TABLE IF NOT EXISTS rounds (query TEXT PRIMARY KEY, state BLOB NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS runs (key TEXT PRIMARY KEY, state BLOB NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS rounds (key TEXT PRIMARY KEY, state BLOB NOT NULL) STRICT;
 """
 _BUSY_SECONDS = 30.0
 
 
 class RoundStore:
-    """Durable bytes by run and by query id; what `put_…` returned from survives a crash.
+    """Durable bytes by run and by query id, each changed only from the state that was read.
+
+    Several processes may use one file: of two that go on from the same state, one is refused. So a
+    holder never says two things at one stage.
 
     Args:
         path: the file; made at first use.
@@ -32,28 +35,42 @@ class RoundStore:
 
     def run(self, run: str) -> bytes | None:
         """A run's state; None before the first."""
-        return self._get("SELECT state FROM runs WHERE run = ?", run)
+        return self._get("SELECT state FROM runs WHERE key = ?", run)
 
-    def put_run(self, run: str, state: bytes) -> None:
-        """Keep a run's state, in place of the one before."""
-        self._put("INSERT OR REPLACE INTO runs VALUES (?, ?)", run, state)
+    def put_run(self, run: str, state: bytes, before: bytes | None) -> None:
+        """Keep a run's state in place of `before`; durable when it returns.
+
+        Raises:
+            ProtocolError: another process was quicker.
+        """
+        self._put("runs", run, state, before)
 
     def round(self, query: str) -> bytes | None:
         """A round's state; None before the first."""
-        return self._get("SELECT state FROM rounds WHERE query = ?", query)
+        return self._get("SELECT state FROM rounds WHERE key = ?", query)
 
-    def put_round(self, query: str, state: bytes) -> None:
-        """Keep a round's state, in place of the one before."""
-        self._put("INSERT OR REPLACE INTO rounds VALUES (?, ?)", query, state)
+    def put_round(self, query: str, state: bytes, before: bytes | None) -> None:
+        """Keep a round's state in place of `before`; raises as `put_run`."""
+        self._put("rounds", query, state, before)
 
     def _get(self, statement: str, key: str) -> bytes | None:
         with self._open() as connection:
             row = connection.execute(statement, (key,)).fetchone()
         return None if row is None else row[0]
 
-    def _put(self, statement: str, key: str, state: bytes) -> None:
+    def _put(self, table: str, key: str, state: bytes, before: bytes | None) -> None:
         with self._open() as connection:
-            connection.execute(statement, (key, state))
+            if before is None:
+                done = connection.execute(
+                    f"INSERT INTO {table} VALUES (?, ?) ON CONFLICT DO NOTHING", (key, state)
+                )
+            else:
+                done = connection.execute(
+                    f"UPDATE {table} SET state = ? WHERE key = ? AND state = ?",
+                    (state, key, before),
+                )
+            if done.rowcount != 1:
+                raise ProtocolError(f"Another process of this holder went on with {key!r} first.")
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:

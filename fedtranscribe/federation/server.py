@@ -158,7 +158,8 @@ class Server:
         try:
             values, answered = self._masked.settle(query, present)
         except QuorumError:
-            if self._standing.exhausted():
+            # Those who are silent may come back; those whose budget is spent will not.
+            if self._standing.exhausted() and len(self._present()) < self._plan.members.quorum:
                 return None
             raise
         finally:
@@ -266,6 +267,8 @@ class Server:
         """The same rows under a new id, if a masked round of them was begun; paid for again."""
         if self._masked is None or not self._masked.began(query.id):
             return query
+        if self._run.load_answer(query.id) is not None:
+            return query  # it came to its end before the interrupt
         log.warning("round %s is given up; its rows are asked anew and charged again", query.id)
         for name in self._present():
             self._standing.charge(name, query.rows)

@@ -218,7 +218,8 @@ class Grid:
         tail = _DEVIATIONS * math.sqrt(holders)
         reach = holders + tail * holders * noise_std / math.sqrt(holders - tolerated)
         # Rounding the variance up adds less than `tail` units.
-        fits = {w: math.floor(math.log2((top - tail) / reach)) for w, top in _LIMITS.items()}
+        # The exponent of a double is exact: every holder finds the same grid.
+        fits = {w: math.frexp((top - tail) / reach)[1] - 1 for w, top in _LIMITS.items()}
         word = 32 if fits[32] >= _FINE_ENOUGH else 64
         if fits[word] < 1:
             raise ConfigError(f"Expected noise_std={noise_std} that leaves a grid; lower it.")

@@ -13,6 +13,7 @@ from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.data import DataSplit, ImageSet, is_published, load
 from fedtranscribe.errors import ConfigError, ModelMismatchError
 from fedtranscribe.models import build
+from fedtranscribe.privacy.events import Release
 from fedtranscribe.teachers import Manifest, Teachers, load_manifest
 from fedtranscribe.tracking import check_tensorboard
 from fedtranscribe.transcribe.plan import (
@@ -25,6 +26,23 @@ from fedtranscribe.transcribe.plan import (
 from fedtranscribe.transcribe.session import pick_device, public_images
 
 
+@dataclass(frozen=True)
+class GivenGenerator:
+    """A private generator that was trained before, as the source of queries.
+
+    Attributes:
+        run: its name in the ledger of its data.
+        data: which data it was trained on, by name.
+        samples: drawn from it; labelled by the classes that they were drawn for.
+        releases: what its training has cost.
+    """
+
+    run: str
+    data: str
+    samples: ImageSet
+    releases: tuple[Release, ...]
+
+
 @dataclass
 class Prepared:
     """A transcription whose public part is settled and has been found sound; nothing is spent."""
@@ -35,6 +53,14 @@ class Prepared:
     public: ImageSet | None
     teacher_folder: Path | None
     plan: Plan
+    generator: GivenGenerator | None = None
+
+    @property
+    def before(self) -> tuple[Release, ...]:
+        """What the student has cost before the first query: a generator trained on these data."""
+        if self.generator is None or self.generator.data != self.settings.data:
+            return ()
+        return self.generator.releases
 
     @property
     def facts(self) -> TaskFacts:
@@ -47,8 +73,12 @@ class Prepared:
         return is_published(self.settings.data or "")
 
 
-def prepare(settings: TranscribeSettings) -> Prepared:
+def prepare(settings: TranscribeSettings, generator: GivenGenerator | None = None) -> Prepared:
     """Load and check everything public, and choose the plan.
+
+    Args:
+        settings: what was asked for.
+        generator: all rows are its samples, and the student starts from them.
 
     Raises:
         FedtranscribeError: any bad input; nothing has been written or spent.
@@ -91,9 +121,19 @@ def prepare(settings: TranscribeSettings) -> Prepared:
         mode = training_mode(settings.teacher, settings.teacher_weights)
     build(settings.student, facts.classes, facts.channels, facts.size)
     plan = make_plan(settings, facts, shards, mode)
-    return Prepared(
-        settings, device, split, public_images(settings, facts.channels, facts.size), folder, plan
-    )
+    if generator is None:
+        public = public_images(settings, facts.channels, facts.size)
+    else:
+        public = generator.samples
+        if (public.channels, public.size) != (facts.channels, facts.size):
+            raise ConfigError(
+                f"The generator gives {public.channels}x{public.size}x{public.size} images, the "
+                f"private data have {facts.channels}x{facts.size}x{facts.size}; take another one."
+            )
+        # They come from the private records' own distribution: nothing else teaches as much.
+        whole = settings.dpsd.model_copy(update={"public_share": 1.0})
+        settings = settings.model_copy(update={"dpsd": whole})
+    return Prepared(settings, device, split, public, folder, plan, generator)
 
 
 def ledger_path(settings: TranscribeSettings, images: ImageSet) -> Path:

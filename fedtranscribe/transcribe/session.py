@@ -17,6 +17,7 @@ from fedtranscribe.holder import Holder
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.pretraining import pretrain_generator, pretrain_student
 from fedtranscribe.models import Classifier, Generator, build, save_network
+from fedtranscribe.privacy.events import Release
 from fedtranscribe.teachers import Teachers
 from fedtranscribe.tracking import Report, ignore
 from fedtranscribe.transcribe.rundir import GENERATOR, STUDENT, Checkpoint, RunDirectory
@@ -206,6 +207,8 @@ def run_rounds(
     evaluate: Callable[[], float] | None,
     progress: Progress = silent,
     report: Report = ignore,
+    *,
+    before: Sequence[Release] = (),
 ) -> Curve:
     """Ask, answer and learn until every row of the plan is answered; resumes where it stopped.
 
@@ -220,6 +223,7 @@ def run_rounds(
         evaluate: accuracy on the declared-public test set, or None where there is none.
         progress: shows answered rows.
         report: receives a line per round.
+        before: what the student had cost before.
 
     Returns:
         The accuracy curve.
@@ -236,7 +240,8 @@ def run_rounds(
             run.save_checkpoint(method.state(), query, [curve.rows, curve.accuracy])
         losses = method.learn(query, holder.answer(query))
         rows = min(method.rows, total)
-        run.write_events([release.to_json() for release in holder.ledger.releases(run.run_id)])
+        booked = [*before, *holder.ledger.releases(run.run_id)]
+        run.write_events([release.to_json() for release in booked])
         query, value = None, None
         if evaluate is not None and (method.round % every == 0 or method.finished):
             value = evaluate()

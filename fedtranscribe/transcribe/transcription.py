@@ -104,7 +104,10 @@ def transcribe(
 
 def _say_cost(prepared: Prepared, release: Release, say: Say) -> None:
     """Both figures, before anything is spent."""
-    published, stated = prepared.plan.published, _stated(prepared.settings, release)
+    published, stated = prepared.plan.published, _stated(prepared, release)
+    if prepared.before:
+        own = _guaranteed(prepared.settings, (release,))
+        say(f"its answers cost ε = {own.epsilon:.4g}, and the generator was trained on these data")
     say(
         f"this run costs ε = {stated.epsilon:.4g} ({stated.unit}, {stated.adjacency}, "
         f"δ = {stated.delta:g}, {stated.accountant}); the published formula prints "
@@ -112,10 +115,15 @@ def _say_cost(prepared: Prepared, release: Release, say: Say) -> None:
     )
 
 
-def _stated(settings: TranscribeSettings, release: Release) -> Guarantee:
-    """The headline: what a release costs in the run's unit, under zero-out."""
+def _stated(prepared: Prepared, release: Release) -> Guarantee:
+    """The headline: what the student has cost, with the generator that it learned from."""
+    return _guaranteed(prepared.settings, (*prepared.before, release))
+
+
+def _guaranteed(settings: TranscribeSettings, releases: tuple[Release, ...]) -> Guarantee:
+    """What releases cost in the run's unit, under zero-out."""
     unit = Unit(settings.unit)
-    return guarantee(PrivacyPlan((release,), unit, Adjacency.ZERO_OUT, settings.delta))
+    return guarantee(PrivacyPlan(releases, unit, Adjacency.ZERO_OUT, settings.delta))
 
 
 def _teachers(prepared: Prepared, run: RunDirectory, progress: Progress) -> Teachers:
@@ -179,10 +187,17 @@ def _run(
     track = Tracker(run.path, tensorboard=settings.tensorboard)
 
     def report(line: Mapping[str, Any]) -> None:
-        track({**line, "epsilon": _stated(settings, holder.release(line["done"])).epsilon})
+        track({**line, "epsilon": _stated(prepared, holder.release(line["done"])).epsilon})
 
     curve = run_rounds(
-        method, holder, run, stored, evaluate if public_test else None, progress, report
+        method,
+        holder,
+        run,
+        stored,
+        evaluate if public_test else None,
+        progress,
+        report,
+        before=prepared.before,
     )
     scores = run.read_scores() | {"student": evaluate()}
     if public_test:
@@ -204,8 +219,9 @@ def _metrics(
     settings, plan = prepared.settings, prepared.plan
     unit = Unit(settings.unit)
     release: Release = holder.release(plan.rows)
-    stated = _stated(settings, release)
+    stated = _stated(prepared, release)
     total = holder.ledger.total(settings.delta, unit, Adjacency.ZERO_OUT)
+    sound = sound_table([*prepared.before, release], unit, settings.delta)
     return {
         "epsilon": stated.epsilon,
         "delta": stated.delta,
@@ -216,7 +232,9 @@ def _metrics(
         "signal": plan.forecast.signal,
         "sound": {
             adjacency.value: epsilon
-            for adjacency, epsilon in sound_table([release], unit, settings.delta).items()
+            for adjacency, epsilon in sound_table(
+                [*prepared.before, release], unit, settings.delta
+            ).items()
         },
         "published": {"epsilon": plan.published.epsilon, "reason": plan.published.reason},
         "ledger": {"epsilon": total.epsilon, "accountant": total.accountant},
@@ -226,7 +244,8 @@ def _metrics(
         "teachers": plan.shards,
         "privacy": settings.privacy,
         "data": settings.data,
-        "public_data": settings.public_data,
+        "public_data": settings.public_data if prepared.generator is None else None,
+        "generator": _generator(prepared, release),
         "accuracy_on": (
             "held-out images of a published benchmark, declared public"
             if prepared.declared_public
@@ -234,6 +253,18 @@ def _metrics(
         ),
         "curve": {"rows": curve.rows, "accuracy": curve.accuracy},
         "settings": json.loads(settings.model_dump_json(exclude_none=True)),
+    }
+
+
+def _generator(prepared: Prepared, release: Release) -> dict[str, Any] | None:
+    if prepared.generator is None:
+        return None
+    own = _guaranteed(prepared.settings, (release,))
+    return {
+        "run": prepared.generator.run,
+        "data": prepared.generator.data,
+        "counted": bool(prepared.before),
+        "epsilon_of_answers": own.epsilon,
     }
 
 

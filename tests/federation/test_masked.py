@@ -1,22 +1,27 @@
 """Masked sums from end to end: what the server gets, who is charged, and what holders refuse."""
 
 import json
+import threading
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import RecordDict
 
-from fedtranscribe.errors import ConfigError, QuorumError
+from fedtranscribe.errors import ConfigError, ProtocolError, QuorumError
 from fedtranscribe.exchange import AnswerKind, NoisePlan, QueryBatch
 from fedtranscribe.federation import masked_messages, records
 from fedtranscribe.federation.holder import make_client_app, reply_to
+from fedtranscribe.federation.masking import Masking
 from fedtranscribe.federation.node import Node
 from fedtranscribe.federation.policy import HolderPolicy
 from fedtranscribe.federation.refusals import Refusal, RefusalCode
 from fedtranscribe.federation.simulation import holder_name
 from fedtranscribe.federation.transport import InProcess, OverFlower
 from fedtranscribe.mechanisms import QuantisedMeanRows, SeededBits
+from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.secagg import Members
@@ -132,7 +137,7 @@ def test_one_more_stops_the_round_and_resuming_pays_nothing_twice(
         calls.append(kind)
         return kind == stage and name in ("holder-1", "holder-2")
 
-    with pytest.raises(QuorumError, match="resume"):
+    with pytest.raises(QuorumError, match="Resume"):
         go(masked, Failing(nodes, silent), RunDirectory.create(tmp_path / "run", masked))
     reveals = records.SECAGG_REVEAL in calls
     assert reveals is (stage == records.SECAGG_REVEAL)
@@ -156,12 +161,120 @@ def test_a_stuck_round_is_given_up_only_when_told_and_costs_again(masked, open_n
     # One is back, but the other has lost what it masked.
     dead["now"] = set()
     (ledger_file(nodes[1]).parent / "ledger.sqlite.rounds").unlink()
-    nodes[1]._masking._holders.clear()
     again = masked.model_copy(update={"resume": True, "abandon": True})
     result = go(again, transport, RunDirectory.resume(tmp_path / "run", again))
     assert result["rows"] == masked.rows
     assert rows_booked(nodes[0]) == masked.rows + masked.dpsd.round_rows
     assert result["epsilon"] > masked.epsilon
+
+
+def test_a_finished_round_is_not_given_up(masked, open_nodes, tmp_path, monkeypatch):
+    nodes = open_nodes(masked)
+    monkeypatch.setattr(DPSD, "learn", _interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        go(masked, InProcess(nodes), RunDirectory.create(tmp_path / "run", masked))
+    monkeypatch.undo()
+    again = masked.model_copy(update={"resume": True, "abandon": True})
+    result = go(again, InProcess(nodes), RunDirectory.resume(tmp_path / "run", again))
+    assert rows_booked(nodes[0]) == masked.rows
+    assert result["epsilon"] <= masked.epsilon
+
+
+def _interrupted(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_round_that_nobody_opens_can_be_given_up(masked, open_nodes, tmp_path):
+    rich = {i: HolderPolicy(epsilon=100, noise="secagg", dropouts=1, colluders=1) for i in range(M)}
+    nodes, gone = open_nodes(masked, rich), {"now": {"holder-1", "holder-2"}}
+    transport = Failing(
+        nodes, lambda kind, name: kind == records.SECAGG_OPEN and name in gone["now"]
+    )
+    with pytest.raises(QuorumError):
+        go(masked, transport, RunDirectory.create(tmp_path / "run", masked))
+    gone["now"] = set()
+    again = masked.model_copy(update={"resume": True, "abandon": True})
+    go(again, transport, RunDirectory.resume(tmp_path / "run", again))
+    assert rows_booked(nodes[0]) == masked.rows + masked.dpsd.round_rows
+    assert rows_booked(nodes[1]) == masked.rows
+
+
+def test_one_who_signs_late_replaces_one_who_went_away(masked, open_nodes, tmp_path):
+    """One is silent at signing, another afterwards, with the first one back."""
+    seen = []
+
+    def silent(kind: str, name: str) -> bool:
+        seen.append(kind)
+        revealed = records.SECAGG_REVEAL in seen
+        return (kind == records.SECAGG_SIGN and name == "holder-0" and not revealed) or (
+            kind == records.SECAGG_REVEAL and name == "holder-1"
+        )
+
+    result = go(
+        masked, Failing(open_nodes(masked), silent), RunDirectory.create(tmp_path / "run", masked)
+    )
+    assert result["rows"] == masked.rows
+
+
+def test_a_spent_budget_and_a_silent_holder_do_not_end_a_run(masked, open_nodes, tmp_path):
+    poor = {0: HolderPolicy(epsilon=masked.epsilon / 3, noise="secagg", dropouts=1, colluders=1)}
+    nodes, calls = open_nodes(masked, poor), []
+
+    def silent(kind: str, name: str) -> bool:
+        calls.append(kind)
+        return calls.count(records.SECAGG_REVEAL) > M and name == "holder-1"
+
+    with pytest.raises(QuorumError):
+        go(masked, Failing(nodes, silent), RunDirectory.create(tmp_path / "run", masked))
+    again = masked.model_copy(update={"resume": True})
+    result = go(again, InProcess(nodes), RunDirectory.resume(tmp_path / "run", again))
+    assert (result["rows"], result["stopped"]) == (masked.rows, None)
+    assert set(result["left"]) == {"holder-0"}
+
+
+def test_a_refusal_is_asked_and_charged_once(masked, open_nodes, tmp_path):
+    nodes = open_nodes(masked)
+    nodes[3]._masking = None  # it had a key when it enrolled
+    transport = InProcess(nodes)
+    told = {**transport.capabilities()}
+    told["holder-3"] = replace(told["holder-3"], masks=True)
+    transport.capabilities = lambda: told
+    patient = masked.model_copy(update={"retries": 3})
+    result = go(patient, transport, RunDirectory.create(tmp_path / "run", patient))
+    assert set(result["left"]) == {"holder-3"}
+    events = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    charged = {e["holder"]: e["release"]["rows"] for e in map(json.loads, events)}
+    assert charged.get("holder-3", 0) == 0
+    assert charged["holder-0"] == masked.rows
+
+
+def test_a_liar_at_a_late_stage_costs_the_round_and_not_the_honest(masked, open_nodes, tmp_path):
+    """Shares that do not fit together stop the round; nobody honest leaves the run for it."""
+    nodes = open_nodes(masked)
+    honest = nodes[2].reveal
+
+    def lying(*args):
+        return bytes(len(honest(*args)))
+
+    nodes[2].reveal = lying
+    with pytest.raises(QuorumError, match="abandon=true"):
+        go(masked, InProcess(nodes), RunDirectory.create(tmp_path / "run", masked))
+    saved = torch.load(tmp_path / "run" / "checkpoints" / "state.pt", weights_only=True)
+    assert saved["state"]["standing"]["left"] == {}
+
+
+def test_a_ledger_that_went_back_leaves_a_masked_run(masked, open_nodes, tmp_path):
+    nodes = open_nodes(masked)
+    real, heads = nodes[1].open_round, []
+
+    def rolled_back(*args):
+        sent, head = real(*args)
+        heads.append(head)
+        return sent, (1, "an older head") if len(heads) == 2 else head
+
+    nodes[1].open_round = rolled_back
+    result = go(masked, InProcess(nodes), RunDirectory.create(tmp_path / "run", masked))
+    assert result["left"] == {"holder-1": "a ledger that went back"}
 
 
 # ---------------------------------------------------------------- what holders refuse
@@ -263,12 +376,93 @@ def test_a_round_is_replayed_byte_for_byte_and_never_made_twice(masked, open_nod
     assert rows_booked(nodes[0]) == asked.rows
 
 
+def test_two_processes_of_one_holder_cannot_say_two_things(masked, open_nodes):
+    """Of two that go on from the same state one is refused, whatever they were asked."""
+    nodes, asked = open_nodes(masked), query(masked)
+    inboxes = relay(Members(tuple(NAMES), 1, 1), opened(nodes, asked))
+    for node in nodes:
+        node.mask("run-a", asked.id, inboxes[node.name])
+    first, twin = nodes[0]._masking, Masking(nodes[0]._masking.identity, nodes[0]._masking._store)
+    both_read, real = threading.Barrier(2), Masking._round
+
+    def slowly(self, run, name):
+        found = real(self, run, name)
+        both_read.wait(30)
+        return found
+
+    said: dict[int, object] = {}
+
+    def sign(which: int, masking: Masking, survivors: list[str]) -> None:
+        try:
+            said[which] = masking.sign("run-a", asked.id, survivors)
+        except ProtocolError as error:
+            said[which] = error
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Masking, "_round", slowly)
+        threads = [
+            threading.Thread(target=sign, args=args)
+            for args in ((0, first, NAMES), (1, twin, NAMES[:3]))
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert sorted(isinstance(each, bytes) for each in said.values()) == [False, True]
+
+
+def test_holders_may_call_the_server_by_different_names(masked, open_nodes):
+    nodes, asked = open_nodes(masked), query(masked)
+    keys = adverts(nodes)
+    sent = {
+        node.name: node.open_round(asked, PLAN, "run-a", f"server of {node.name}", keys)[0]
+        for node in nodes
+    }
+    inboxes = relay(Members(tuple(NAMES), 1, 1), sent)
+    assert all(node.mask("run-a", asked.id, inboxes[node.name]) for node in nodes)
+    # To the ledger it is another query all the same.
+    with refused(RefusalCode.CONFLICT):
+        nodes[0].open_round(asked, PLAN, "run-a", "somebody else", keys)
+
+
+def test_a_query_belongs_to_one_run_and_to_the_policy_of_today(masked, open_nodes):
+    nodes, asked = open_nodes(masked), query(masked)
+    opened(nodes, asked)
+    others = adverts(nodes, "run-b")
+    with refused(RefusalCode.CONFLICT):
+        nodes[0].open_round(asked, PLAN, "run-b", "flower", others)
+    nodes[0].policy = nodes[0].policy.model_copy(update={"colluders": 2})
+    with refused(RefusalCode.POLICY):
+        nodes[0].open_round(
+            query(masked, "run-a/000001"), PLAN, "run-a", "flower", adverts_of_a(nodes)
+        )
+
+
+def adverts_of_a(nodes):
+    return [node._masking.advertise("run-a", NAMES, 1, 1) for node in nodes]
+
+
+def test_a_changed_roster_ends_what_was_agreed_on_with_the_old_one(masked, open_nodes):
+    nodes, asked = open_nodes(masked), query(masked)
+    opened(nodes, asked)
+    identity = nodes[0]._masking.identity
+    stranger = ec.generate_private_key(ec.SECP384R1()).public_key()
+    changed = replace(identity, roster={**identity.roster, "holder-2": stranger})
+    nodes[0]._masking = Masking(changed, nodes[0]._masking._store)
+    for say in (
+        lambda: nodes[0].mask("run-a", asked.id, {}),
+        lambda: nodes[0].advertise("run-a", NAMES, 1, 1),
+        lambda: opened(nodes, query(masked, "run-a/000001")),
+    ):
+        with refused(RefusalCode.CONFLICT):
+            say()
+
+
 def test_a_round_that_was_forgotten_is_not_begun_again(masked, open_nodes):
     nodes, asked = open_nodes(masked), query(masked)
     opened(nodes, asked)
     book = nodes[0]._masking._store
     book._path.unlink()
-    nodes[0]._masking._holders.clear()
     keys = adverts(nodes)
     with refused(RefusalCode.CONFLICT):
         nodes[0].open_round(asked, PLAN, "run-a", "flower", keys)

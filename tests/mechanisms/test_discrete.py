@@ -412,3 +412,17 @@ def clopper(hits: np.ndarray, falses: np.ndarray, confidence: float) -> float:
     low = stats.beta.ppf(confidence / 2, hit, n - hit + 1)
     high = stats.beta.ppf(1 - confidence / 2, false + 1, n - false)
     return math.log(max(low - DELTA, 1e-300) / high)
+
+
+def test_the_grid_is_the_exact_one_at_the_edge_of_a_power_of_two():
+    """Two holders must never find two grids: no logarithm of a library decides."""
+    for bits in range(2, 24):
+        for step in range(-3, 4):
+            # Strengths at which the room left is a power of two, but for a few units.
+            room = 2.0**bits * (1 + step * 2.0**-52)
+            std = ((2**31 - 16 * math.sqrt(5)) / room - 5) * math.sqrt(3) / (16 * math.sqrt(5) * 5)
+            if std > 0:
+                grid = Grid.choose(std, 5, 2)
+                reach = Fraction(5 + 16 * math.sqrt(5) * 5 * std / math.sqrt(3))
+                if grid.word == 32 and grid.bits < 24:
+                    assert Fraction(2) ** grid.bits * reach <= 2**31
