@@ -135,8 +135,86 @@ class TranscribeSettings(StudentSettings):
         default=None, gt=0, description="most the data's ledger may reach in all"
     )
     calibrate_by: Literal["sound", "published"] = "sound"
+    generator: Path | None = Field(
+        default=None, description="run of `synthesize` whose samples are asked"
+    )
     ledger: Path | None = None
     teachers: TeacherSettings = TeacherSettings()
+
+
+class DpPromiseOptions(Settings):
+    """dp-promise alone, table [dp_promise]; what is left out is the profile's."""
+
+    boundary: int | None = Field(
+        default=None, description="S, first time step of Phase I; T + 1 leaves Phase I out"
+    )
+    phase1: bool = Field(default=True, description="false trains Phase II over all time steps")
+    noisy_images: Literal["fresh", "cached"] = "fresh"
+    phase1_batch: int | None = Field(default=None, gt=0)
+    phase1_epochs: float | None = Field(default=None, gt=0)
+    phase1_lr: float | None = Field(default=None, gt=0)
+    phase2_batch: int | None = Field(default=None, gt=0)
+    phase2_epochs: float | None = Field(default=None, gt=0)
+    phase2_lr: float | None = Field(default=None, gt=0)
+    copies: int | None = Field(
+        default=None, gt=0, description="K: time steps and noises per record, averaged first"
+    )
+    clip: float | None = Field(default=None, gt=0)
+    label_drop: float | None = Field(default=None, ge=0, lt=1)
+    freeze_time_embedding: bool | None = None
+
+
+class DpSadOptions(Settings):
+    """DP-SAD alone, table [dp_sad]; what is left out is the profile's."""
+
+    teacher: Literal["public", "dp"] | None = Field(
+        default=None, description="from public images, or by DP-SGD on the private ones"
+    )
+    discriminator: Literal["outputs", "dp"] | None = None
+    batch: int | None = Field(default=None, gt=0)
+    epochs: float | None = Field(default=None, gt=0)
+    lr: float | None = Field(default=None, gt=0)
+    teacher_lr: float | None = Field(default=None, gt=0)
+    discriminator_lr: float | None = Field(default=None, gt=0)
+    clip: float | None = Field(default=None, gt=0)
+    copies: int | None = Field(default=None, gt=0)
+    time_steps: int | None = Field(default=None, gt=0, description="T of the diffusion")
+    start: Literal["xavier", "teacher"] | None = None
+    teacher_guidance: float | None = Field(default=None, ge=0, description="w of Eq. 5")
+    teacher_weight: float | None = Field(default=None, ge=0, description="MSE-T; 0 leaves it out")
+    data_weight: float | None = Field(default=None, ge=0, description="MSE; 0 leaves it out")
+    adversarial_weight: float | None = Field(
+        default=None, ge=0, description="λ; 0 leaves the discriminator out"
+    )
+    weighting: Literal["noise", "image"] | None = None
+    student_conditioning: bool | None = None
+    discriminator_conditioning: bool | None = None
+    concatenation: Literal["batch", "channels"] | None = None
+    label_drop: float | None = Field(default=None, ge=0, lt=1)
+    student_label_drop: float | None = Field(default=None, ge=0, lt=1)
+    synthetic_images: int | None = Field(default=None, gt=0)
+
+
+class TrainingOptions(Settings):
+    """What a private training can be told by whoever asks for it; `None` means: the profile's."""
+
+    profile: Literal["quick", "paper"] = Field(
+        default="quick", description="quick: minutes on two cores; paper: the paper's settings"
+    )
+    conditional: bool | None = Field(default=None, description="whether the network learns labels")
+    adjacency: Literal["zero-out", "replace", "add-remove"] = "zero-out"
+    size: Literal["tiny", "small", "medium", "large"] | None = Field(
+        default=None, description="of the U-Net"
+    )
+    pretrain_data: str | None = Field(default=None, description="public images, or 'none'")
+    pretrain_epochs: float | None = Field(default=None, gt=0)
+    pretrain_batch: int | None = Field(default=None, gt=0)
+    pretrain_lr: float | None = Field(default=None, gt=0)
+    ema_decay: float | None = Field(default=None, ge=0, lt=1)
+    sampling_steps: int | None = Field(default=None, gt=0, description="T' of the sampler")
+    guidance: float | None = Field(default=None, ge=0, description="w of the sampler")
+    dp_promise: DpPromiseOptions = DpPromiseOptions()
+    dp_sad: DpSadOptions = DpSadOptions()
 
 
 class FederationSettings(StudentSettings):
@@ -145,9 +223,19 @@ class FederationSettings(StudentSettings):
     The last block describes a simulation, where one machine plays all holders.
     """
 
-    method: Literal["feddpsd", "fedavg", "feddf", "dense"] = Field(
-        default="feddpsd", description="the others are baselines without any privacy"
+    method: Literal["feddpsd", "fedavg", "feddf", "dense", "dp-promise", "dp-sad"] = Field(
+        default="feddpsd",
+        description="dp-promise and dp-sad train at one holder; the others have no privacy",
     )
+    trainer: str | None = Field(
+        default=None, description="holder that trains; none: the first that can"
+    )
+    slice_seconds: float = Field(
+        default=60.0,
+        gt=0,
+        description="training per message, before the holder tells how far it is",
+    )
+    training: TrainingOptions = TrainingOptions()
     noise: Literal["local", "secagg", "central"] = Field(
         default="local", description="who adds the noise; a holder may insist on more protection"
     )
@@ -190,6 +278,38 @@ class FederationSettings(StudentSettings):
     teacher_mode: Literal["auto", "full", "heads"] = "auto"
     teachers: TeacherSettings = TeacherSettings()
     baseline: BaselineSettings = BaselineSettings()
+
+
+class SynthesizeSettings(TrainingOptions):
+    """Everything `fedtranscribe synthesize` can be told."""
+
+    method: Literal["dp-promise", "dp-sad"] = "dp-promise"
+    data: str = "digits"
+    data_root: Path | None = None
+    download: bool = False
+    image_size: int | None = Field(default=None, ge=8, description="pixels a side, for a folder")
+    noise: bool = Field(
+        default=True, description="false: no clipping and no noise; a baseline, NOT private"
+    )
+    epsilon: float = Field(default=10.0, gt=0, allow_inf_nan=False)
+    delta: float = Field(default=1e-5, gt=0, lt=1)
+    calibrate_by: Literal["sound", "published"] = "sound"
+    budget: float | None = Field(
+        default=None, gt=0, description="most the data's ledger may reach in all"
+    )
+    ledger: Path | None = None
+    evaluate: bool = Field(
+        default=True, description="train a CNN on samples, test it on the held-out images"
+    )
+    samples: int = Field(default=3_000, ge=60, description="synthetic images that the CNN sees")
+    backend: Literal["contracted", "functional", "opacus"] = "contracted"
+    physical_batch: int | None = Field(
+        default=None, gt=0, description="records at a time; none: measured"
+    )
+    checkpoint_seconds: float = Field(default=60.0, ge=0, description="between two checkpoints")
+    device: str = "auto"
+    seed: int = Field(default=0, ge=0)
+    tensorboard: bool = False
 
 
 S = TypeVar("S", bound=Settings)

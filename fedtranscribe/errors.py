@@ -13,6 +13,7 @@ FedtranscribeError              exit code 1
  ├─ PrivacyError                5
  │   ├─ BudgetExhaustedError        the holder's total would be exceeded
  │   ├─ HopelessPlanError           nothing could be learned at this ε; `--force` to go on
+ │   ├─ AuditError                  an attack or a check found more than ε allows
  │   └─ UnsupportedAdjacencyError   the guarantee asked for does not follow from what is released
  ├─ LedgerError                 6
  │   ├─ CorruptLedgerError          the hash chain, the head or the file is broken
@@ -88,6 +89,10 @@ class BudgetExhaustedError(PrivacyError):
 
 class HopelessPlanError(PrivacyError):
     """The plan cannot carry enough signal to learn anything."""
+
+
+class AuditError(PrivacyError):
+    """An attack or a check contradicts what a run says about its privacy."""
 
 
 class UnsupportedAdjacencyError(PrivacyError):

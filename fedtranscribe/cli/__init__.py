@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from fedtranscribe import __version__
+from fedtranscribe.cli.audit import audit_command, plant_command
 from fedtranscribe.cli.compare import compare_command
 from fedtranscribe.cli.deploy import deploy_app
 from fedtranscribe.cli.evaluate import evaluate_command
@@ -18,7 +19,10 @@ from fedtranscribe.cli.holder import holder_app
 from fedtranscribe.cli.options import group
 from fedtranscribe.cli.privacy import privacy_app
 from fedtranscribe.cli.release import release_app
+from fedtranscribe.cli.report import report_command
+from fedtranscribe.cli.sample import sample_command
 from fedtranscribe.cli.simulate import simulate_command
+from fedtranscribe.cli.synthesize import synthesize_command
 from fedtranscribe.cli.teacher import teacher_app
 from fedtranscribe.cli.transcribe import transcribe_command
 from fedtranscribe.errors import ConfigError, FedtranscribeError, StorageError
@@ -37,9 +41,14 @@ app.add_typer(privacy_app, name="privacy")
 app.add_typer(teacher_app, name="teacher")
 app.add_typer(holder_app, name="holder")
 app.command("transcribe")(transcribe_command)
+app.command("synthesize")(synthesize_command)
+app.command("sample")(sample_command)
 app.command("simulate")(simulate_command)
 app.command("evaluate")(evaluate_command)
 app.command("compare")(compare_command)
+app.command("audit")(audit_command)
+app.command("plant")(plant_command)
+app.command("report")(report_command)
 app.add_typer(release_app, name="release")
 app.add_typer(deploy_app, name="deploy")
 

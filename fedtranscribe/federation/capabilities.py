@@ -13,13 +13,14 @@ class Capabilities:
     Attributes:
         name: how the server calls the holder in logs and files.
         classes, channels, size: what its teachers expect.
-        shards: p, its teachers on disjoint records.
+        shards: p, its teachers on disjoint records; 0 for a holder without teachers.
         positional_ids: whether its records are known by position only (then no add-remove).
         kinds: what it answers.
         noise: the least protective mode it accepts.
         rows_per_message, rows_per_run: its limits.
         dropouts, colluders: its terms for masked sums.
         masks: whether it has a key and a roster for them.
+        trainers: private trainings that it carries out, by method.
     """
 
     name: str
@@ -35,11 +36,13 @@ class Capabilities:
     dropouts: int = 0
     colluders: int = 0
     masks: bool = False
+    trainers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Refuse what no holder can be; a server reads these off the wire."""
         if not (0 < len(self.name) <= 80 and self.name.isprintable()):
             raise ValueError("a name must be printable and have 1 to 80 characters")
         counts = self.classes, self.channels, self.size, self.shards
-        if min(counts) < 1 or self.classes < 2:
+        # A holder that only trains has no shards.
+        if min(counts[:3]) < 1 or self.shards < 0 or self.classes < 2:
             raise ValueError(f"classes, channels, size, shards = {counts} make no sense")

@@ -16,6 +16,7 @@ from fedtranscribe.errors import ConfigError, QuorumError
 from fedtranscribe.federation.roster import quorum
 from fedtranscribe.federation.run import federate
 from fedtranscribe.federation.run_config import make_server_app
+from fedtranscribe.federation.single_node import TRAINERS, train_at_holder
 from fedtranscribe.federation.transport import OverFlower
 from fedtranscribe.tracking import Tracker, check_tensorboard
 from fedtranscribe.transcribe.rundir import RunDirectory
@@ -43,10 +44,10 @@ def serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
         ConfigError: settings that only a simulation can have.
         QuorumError: too few holders within `first_timeout`, or in a round; the run can be resumed.
     """
-    if settings.method != "feddpsd":
+    if settings.method not in ("feddpsd", *TRAINERS):
         raise ConfigError(
-            f"Expected method='feddpsd' in a deployment, got {settings.method!r}: the baselines "
-            "have no privacy and run in simulations only."
+            f"Expected method='feddpsd', 'dp-promise' or 'dp-sad' in a deployment, got "
+            f"{settings.method!r}: the baselines have no privacy and run in simulations only."
         )
     if settings.tensorboard:
         check_tensorboard()
@@ -60,14 +61,12 @@ def serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
     transport = OverFlower(
         grid, [(node, 0) for node in nodes], settings.timeout, settings.first_timeout
     )
-    result = federate(
-        settings,
-        transport,
-        run,
-        expected=settings.holders,
-        test=test,
-        report=Tracker(out, tensorboard=settings.tensorboard),
-    )
+    report = Tracker(out, tensorboard=settings.tensorboard)
+    if settings.method in TRAINERS:
+        result = train_at_holder(settings, transport, run, test=test, report=report)
+    else:
+        expected = settings.holders
+        result = federate(settings, transport, run, expected=expected, test=test, report=report)
     log.info("sound ε %s (%s); run folder %s", result["epsilon"], result["unit"], out)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedtranscribe.federation import masked_messages, protocol, records
+from fedtranscribe.federation import masked_messages, protocol, records, training_messages
 from fedtranscribe.federation.node import Node, where
 from fedtranscribe.federation.refusals import Refusal, RefusalCode
 
@@ -55,6 +55,10 @@ def _reply(
     if message_type in records.MASKED:
         node = open_node(protocol.holder_number(content))
         return masked_messages.reply(content, message_type, node, requester)
+    if message_type in records.TRAINING:
+        return training_messages.reply(
+            content, message_type, open_node(protocol.holder_number(content))
+        )
     raise Refusal(RefusalCode.MALFORMED)
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 from pydantic import Field
 
 from fedtranscribe.config import Settings, build, read_toml
+from fedtranscribe.data import load
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.federation.masking import Masking
 from fedtranscribe.federation.policy import HolderPolicy
 from fedtranscribe.federation.round_store import RoundStore
+from fedtranscribe.federation.trainings import OpenLedger, Trainings
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.secagg.key_files import Identity
 
@@ -25,6 +27,10 @@ class HolderPlace(Settings):
 
     name: str = Field(min_length=1, max_length=80, description="how the server calls the holder")
     teachers: Path = Field(description="folder made by `fedtranscribe teacher train`")
+    records: Path | None = Field(
+        default=None,
+        description="trainers: the images that `teachers` learned from, .npz or a folder",
+    )
     ledger: Path = Field(description="budget book of the data: it outlives runs and teachers")
     socket: Path = Field(description="where the SuperNode's user asks; all it may reach")
     log: Path | None = Field(default=None, description="JSON lines; none: standard error")
@@ -56,7 +62,7 @@ class HolderFile(HolderPolicy):
         home = path.absolute().parent
         places = {
             name: home / value.expanduser()
-            for name in ("teachers", "ledger", "socket", "log", "key", "roster")
+            for name in ("teachers", "records", "ledger", "socket", "log", "key", "roster")
             if (value := getattr(file.holder, name)) is not None
         }
         if len(str(places["socket"]).encode()) > _LONGEST_SOCKET:
@@ -71,12 +77,37 @@ class HolderFile(HolderPolicy):
                 'Expected [holder] key and roster with noise="secagg"; make a key: fedtranscribe '
                 "deploy keys create PATH."
             )
+        if file.trainers and file.holder.records is None:
+            raise ConfigError("Expected [holder] records with trainers: they train on the images.")
         return file.model_copy(update={"holder": file.holder.model_copy(update=places)})
 
     @property
     def policy(self) -> HolderPolicy:
         """The limits alone."""
         return HolderPolicy.model_validate(self.model_dump(exclude={"holder"}))
+
+    def trainings(self, data_id: str, open_ledger: OpenLedger) -> Trainings | None:
+        """The holder's private trainings; None where it carries out none.
+
+        Args:
+            data_id: what the ledger is bound to.
+            open_ledger: opens it.
+
+        Raises:
+            DataError: the records are absent or unusable.
+            ConfigError: they are not those of the ledger.
+        """
+        place = self.holder
+        if place.records is None or not self.trainers:
+            return None
+        train = load(str(place.records)).train
+        if train.data_id != data_id:
+            raise ConfigError(
+                f"Expected [holder] records of {data_id!r}, the data of teachers and ledger; "
+                f"{place.records} is {train.data_id!r}."
+            )
+        folder = place.ledger.with_name("trainings")
+        return Trainings(lambda: train, place.ledger, open_ledger, folder, place.device)
 
     def masking(self) -> Masking | None:
         """The holder's part in masked sums; None where it has no key.

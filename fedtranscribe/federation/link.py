@@ -18,6 +18,8 @@ METHODS = {
     records.SECAGG_MASK: "SecAggMask",
     records.SECAGG_SIGN: "SecAggSign",
     records.SECAGG_REVEAL: "SecAggReveal",
+    records.TRAIN: "Train",
+    records.MODEL: "Model",
 }
 
 _MOST_BYTES = 1 << 30

@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from traceback import extract_tb
+from typing import Any
 
 from fedtranscribe.errors import (
     BudgetExhaustedError,
@@ -23,6 +24,7 @@ from fedtranscribe.federation.capabilities import Capabilities
 from fedtranscribe.federation.masking import Masking
 from fedtranscribe.federation.policy import HolderPolicy
 from fedtranscribe.federation.refusals import Refusal, RefusalCode
+from fedtranscribe.federation.trainings import Standing, Trained, Trainings
 from fedtranscribe.holder import Holder, Mechanism, decode_summand
 from fedtranscribe.mechanisms import (
     BitSource,
@@ -75,7 +77,7 @@ class Node:
 
     Args:
         name: how the server calls it.
-        teachers: its ensemble.
+        teachers: its ensemble; None, and it answers nothing.
         policy: its own limits.
         ledger: opens the budget book of its DATA under the policy's limit, for one query.
         positional_ids: whether records are known by row number only.
@@ -83,6 +85,7 @@ class Node:
         noise: OS entropy unless a test says otherwise.
         bits: likewise, for integer rows.
         masking: its part in masked sums; None, and it takes part in none.
+        trainings: its private trainings; None, and it carries out none.
 
     Guarantee:
         That of the mechanism, for everything the ledger has booked, against whoever the policy
@@ -93,7 +96,7 @@ class Node:
     def __init__(
         self,
         name: str,
-        teachers: Teachers,
+        teachers: Teachers | None,
         policy: HolderPolicy,
         ledger: OpenLedger,
         *,
@@ -102,6 +105,7 @@ class Node:
         noise: NoiseSource | None = None,
         bits: BitSource | None = None,
         masking: Masking | None = None,
+        trainings: Trainings | None = None,
     ) -> None:
         self.name = name
         self.teachers = teachers
@@ -112,6 +116,7 @@ class Node:
         self._noise = noise or OsNoise()
         self._bits = bits or OsBits()
         self._masking = masking
+        self._trainings = trainings
 
     @property
     def private(self) -> bool:
@@ -121,21 +126,29 @@ class Node:
     def capabilities(self) -> Capabilities:
         """What the server may know before it asks."""
         self._at_start()
-        m, policy = self.teachers.manifest, self.policy
+        policy, teachers, trainings = self.policy, self.teachers, self._trainings
+        if teachers is not None:
+            m = teachers.manifest
+            shape, shards, kinds = (m.classes, m.channels, m.size), m.shards, policy.kinds
+        else:
+            assert trainings is not None
+            shape, shards, kinds = trainings.shape(), 0, ()
+        classes, channels, size = shape
         return Capabilities(
             name=self.name,
-            classes=m.classes,
-            channels=m.channels,
-            size=m.size,
-            shards=m.shards,
+            classes=classes,
+            channels=channels,
+            size=size,
+            shards=shards,
             positional_ids=self._positional_ids,
-            kinds=policy.kinds,
+            kinds=kinds,
             noise=policy.noise,
             rows_per_message=policy.rows_per_message,
             rows_per_run=policy.rows_per_run,
             dropouts=policy.dropouts,
             colluders=policy.colluders,
             masks=self._masking is not None,
+            trainers=policy.trainers if trainings is not None else (),
         )
 
     def answer(
@@ -243,7 +256,35 @@ class Node:
         with self._refusing(query_id):
             return self._masks.reveal(run, query_id, signatures)
 
+    # ---------------------------------------------------------------- private trainings
+
+    def train(self, run: str, asked: Mapping[str, Any], seconds: float) -> Standing:
+        """Begin a private training or go on with it, for so many seconds.
+
+        Raises:
+            Refusal: POLICY for a method that the holder does not carry out, BUDGET, MALFORMED for
+                settings that make no sense or are not the server's to choose.
+        """
+        with self._refusing(run):
+            self.policy.check_training(asked.get("method"))
+            return self._trains.advance(run, asked, seconds)
+
+    def trained(self, run: str) -> Trained:
+        """The network of a finished training.
+
+        Raises:
+            Refusal: CONFLICT where there is none.
+        """
+        with self._refusing(run):
+            return self._trains.result(run)
+
     # ---------------------------------------------------------------- small parts
+
+    @property
+    def _trains(self) -> Trainings:
+        if self._trainings is None:
+            raise Refusal(RefusalCode.POLICY)
+        return self._trainings
 
     @property
     def _masks(self) -> Masking:
@@ -254,6 +295,8 @@ class Node:
     @contextmanager
     def _booked(self, query: QueryBatch, plan: NoisePlan, run: str, terms: str) -> Iterator[Holder]:
         """The holder's answering side over its open ledger, once the policy has agreed."""
+        if self.teachers is None:
+            raise Refusal(RefusalCode.POLICY)
         mechanism = mechanism_of(query.kind, plan, self.teachers.shards, query.k)
         with self._open_ledger() as ledger:
             self.policy.check(query, plan, ledger.rows(run, besides=query.id))

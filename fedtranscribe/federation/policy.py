@@ -3,6 +3,8 @@
 The holder writes it, its node enforces it, and nothing that a server sends can change it.
 """
 
+from typing import Literal
+
 from pydantic import Field
 
 from fedtranscribe.config import Settings
@@ -11,6 +13,8 @@ from fedtranscribe.federation.refusals import Refusal, RefusalCode
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.units import Adjacency, Unit
+
+Trainer = Literal["dp-promise", "dp-sad"]
 
 
 class HolderPolicy(Settings):
@@ -30,6 +34,9 @@ class HolderPolicy(Settings):
     delta: float = Field(default=1e-5, gt=0, lt=1)
     unit: Unit = Unit.RECORD
     kinds: tuple[AnswerKind, ...] = tuple(AnswerKind)
+    trainers: tuple[Trainer, ...] = Field(
+        default=(), description="private trainings on the records themselves"
+    )
     noise: NoiseMode = NoiseMode.LOCAL
     dropouts: int = Field(
         default=0, ge=0, description="secagg: most holders that may be missing from a sum"
@@ -63,6 +70,15 @@ class HolderPolicy(Settings):
             and rows_before + query.rows <= self.rows_per_run
         )
         if not allowed:
+            raise Refusal(RefusalCode.POLICY)
+
+    def check_training(self, method: object) -> None:
+        """Refuse a training that the holder does not carry out.
+
+        Raises:
+            Refusal: POLICY.
+        """
+        if method not in self.trainers:
             raise Refusal(RefusalCode.POLICY)
 
     def check_cohort(self, dropouts: int, colluders: int) -> None:

@@ -128,6 +128,7 @@ def tell_capabilities(capabilities: Capabilities) -> RecordDict:
     facts = asdict(capabilities)
     facts["kinds"] = [kind.value for kind in capabilities.kinds]
     facts["noise"] = capabilities.noise.value
+    facts["trainers"] = list(capabilities.trainers)
     return record({name.replace("_", "-"): value for name, value in facts.items()})
 
 
@@ -173,6 +174,7 @@ def read_capabilities(content: RecordDict) -> Capabilities:
             dropouts=get(terms, "dropouts", int),
             colluders=get(terms, "colluders", int),
             masks=get(terms, "masks", bool),
+            trainers=tuple(str(name) for name in get(terms, "trainers", list)),
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"A holder's capabilities make no sense ({error}).") from None

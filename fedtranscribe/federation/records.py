@@ -24,7 +24,11 @@ SECAGG_MASK = "query.secagg_mask"
 SECAGG_SIGN = "query.secagg_sign"
 SECAGG_REVEAL = "query.secagg_reveal"
 MASKED = (SECAGG_KEY, SECAGG_OPEN, SECAGG_MASK, SECAGG_SIGN, SECAGG_REVEAL)
-MESSAGES = (CAPABILITIES, ANSWER, *MASKED)
+# A private training at one holder, see `training_messages.py`.
+TRAIN = "query.train"
+MODEL = "query.model"
+TRAINING = (TRAIN, MODEL)
+MESSAGES = (CAPABILITIES, ANSWER, *MASKED, *TRAINING)
 
 TERMS, ARRAYS = "terms", "arrays"
 

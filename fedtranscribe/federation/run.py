@@ -167,7 +167,12 @@ def _read(path: Path) -> dict[str, dict[str, Any]]:
 
 def _capabilities(facts: dict[str, Any]) -> Capabilities:
     kinds = tuple(AnswerKind(kind) for kind in facts["kinds"])
-    return Capabilities(**{**facts, "kinds": kinds, "noise": NoiseMode(facts["noise"])})
+    typed = {
+        "kinds": kinds,
+        "noise": NoiseMode(facts["noise"]),
+        "trainers": tuple(facts["trainers"]),
+    }
+    return Capabilities(**{**facts, **typed})
 
 
 def _result(

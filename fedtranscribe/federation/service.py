@@ -119,6 +119,7 @@ def open_node(file: HolderFile) -> tuple[Node, KeptLedger]:
         positional_ids=manifest.record_ids == "positional",
         at_start=ledger.prove,
         masking=file.masking(),
+        trainings=file.trainings(manifest.data_id, ledger),
     )
     return node, ledger
 

@@ -28,6 +28,7 @@ from fedtranscribe.federation.simulation import (
     partitions,
     simulated_part,
 )
+from fedtranscribe.federation.single_node import TRAINERS, train_at_holder
 from fedtranscribe.federation.transport import Address, OverFlower
 from fedtranscribe.models import Classifier, build, save_network
 from fedtranscribe.teachers import Teachers
@@ -86,6 +87,17 @@ def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
         log.info("this run was complete already; nothing was spent")
         return
     addresses = _addresses(grid, settings.holders)
+    if settings.method in TRAINERS:
+        train_at_holder(
+            settings,
+            OverFlower(grid, addresses, settings.timeout, settings.first_timeout),
+            run,
+            test=split.test,
+            declared_public=is_published(settings.data),
+            report=Tracker(out, tensorboard=settings.tensorboard),
+        )
+        log.info("results and network: %s", out)
+        return
     if settings.method != "feddpsd":
         _serve_baseline(grid, addresses, settings, run, split)
         return

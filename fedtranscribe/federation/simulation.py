@@ -26,6 +26,8 @@ from fedtranscribe.federation.node import Node
 from fedtranscribe.federation.policy import HolderPolicy
 from fedtranscribe.federation.round_store import RoundStore
 from fedtranscribe.federation.run_config import run_folder, settings_from
+from fedtranscribe.federation.single_node import TRAINERS
+from fedtranscribe.federation.trainings import Trainings
 from fedtranscribe.files import write_atomically
 from fedtranscribe.mechanisms import BitSource, NoiseSource
 from fedtranscribe.privacy.calibrate import NoiseMode
@@ -75,6 +77,7 @@ def policy_of(settings: FederationSettings) -> HolderPolicy:
         epsilon=settings.epsilon,
         delta=settings.delta,
         unit=Unit(settings.unit),
+        trainers=(settings.method,) if settings.method in TRAINERS else (),
         noise=NoiseMode(settings.noise),
         dropouts=_DROPOUTS if settings.dropouts is None else settings.dropouts,
         colluders=_COLLUDERS if settings.colluders is None else settings.colluders,
@@ -102,6 +105,27 @@ def open_holder(
         noise: OS entropy unless a test says otherwise.
         bits: likewise.
     """
+    policy = policy or policy_of(settings)
+    ledger = folder / "ledger.sqlite"
+    open_ledger = partial(Ledger.open, ledger, part.data_id, policy.budget)
+    if settings.method in TRAINERS:
+        trainings = Trainings(
+            lambda: part,
+            ledger,
+            open_ledger,
+            folder / "trainings",
+            settings.device,
+            noise=noise,
+            bits=bits,
+        )
+        return Node(
+            holder_name(number),
+            None,
+            policy,
+            open_ledger,
+            positional_ids=part.positional,
+            trainings=trainings,
+        )
     device = pick_device(settings.device)
     mode = settings.teacher_mode
     if mode == "auto":
@@ -116,12 +140,11 @@ def open_holder(
     manifest = make_manifest(described, part, settings.shards, mode)
     teachers = folder / "teachers"
     train_teachers(part, manifest, teachers, device=device, progress=lambda done, total: None)
-    policy = policy or policy_of(settings)
     return Node(
         holder_name(number),
         Teachers(teachers, device),
         policy,
-        partial(Ledger.open, folder / "ledger.sqlite", part.data_id, policy.budget),
+        open_ledger,
         positional_ids=part.positional,
         noise=noise,
         bits=bits,

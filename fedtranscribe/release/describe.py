@@ -13,7 +13,7 @@ from typing import Any
 from fedtranscribe import __version__
 from fedtranscribe.config import PUBLIC_SHAPES
 from fedtranscribe.data import available
-from fedtranscribe.errors import ConfigError, PrivacyError, StorageError
+from fedtranscribe.errors import AuditError, ConfigError, PrivacyError, StorageError
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.release.accounting import by_adjacency, by_holder, by_unit, recompute
 from fedtranscribe.release.stamp import stamp_of
@@ -98,7 +98,7 @@ def _describe(run: FinishedRun, choices: Sequence[str]) -> PrivacyStatement:
         stamp=None,
         events=events,
         data_dependent_choices=_choices(run, choices),
-        audits=(),
+        audits=_audits(run),
         ledger=_ledger(result),
         rows=result["rows"],
         teachers=sum(shards.values()) or None,
@@ -169,6 +169,21 @@ def _noise_mode(result: Mapping[str, Any]) -> Any:
     if result["epsilon"] is None and "noise" not in result:
         return "none"
     return result.get("noise", "local")
+
+
+def _audits(run: FinishedRun) -> tuple[dict[str, Any], ...]:
+    """What attacks found that may be told: `audit.json` holds no other findings."""
+    path = run.path / "audit.json"
+    if not path.exists():
+        return ()
+    audit = json.loads(path.read_text(encoding="utf-8"))
+    if audit["run"] != run.result["run"]:
+        raise PrivacyError(f"{path} is of another run; repeat `fedtranscribe audit` on this one.")
+    if not audit["sound"]:
+        raise AuditError(
+            f"{path} contradicts the guarantee of the run; nothing can be released from it."
+        )
+    return tuple(audit["findings"])
 
 
 def _published(run: FinishedRun) -> Published | None:

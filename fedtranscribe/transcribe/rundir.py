@@ -31,8 +31,8 @@ GENERATOR = "generator.safetensors"
 # Where and how a run is computed may change between interrupt and resume; nothing else may.
 _FREE_ON_RESUME = frozenset(
     {
-        *("out", "device", "data_root", "download", "resume", "force", "abandon"),
-        *("tensorboard", "timeout", "first_timeout", "quorum", "retries", "retry_after"),
+        *("out", "device", "data_root", "download", "resume", "force", "abandon", "tensorboard"),
+        *("timeout", "first_timeout", "quorum", "retries", "retry_after", "slice_seconds"),
     }
 )
 
@@ -67,8 +67,13 @@ class RunDirectory:
         self.run_id = run_id
 
     @classmethod
-    def create(cls, path: Path, settings: Settings) -> "RunDirectory":
+    def create(cls, path: Path, settings: Settings, run_id: str | None = None) -> "RunDirectory":
         """Start a run in a folder that is absent or empty.
+
+        Args:
+            path: the folder.
+            settings: the run's settings.
+            run_id: its name, where somebody else has given it one.
 
         Raises:
             StorageError: the folder holds something, or cannot be written.
@@ -81,7 +86,7 @@ class RunDirectory:
         if path.is_dir() and any(path.iterdir()):
             raise StorageError(f"{path} is not empty; choose another --out.")
         # 128 random bits: query ids are bound for ever in the ledger, so they must not come back.
-        run = cls(path, settings, f"run-{os.urandom(16).hex()}")
+        run = cls(path, settings, run_id or f"run-{os.urandom(16).hex()}")
         dumped = settings.model_dump(mode="json", exclude_none=True)
         write_atomically(config, tomli_w.dumps({"run": run.run_id, **dumped}).encode())
         return run

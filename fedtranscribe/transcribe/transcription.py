@@ -230,12 +230,7 @@ def _metrics(
         "accountant": stated.accountant,
         "noise_std": plan.noise_std,
         "signal": plan.forecast.signal,
-        "sound": {
-            adjacency.value: epsilon
-            for adjacency, epsilon in sound_table(
-                [*prepared.before, release], unit, settings.delta
-            ).items()
-        },
+        "sound": {adjacency.value: epsilon for adjacency, epsilon in sound.items()},
         "published": {"epsilon": plan.published.epsilon, "reason": plan.published.reason},
         "ledger": {"epsilon": total.epsilon, "accountant": total.accountant},
         "private": holder.noise.private,

@@ -1,0 +1,177 @@
+"""`fedtranscribe audit`: finished runs attacked, and `fedtranscribe plant`: canaries for a run."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from fedtranscribe.cli.options import Json
+from fedtranscribe.cli.progress import StageBars
+from fedtranscribe.config import build
+
+if TYPE_CHECKING:
+    from fedtranscribe.evaluation.audit import Audit
+
+_EXAMPLES = """Attack finished runs and check their books: does anything contradict ε?
+
+\b
+Examples:
+  fedtranscribe audit runs/demo                                # a few minutes
+  fedtranscribe audit runs/demo --attacks game,loss            # seconds
+  fedtranscribe audit runs/a runs/b --records 500
+  fedtranscribe audit runs/planted --attacks canaries --canaries planted/canaries.npz
+
+Every attack gives a lower bound on ε with a confidence, beside the ε that the run claims. Exit code
+5 if a bound exceeds it, or if ledger, events or teachers do not fit. Figures go into audit.json;
+those that rest on your own records into private/audit.json only. No attack that fails is a proof.
+"""
+
+_PLANT = """Add canaries to private records, each by a secret fair coin, to audit a run with.
+
+\b
+Examples:
+  fedtranscribe plant digits --out planted --canaries 500
+  fedtranscribe transcribe --data planted/planted.npz --out runs/planted
+  fedtranscribe audit runs/planted --attacks canaries --canaries planted/canaries.npz
+
+Both files are as private as your data, and canaries.npz is a secret until the run is over. The
+planted set keeps the name that its ledger knows; give `--ledger` the ledger of the original.
+"""
+
+
+def audit_command(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
+    attacks: Annotated[
+        str | None,
+        typer.Option(
+            help="all, none, or some of game, loss, reference, generator, inversion, canaries. "
+            "[default: all]"
+        ),
+    ] = None,
+    confidence: Annotated[
+        float | None, typer.Option(help="Of every bound by itself. [default: 0.99]")
+    ] = None,
+    records: Annotated[
+        int | None, typer.Option(help="At most so many members and others. [default: 2000]")
+    ] = None,
+    trials: Annotated[
+        int | None, typer.Option(help="Of the game, in each world. [default: 1000000]")
+    ] = None,
+    references: Annotated[int | None, typer.Option(help="Reference networks. [default: 8]")] = None,
+    canaries: Annotated[
+        Path | None, typer.Option(help="canaries.npz of `fedtranscribe plant`.")
+    ] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="The ledger to check, where the run does not name it.")
+    ] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Where named data sets lie.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, …")] = None,
+    seed: Annotated[int | None, typer.Option(help="Public randomness of the attacks.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Run it; the help text is `_EXAMPLES`."""
+    from fedtranscribe.evaluation.audit.settings import AuditSettings
+
+    options: dict[str, Any] = {
+        "attacks": attacks,
+        "confidence": confidence,
+        "records": records,
+        "trials": trials,
+        "references": references,
+        "canaries": canaries,
+        "ledger": ledger,
+        "data_root": data_root,
+        "device": device,
+        "seed": seed,
+    }
+    settings = build(AuditSettings, {k: v for k, v in options.items() if v is not None})
+
+    from fedtranscribe.evaluation.audit import audit, expect_sound
+    from fedtranscribe.transcribe.finished import FinishedRun
+
+    opened = [FinishedRun.open(path) for path in runs]
+    audits = []
+    with StageBars() as bars:
+        for run in opened:
+            prefix = f"{run.path.name}: " if len(opened) > 1 else ""
+
+            def show_stage(stage: str, done: int, total: int, prefix: str = prefix) -> None:
+                bars(prefix + stage, done, total)
+
+            audits.append(audit(run, settings, show_stage))
+    if as_json:
+        shown = [done.to_json(told=False) for done in audits]
+        whole = shown[0] if len(shown) == 1 else shown
+        typer.echo(json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False))
+    else:
+        for done in audits:
+            show(done)
+    # After all figures, so that none is lost by the mistake that they show.
+    for done in audits:
+        expect_sound(done.findings, done.checks)
+
+
+audit_command.__doc__ = _EXAMPLES
+
+
+def plant_command(
+    data: Annotated[str, typer.Argument(metavar="DATA", help="As --data of transcribe.")],
+    out: Annotated[Path, typer.Option(help="Folder for planted.npz and canaries.npz.")],
+    count: Annotated[
+        int, typer.Option("--canaries", help="Canaries in all; about half of them are planted.")
+    ] = 500,
+    kind: Annotated[str, typer.Option(help="pattern or mislabelled.")] = "pattern",
+    data_root: Annotated[Path | None, typer.Option(help="Where named data sets lie.")] = None,
+    seed: Annotated[int, typer.Option(help="Public randomness of the canaries' looks.")] = 0,
+) -> None:
+    """Run it; the help text is `_PLANT`."""
+    from fedtranscribe.data import load
+    from fedtranscribe.errors import ConfigError
+    from fedtranscribe.evaluation.audit import CanaryKind, plant, save_planted
+
+    if kind not in list(CanaryKind):
+        raise ConfigError(f"Expected --kind {kind!r} to be one of {', '.join(CanaryKind)}.")
+    split = load(data, data_root)
+    planted, canaries = plant(split.train, count, CanaryKind(kind), seed=seed)
+    save_planted(split, planted, canaries, out)
+    Console().print(
+        f"Planted: about half of {count:,} canaries among {len(split.train):,} records: "
+        f"{escape(str(out))}. Keep canaries.npz secret until the run is over.",
+        highlight=False,
+    )
+
+
+plant_command.__doc__ = _PLANT
+
+
+def show(done: "Audit") -> None:
+    """Print bounds beside ε, checks, and ε in words; private findings under their stamp."""
+    console, run = Console(), done.run
+    private = [f for f in done.findings if f.private and not run.declared_public]
+    table = Table(title=f"Audit of {escape(str(run.path))}", title_justify="left", show_lines=True)
+    for name in ("attack", "ε at least", "ε claimed", "confidence", "what was found"):
+        table.add_column(name)
+    for finding in done.findings:
+        claimed = finding.claim.epsilon
+        words = f"{finding.words}{' NOT PRIVATE.' if finding in private else ''}"
+        table.add_row(
+            finding.attack,
+            f"{finding.lower:.3g}" + (" CONTRADICTS" if finding.contradicts else ""),
+            "no guarantee" if claimed is None else f"{claimed:.3g}",
+            f"{finding.confidence:g}",
+            words,
+        )
+    for check in done.checks:
+        verdict = "not tried" if check.ok is None else "ok" if check.ok else "FAILED"
+        table.add_row(check.name, verdict, "", "", check.words)
+    console.print(table)
+    if done.risk is not None:
+        console.print(done.risk.words, highlight=False)
+    if private:
+        from fedtranscribe.evaluation.audit.audit import STAMP
+
+        console.print(f"[bold red]{', '.join(f.attack for f in private)}: {STAMP}[/bold red]")

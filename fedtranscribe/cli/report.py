@@ -1,0 +1,47 @@
+"""`fedtranscribe report`: one page per finished run, or one page over several."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from fedtranscribe.errors import ConfigError
+
+_EXAMPLES = """Write a finished run as one HTML page: verdict, figures, ε, samples, audits.
+
+\b
+Examples:
+  fedtranscribe report runs/demo                             # into runs/demo/report.html
+  fedtranscribe report runs/demo --out demo.html
+  fedtranscribe report runs/eps-* --out comparison.html      # one page over several runs
+
+The page needs no server and no script, and tells nothing that was measured on your own records.
+Run `fedtranscribe evaluate` and `fedtranscribe audit` before: what they found is shown too.
+"""
+
+
+def report_command(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
+    out: Annotated[
+        Path | None, typer.Option(help="Page to write; RUN/report.html for a single run.")
+    ] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Ledger of the data, where the run does not name it.")
+    ] = None,
+) -> None:
+    """Run it; the help text is `_EXAMPLES`."""
+    from fedtranscribe.report import write_comparison, write_report
+
+    if len(runs) == 1:
+        written = write_report(runs[0], out, ledger)
+    elif out is None:
+        raise ConfigError(f"Expected --out FILE for one page over {len(runs)} runs.")
+    elif ledger is not None:
+        raise ConfigError("Expected --ledger with a single run; a comparison shows no ledger.")
+    else:
+        written = write_comparison(runs, out)
+    Console().print(f"Report: {written}", soft_wrap=True, highlight=False, markup=False)
+
+
+report_command.__doc__ = _EXAMPLES

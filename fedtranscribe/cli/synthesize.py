@@ -1,0 +1,306 @@
+"""`fedtranscribe synthesize`: a differentially private diffusion model of private images."""
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from fedtranscribe.cli.options import Json
+from fedtranscribe.cli.output import emit
+from fedtranscribe.cli.progress import StageBars
+from fedtranscribe.config import SynthesizeSettings, build, read_toml
+from fedtranscribe.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fedtranscribe.synthesize.run import Judge
+
+_EXAMPLES = """Train a differentially private diffusion model where the data are.
+
+\b
+Examples:
+  fedtranscribe synthesize --epsilon 10                        # packaged digits, dp-promise
+  fedtranscribe synthesize --no-noise                          # the same WITHOUT privacy
+  fedtranscribe synthesize --pretrain-data shapes --epsilon 1
+  fedtranscribe synthesize --data scans.npz --out runs/scans
+  fedtranscribe synthesize --resume --out runs/scans           # go on after an interrupt
+  fedtranscribe synthesize --data mnist --data-root DIR --profile paper --epsilon 10
+
+ε is booked in the data's ledger before training begins, once. Draw images from the result with
+`fedtranscribe sample`. More settings go into --config FILE.
+"""
+
+# Options of one method alone; those of `_EITHER` go to the method that runs.
+_OWN = {
+    "dp_promise": (
+        *("boundary", "phase1", "noisy_images", "phase1_batch", "phase1_epochs"),
+        *("phase2_batch", "phase2_epochs"),
+    ),
+    "dp_sad": ("teacher", "discriminator", "batch", "epochs"),
+}
+_EITHER = ("copies", "clip")
+_NO_MEANING = ("epsilon", "adjacency", "budget")
+
+
+def synthesize_command(
+    method: Annotated[str | None, typer.Option(help="dp-promise or dp-sad.")] = None,
+    data: Annotated[
+        str | None, typer.Option(help="Private data: a name, an .npz file, or an image folder.")
+    ] = None,
+    data_root: Annotated[Path | None, typer.Option(help="Where named data sets lie.")] = None,
+    download: Annotated[
+        bool | None, typer.Option("--download", help="Fetch a missing data set.")
+    ] = None,
+    image_size: Annotated[
+        int | None, typer.Option(help="Pixels a side, for an image folder of mixed sizes.")
+    ] = None,
+    conditional: Annotated[
+        bool | None,
+        typer.Option("--conditional/--unconditional", help="Whether the network learns labels."),
+    ] = None,
+    epsilon: Annotated[float | None, typer.Option(help="ε of this run.")] = None,
+    noise: Annotated[
+        bool | None,
+        typer.Option("--noise/--no-noise", help="Without: a baseline that is NOT private."),
+    ] = None,
+    delta: Annotated[float | None, typer.Option(help="δ at which ε is quoted.")] = None,
+    adjacency: Annotated[
+        str | None, typer.Option(help="zero-out, replace or add-remove (without Phase I).")
+    ] = None,
+    calibrate_by: Annotated[
+        str | None, typer.Option(help="sound; or published, as printed: NO guarantee.")
+    ] = None,
+    budget: Annotated[
+        float | None, typer.Option(help="Most ε that all runs on these data may reach together.")
+    ] = None,
+    profile: Annotated[str | None, typer.Option(help="quick or paper.")] = None,
+    size: Annotated[str | None, typer.Option(help="U-Net: tiny, small, medium or large.")] = None,
+    pretrain_data: Annotated[
+        str | None, typer.Option(help="Public images to start from: shapes, uci-digits, …, none.")
+    ] = None,
+    pretrain_epochs: Annotated[float | None, typer.Option(help="Passes over them.")] = None,
+    boundary: Annotated[
+        int | None, typer.Option(help="dp-promise: S, first time step of Phase I.")
+    ] = None,
+    phase1: Annotated[
+        bool | None,
+        typer.Option("--phase1/--no-phase1", help="dp-promise: without, Phase II over all steps."),
+    ] = None,
+    noisy_images: Annotated[
+        str | None, typer.Option(help="dp-promise: fresh, or cached: one per record for ever.")
+    ] = None,
+    phase1_batch: Annotated[int | None, typer.Option(help="dp-promise: expected records.")] = None,
+    phase1_epochs: Annotated[float | None, typer.Option(help="dp-promise: passes.")] = None,
+    phase2_batch: Annotated[int | None, typer.Option(help="dp-promise: expected records.")] = None,
+    phase2_epochs: Annotated[float | None, typer.Option(help="dp-promise: passes.")] = None,
+    copies: Annotated[int | None, typer.Option(help="K, time steps and noises per record.")] = None,
+    clip: Annotated[float | None, typer.Option(help="C, norm of a record's gradient.")] = None,
+    teacher: Annotated[
+        str | None, typer.Option(help="dp-sad: from public images, or dp: by DP-SGD.")
+    ] = None,
+    discriminator: Annotated[
+        str | None, typer.Option(help="dp-sad: learns from outputs, or dp: by DP-SGD.")
+    ] = None,
+    batch: Annotated[int | None, typer.Option(help="dp-sad: expected records.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="dp-sad: passes.")] = None,
+    sampling_steps: Annotated[int | None, typer.Option(help="T' of the sampler.")] = None,
+    guidance: Annotated[float | None, typer.Option(help="w of the sampler.")] = None,
+    evaluate: Annotated[
+        bool | None,
+        typer.Option("--evaluate/--no-evaluate", help="Test a CNN trained on samples."),
+    ] = None,
+    samples: Annotated[int | None, typer.Option(help="Samples that the CNN is trained on.")] = None,
+    backend: Annotated[
+        str | None, typer.Option(help="Gradients per record: contracted, functional or opacus.")
+    ] = None,
+    physical_batch: Annotated[
+        int | None, typer.Option(help="Records at a time; measured if left out.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, …")] = None,
+    seed: Annotated[int | None, typer.Option(help="Public randomness; never the noise.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder.")] = None,
+    ledger: Annotated[
+        Path | None, typer.Option(help="Budget book of the data; default: beside them.")
+    ] = None,
+    tensorboard: Annotated[
+        bool | None, typer.Option("--tensorboard", help="Write TensorBoard event files too.")
+    ] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run it; the help text is `_EXAMPLES`."""
+    options = {
+        "method": method,
+        "data": data,
+        "data_root": data_root,
+        "download": download,
+        "image_size": image_size,
+        "conditional": conditional,
+        "epsilon": epsilon,
+        "noise": noise,
+        "delta": delta,
+        "adjacency": adjacency,
+        "calibrate_by": calibrate_by,
+        "budget": budget,
+        "profile": profile,
+        "size": size,
+        "pretrain_data": pretrain_data,
+        "pretrain_epochs": pretrain_epochs,
+        "boundary": boundary,
+        "phase1": phase1,
+        "noisy_images": noisy_images,
+        "phase1_batch": phase1_batch,
+        "phase1_epochs": phase1_epochs,
+        "phase2_batch": phase2_batch,
+        "phase2_epochs": phase2_epochs,
+        "copies": copies,
+        "clip": clip,
+        "teacher": teacher,
+        "discriminator": discriminator,
+        "batch": batch,
+        "epochs": epochs,
+        "sampling_steps": sampling_steps,
+        "guidance": guidance,
+        "evaluate": evaluate,
+        "samples": samples,
+        "backend": backend,
+        "physical_batch": physical_batch,
+        "device": device,
+        "seed": seed,
+        "ledger": ledger,
+        "tensorboard": tensorboard,
+    }
+    settings = _settings(options, config, out if resume else None, resume)
+    folder = out or Path("runs") / f"synthesize-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+
+    from fedtranscribe.synthesize import prepare, synthesize
+
+    with StageBars() as bars:
+        prepared = prepare(settings, say=bars.say)
+        bars.say(f"run folder: {folder}")
+        try:
+            result = synthesize(
+                prepared,
+                folder,
+                resume=resume,
+                judge=_cnn(settings) if settings.evaluate else None,
+                progress=bars,
+                say=bars.say,
+            )
+        except KeyboardInterrupt:
+            bars.say(f"go on with: fedtranscribe synthesize --resume --out {folder}")
+            raise
+    if as_json:
+        emit(result, as_json=True, title="")
+    else:
+        show(result, folder)
+
+
+synthesize_command.__doc__ = _EXAMPLES
+
+
+def _settings(
+    options: dict[str, Any], config: Path | None, started: Path | None, resume: bool
+) -> SynthesizeSettings:
+    """The command line over the settings file over what a resumed run was started with."""
+    if resume and started is None:
+        raise ConfigError("Expected --out with --resume: it names the run to go on with.")
+    values: dict[str, Any] = {}
+    if started is not None and (started / "config.toml").exists():
+        values = read_toml(started / "config.toml")
+        values.pop("run", None)
+    given = read_toml(config) if config is not None else {}
+    typed = {name: value for name, value in options.items() if value is not None}
+    method = str({"method": "dp-promise", **values, **given, **typed}["method"])
+    own = _taken(typed, method)
+    said = {**given, **typed}
+    if said.get("noise") is False:
+        _expect_nothing_to_calibrate(said)
+    tables = {name: {**_table(values, name), **_table(given, name)} for name in _OWN}
+    if own:
+        tables[_table_of(method)] |= own
+    return build(SynthesizeSettings, {**values, **said, **tables})
+
+
+def _taken(typed: dict[str, Any], method: str) -> dict[str, Any]:
+    """Take what belongs into the method's table out of what was typed."""
+    for table, names in _OWN.items():
+        for name in names:
+            if name in typed and table != _table_of(method):
+                raise ConfigError(
+                    f"Expected {name}={typed[name]} with --method {table.replace('_', '-')} only; "
+                    "leave it out."
+                )
+    names = (*_OWN.get(_table_of(method), ()), *_EITHER)
+    return {name: typed.pop(name) for name in names if name in typed}
+
+
+def _table_of(method: str) -> str:
+    return method.replace("-", "_")
+
+
+def _table(values: dict[str, Any], name: str) -> dict[str, Any]:
+    table = values.get(name, {})
+    if not isinstance(table, dict):
+        raise ConfigError(f"Expected {name}={table!r} as a table, [{name}].")
+    return table
+
+
+def _expect_nothing_to_calibrate(said: dict[str, Any]) -> None:
+    for name in _NO_MEANING:
+        if name in said:
+            raise ConfigError(
+                f"Expected {name}={said[name]} or no noise, not both: without noise there is no "
+                "guarantee. Leave one out."
+            )
+
+
+def _cnn(settings: SynthesizeSettings) -> "Judge":
+    """The small CNN of the field's evaluations, chosen on synthetic images only."""
+    from fedtranscribe.evaluation.downstream import downstream
+    from fedtranscribe.evaluation.settings import EvaluationSettings
+
+    wanted = build(EvaluationSettings, {"classifiers": "cnn", "seed": settings.seed})
+
+    def judge(images: Any, labels: Any, test: Any, device: Any, progress: Any) -> float | None:
+        real = test.images, test.labels
+        return downstream((images, labels), real, test.classes, wanted, device, progress)["cnn"]
+
+    return judge
+
+
+def show(result: dict[str, Any], folder: Path) -> None:
+    """Print a finished run: accuracy, then privacy, then where things are."""
+    console = Console()
+    for caveat in result["caveats"]:
+        console.print(f"[bold red]NOT PRIVATE:[/bold red] {caveat}")
+    score = (result["accuracy"] or {}).get("downstream")
+    if score is not None:
+        console.print(f"CNN trained on samples, tested on real images: {score:.1%}")
+        console.print(f"[dim]{result['accuracy_on']}[/dim]")
+    privacy = Table(title="Privacy", title_justify="left")
+    privacy.add_column("figure")
+    privacy.add_column("value", justify="right")
+    stated = f"ε, sound ({result['unit']}, {result['adjacency']}, δ = {result['delta']:g})"
+    privacy.add_row(stated, _figure(result["epsilon"]))
+    for adjacency, value in result["sound"].items():
+        if adjacency != result["adjacency"]:
+            privacy.add_row(f"ε, sound ({result['unit']}, {adjacency})", _figure(value))
+    published = result["published"]
+    if published is not None:
+        privacy.add_row("published formula, no guarantee", _figure(published["epsilon"]))
+    if result["ledger"] is not None:
+        spent = result["ledger"]["epsilon"]
+        privacy.add_row("ε of all runs on these data so far", _figure(spent))
+    console.print(privacy)
+    if published is not None:
+        console.print(f"[dim]Why the published figure is no guarantee: {published['reason']}[/dim]")
+    console.print(f"Network, samples and figures: {folder}")
+    console.print(f"Draw images with: fedtranscribe sample {folder} --num 1000 --out samples.npz")
+
+
+def _figure(value: float | None) -> str:
+    return "infinite: no guarantee" if value is None else f"{value:.4g}"

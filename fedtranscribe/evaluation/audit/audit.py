@@ -1,0 +1,203 @@
+"""One finished run attacked and its books checked, and what of the result may be told.
+
+audit.json            what may be told
+inversion.png         images that the student is surest of, by class
+private/audit.json    all of it, where it rests on a user's own records: NOT private
+
+Nobody charged for comparing a student with a user's own records. So what an attack on those found,
+and even whether it found anything, stays under `private/`.
+"""
+
+import json
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedtranscribe.data import DataSplit
+from fedtranscribe.errors import ConfigError, LedgerError, StorageError
+from fedtranscribe.evaluation.audit.canaries import Canaries, by_canaries, check_planted
+from fedtranscribe.evaluation.audit.checks import check_events, check_ledger, check_teachers
+from fedtranscribe.evaluation.audit.claims import Given, claim_of, events_of, read_events
+from fedtranscribe.evaluation.audit.findings import Check, Claim, Finding
+from fedtranscribe.evaluation.audit.inversion import by_inversion, draw_columns, invert
+from fedtranscribe.evaluation.audit.membership import (
+    Suspects,
+    by_loss,
+    by_references,
+    by_samples,
+)
+from fedtranscribe.evaluation.audit.risk import risk_of
+from fedtranscribe.evaluation.audit.run_game import play_run
+from fedtranscribe.evaluation.audit.settings import ON_RECORDS, AuditSettings
+from fedtranscribe.files import write_atomically
+from fedtranscribe.models import is_small
+from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.teachers.manifest import FILE as MANIFEST
+from fedtranscribe.transcribe.finished import FinishedRun
+from fedtranscribe.transcribe.report import figures_available
+from fedtranscribe.transcribe.session import Progress, pick_device, sample_images, silent
+
+AUDIT = "audit.json"
+INVERSION = "inversion.png"
+OWN_DATA = "a private set of the holder"
+STAMP = "found on the holder's own records: NOT PRIVATE, do not release"
+
+
+class Audit:
+    """All findings and checks of one run, before anything is written.
+
+    Attributes:
+        run: that was audited.
+        claim: what attacks on records were held against.
+        findings: of every attack.
+        checks: of the books.
+        risk: what ε means; None without a claim.
+    """
+
+    def __init__(self, run: FinishedRun, settings: AuditSettings) -> None:
+        self.run = run
+        self.settings = settings
+        self.given: Given = read_events(run.path)
+        self.claim: Claim = claim_of(run.result, self.given)
+        self.findings: list[Finding] = []
+        self.checks: list[Check] = []
+        events = events_of(self.given, self.claim.adjacency)
+        self.risk = risk_of(self.claim, events)
+
+    def to_json(self, told: bool) -> dict[str, Any]:
+        """As a file holds it.
+
+        Args:
+            told: leave out what rests on records.
+        """
+        found = [finding for finding in self.findings if not (told and finding.private)]
+        withheld = [finding.attack for finding in self.findings if finding not in found]
+        result = self.run.result
+        return {
+            "run": result.get("run"),
+            "data": result.get("data") if self.run.declared_public else OWN_DATA,
+            "epsilon": self.claim.epsilon,
+            "delta": self.claim.delta,
+            "unit": self.claim.unit.value,
+            "adjacency": self.claim.adjacency.value,
+            "risk": self.risk.to_json() if self.risk else None,
+            "findings": [finding.to_json() for finding in found],
+            "checks": [check.to_json() for check in self.checks],
+            "sound": not any(finding.contradicts for finding in found)
+            and not any(check.ok is False for check in self.checks),
+            "withheld": withheld,
+            "seed": self.settings.seed,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+
+
+def audit(run: FinishedRun, settings: AuditSettings, progress: Progress = silent) -> Audit:
+    """Attack a run, check its books, and write what was found into its folder.
+
+    Contradictions are written like everything else; `expect_sound` raises them.
+
+    Args:
+        run: a finished one.
+        settings: attacks, budgets, confidence, seed.
+        progress: shows long work.
+
+    Raises:
+        ConfigError: canaries without their file, or of other data; the device is missing.
+        DataError: the records are not where the run found them.
+        StorageError: the folder cannot be written, or the run's events are damaged.
+    """
+    if "canaries" in settings.attacks and settings.canaries is None:
+        raise ConfigError("Expected --canaries FILE with --attacks canaries; plant them first.")
+    attacks = set(settings.attacks) | ({"canaries"} if settings.canaries else set())
+    done = Audit(run, settings)
+    split = run.data(settings.data_root)
+    done.checks += _checks(run, done.given, split, settings)
+    if "game" in attacks:
+        progress("distinguishing game", 0, 1)
+        adjacency = done.claim.adjacency
+        played = play_run(run.result, done.given, adjacency, settings.trials, settings.confidence)
+        done.findings += [played] if played is not None else []
+        progress("distinguishing game", 1, 1)
+    if attacks & set(ON_RECORDS):
+        done.findings += _on_records(done, split, attacks, settings, progress)
+    if run.declared_public:
+        _write(done.to_json(told=False), run.path / AUDIT)
+    else:
+        _write(done.to_json(told=True), run.path / AUDIT)
+        _write({"stamp": STAMP, **done.to_json(told=False)}, run.private / AUDIT)
+    return done
+
+
+def _on_records(
+    done: Audit, split: DataSplit, attacks: set[str], settings: AuditSettings, progress: Progress
+) -> list[Finding]:
+    run, terms = done.run, (done.claim, settings.confidence)
+    device = pick_device(settings.device)
+    student, generator = run.student.to(device), run.generator
+    suspects = Suspects.of(split, settings.records, np.random.default_rng(settings.seed))
+    found: list[Finding] = []
+    if "loss" in attacks:
+        found.append(by_loss(student, suspects, *terms))
+    if "reference" in attacks and is_small(student.architecture):
+        found.append(
+            by_references(
+                student,
+                suspects,
+                *terms,
+                references=settings.references,
+                steps=settings.reference_steps,
+                seed=settings.seed,
+                progress=lambda n, total: progress("reference networks", n, total),
+            )
+        )
+    if "generator" in attacks and generator is not None:
+        synthetic = sample_images(generator.to(device), settings.samples, settings.seed)
+        found.append(by_samples(synthetic, suspects, *terms))
+    if "inversion" in attacks:
+        progress("inversion", 0, 1)
+        inverted = invert(
+            student,
+            generator,
+            starts=settings.starts,
+            steps=settings.inversion_steps,
+            seed=settings.seed,
+        )
+        found.append(by_inversion(inverted, suspects, *terms))
+        if figures_available():
+            draw_columns(inverted.images, settings.starts, run.path / INVERSION)
+        progress("inversion", 1, 1)
+    if settings.canaries is not None:
+        canaries = Canaries.load(settings.canaries)
+        check_planted(canaries, split.train)
+        found.append(by_canaries(student, canaries, *terms))
+    return found
+
+
+def _checks(
+    run: FinishedRun, given: Given, split: DataSplit, settings: AuditSettings
+) -> list[Check]:
+    checks = [check_events(run.result, given)]
+    path = settings.ledger or (run.settings.get("ledger") and Path(run.settings["ledger"]))
+    if path is not None and "shards" not in run.result:
+        checks.append(_ledger(run, path))
+    folder = run.private / "teachers"
+    if (folder / MANIFEST).exists() and "teachers" in run.result:
+        checks.append(check_teachers(folder, split.train, int(run.result["teachers"])))
+    return checks
+
+
+def _ledger(run: FinishedRun, path: Path) -> Check:
+    try:
+        with Ledger.open_read_only(path) as ledger:
+            return check_ledger(ledger, str(run.result["run"]), int(run.result["rows"]))
+    except StorageError as error:
+        return Check("ledger", None, str(error))
+    except LedgerError as error:
+        return Check("ledger", False, str(error))
+
+
+def _write(result: dict[str, Any], path: Path) -> None:
+    text = json.dumps(result, indent=2, ensure_ascii=False, allow_nan=False)
+    write_atomically(path, text.encode())

@@ -1,0 +1,254 @@
+"""Membership inference: were these records used? Asked of a released student and generator.
+
+A student is a function of private answers, so by the data processing inequality no attack on it can
+find more than the ε of the run allows. Members are the run's own private records, the others its
+held-out ones. Everything found here rests on records: it stays with their holder, unless the data
+are a published benchmark.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedtranscribe.data import DataSplit, ImageSet
+from fedtranscribe.errors import ConfigError
+from fedtranscribe.evaluation.audit.bounds import (
+    Numbers,
+    best_guesses,
+    clopper_pearson,
+    mean_rank,
+)
+from fedtranscribe.evaluation.audit.findings import Claim, Finding, proved
+from fedtranscribe.models import Classifier, build
+
+FALSE_POSITIVE_RATES = (0.001, 0.01, 0.1)
+_BATCH = 250
+_TRAINING_BATCH = 64
+_LR = 1e-3
+_SPREAD = 1e-6
+
+EXCHANGEABLE = (
+    "The bound takes it that chance decided which records were held out; where train and test part "
+    "were collected apart, an attack may find the difference between them instead."
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Suspects:
+    """As many members as other records, to be told apart.
+
+    Attributes:
+        images: uint8 [2n, ch, s, s].
+        labels: int64 [2n].
+        used: bool [2n].
+        classes: of the task.
+    """
+
+    images: Tensor
+    labels: Tensor
+    used: NDArray[np.bool_]
+    classes: int
+
+    @classmethod
+    def of(cls, split: DataSplit, most: int, rng: np.random.Generator) -> "Suspects":
+        """At most so many of either kind, picked at random.
+
+        Raises:
+            ConfigError: most < 2.
+        """
+        if most < 2:
+            raise ConfigError(f"Expected records={most} >= 2 of either kind.")
+        n = min(most, len(split.train), len(split.test))
+        parts = [_some(part, n, rng) for part in (split.train, split.test)]
+        images, labels = (torch.cat(column) for column in zip(*parts, strict=True))
+        return cls(images, labels, np.arange(2 * n) < n, split.train.classes)
+
+
+def by_loss(student: Classifier, suspects: Suspects, claim: Claim, confidence: float) -> Finding:
+    """The plainest attack: a record that the student is surer of was used."""
+    scores = confidences(student, suspects.images, suspects.labels)
+    words = "The student's confidence in the true class told members from other records"
+    return judge("loss", words, scores, suspects.used, claim, confidence)
+
+
+def by_references(
+    student: Classifier,
+    suspects: Suspects,
+    claim: Claim,
+    confidence: float,
+    *,
+    references: int,
+    steps: int,
+    seed: int,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Finding:
+    """Offline likelihood-ratio attack: how much surer than networks that never saw the record?
+
+    References of the student's own architecture are trained on random halves of the suspects, in
+    pairs on complements, so that each record is unknown to exactly half of them. What the student
+    adds over their mean, in units of their spread, is the score. Source: Carlini, Chien, Nasr,
+    Song, Terzis and Tramèr 2022, their offline variant.
+
+    Args:
+        student: the released one.
+        suspects: to tell apart.
+        claim: what is tested.
+        confidence: of the bound.
+        references: how many networks, even; some seconds each on small images.
+        steps: of each.
+        seed: public randomness of halves and references.
+        progress: called with (references done, references in all).
+
+    Raises:
+        ConfigError: references is odd or below 2.
+    """
+    if references < 2 or references % 2:
+        raise ConfigError(f"Expected references={references} even and >= 2.")
+    rng, count = np.random.default_rng(seed), len(suspects.used)
+    unknown = np.zeros((references, count), dtype=bool)
+    seen = np.zeros((references, count))
+    for number in range(references):
+        if number % 2 == 0:
+            unknown[number, rng.permutation(count)[: count // 2]] = True
+        else:
+            unknown[number] = ~unknown[number - 1]
+        rows = torch.from_numpy(np.flatnonzero(~unknown[number]))
+        network = _reference(
+            student, suspects.images[rows], suspects.labels[rows], steps, seed + number
+        )
+        seen[number] = confidences(network, suspects.images, suspects.labels)
+        progress(number + 1, references)
+    out = np.where(unknown, seen, np.nan)
+    centre = np.nanmean(out, axis=0)
+    # A spread of a few references per record is mostly chance: one for all is steadier.
+    spread = float(np.sqrt(np.nanmean((out - centre) ** 2))) + _SPREAD
+    scores = (confidences(student, suspects.images, suspects.labels) - centre) / spread
+    words = (
+        f"What the student knew beyond {references} networks that had not seen a record told "
+        "members from others"
+    )
+    return judge("reference", words, scores, suspects.used, claim, confidence)
+
+
+def by_samples(synthetic: Tensor, suspects: Suspects, claim: Claim, confidence: float) -> Finding:
+    """Attack on the generator: a record that has a closer synthetic image was used.
+
+    Args:
+        synthetic: uint8 [k, ch, s, s].
+        suspects: to tell apart.
+        claim: what is tested.
+        confidence: of the bound.
+    """
+    made = synthetic.flatten(1).float() / 255
+    parts = (suspects.images.flatten(1).float() / 255).split(_BATCH)
+    closest = torch.cat([torch.cdist(part, made).amin(1) for part in parts])
+    words = f"The distance to the nearest of {len(synthetic):,} synthetic images told members apart"
+    return judge("generator", words, -closest.numpy(), suspects.used, claim, confidence)
+
+
+def judge(
+    attack: str,
+    words: str,
+    scores: Numbers,
+    used: NDArray[np.bool_],
+    claim: Claim,
+    confidence: float,
+) -> Finding:
+    """What a score is worth, in the terms of the field, and as a bound on ε.
+
+    Args:
+        attack: its name.
+        words: what the score is.
+        scores: higher for members, [m].
+        used: who is one, [m].
+        claim: what is tested.
+        confidence: of the bound and, each by itself, of the intervals.
+    """
+    scores = np.asarray(scores, dtype=np.float64)
+    members, others = scores[used], scores[~used]
+    lower, guesses, right = best_guesses(scores, used, claim.delta, confidence)
+    area = mean_rank(members, others)
+    figures: dict[str, Any] = {
+        "records": len(scores),
+        "auc": area,
+        "auc_interval": _area_interval(members, others, confidence),
+        "true_positive_rate_at": {
+            f"{rate:g}": _found_at(rate, members, others, confidence)
+            for rate in FALSE_POSITIVE_RATES
+            if rate * len(others) >= 1
+        },
+        "guesses": guesses,
+        "right": right,
+        "assumption": EXCHANGEABLE,
+    }
+    said = f"{words} with an AUC of {area:.3f} (0.5 is luck), {proved(lower)}."
+    return Finding(attack, claim, lower, confidence, said, figures)
+
+
+def confidences(network: Classifier, images: Tensor, labels: Tensor) -> Numbers:
+    """log p/(1−p) of the true class, float64 [n]: a loss that is close to normal.
+
+    Args:
+        network: in evaluation mode afterwards.
+        images: uint8 [n, ch, s, s].
+        labels: int64 [n].
+    """
+    device = next(network.parameters()).device
+    network.eval()
+    found = []
+    with torch.no_grad():
+        for part, true in zip(images.split(_BATCH), labels.split(_BATCH), strict=True):
+            logits = network(part.to(device).float() / 255).double().cpu()
+            own = logits.gather(1, true[:, None]).squeeze(1)
+            rest = logits.scatter(1, true[:, None], -torch.inf).logsumexp(1)
+            found.append(own - rest)
+    return torch.cat(found).numpy()
+
+
+def _some(part: ImageSet, n: int, rng: np.random.Generator) -> tuple[Tensor, Tensor]:
+    rows = torch.from_numpy(rng.permutation(len(part))[:n])
+    return part.images[rows], part.labels[rows]
+
+
+def _reference(
+    student: Classifier, images: Tensor, labels: Tensor, steps: int, seed: int
+) -> Classifier:
+    device = next(student.parameters()).device
+    network = build(
+        student.architecture, student.classes, student.channels, student.size, seed=seed
+    ).to(device)
+    rng = torch.Generator().manual_seed(seed)
+    optimiser = torch.optim.Adam(network.parameters(), lr=_LR)
+    network.train()
+    for _ in range(steps):
+        rows = torch.randint(0, len(images), (_TRAINING_BATCH,), generator=rng)
+        logits = network(images[rows].to(device).float() / 255)
+        loss = F.cross_entropy(logits, labels[rows].to(device))
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        optimiser.step()
+    return network
+
+
+def _area_interval(members: Numbers, others: Numbers, confidence: float) -> tuple[float, float]:
+    """Of the AUC, from disjoint pairs: those are independent, so Clopper-Pearson is exact."""
+    n = min(len(members), len(others))
+    wins = int((members[:n] > others[:n]).sum())
+    ties = int((members[:n] == others[:n]).sum())
+    return clopper_pearson(wins + ties // 2, n, confidence)
+
+
+def _found_at(
+    rate: float, members: Numbers, others: Numbers, confidence: float
+) -> dict[str, float]:
+    """True positive rate where so many of the others are accused."""
+    threshold = np.sort(others)[len(others) - 1 - int(rate * len(others))]
+    hits = int((members > threshold).sum())
+    low, high = clopper_pearson(hits, len(members), confidence)
+    return {"rate": hits / len(members), "low": low, "high": high}

@@ -1,0 +1,118 @@
+"""ε in words: how well anybody at all could attack one record, by the trade-off function.
+
+The library riskcal finds the figures where the loss is that of a Gaussian and it is installed;
+everywhere else they follow from δ(ε), which bounds every attack's errors: a test with false
+positive rate α finds at most min over ε of e^ε α + δ(ε).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fedtranscribe.evaluation.audit.findings import Claim
+from fedtranscribe.privacy.accountant import delta_of
+from fedtranscribe.privacy.events import Event, Gaussian
+
+FALSE_ALARMS = (0.001, 0.01, 0.1)
+"""False positive rates at which an attack is quoted."""
+
+_POINTS = 200
+
+
+@dataclass(frozen=True)
+class Risk:
+    """What the best attack on one record could achieve.
+
+    Attributes:
+        advantage: largest difference of true and false positive rate.
+        found: false positive rate -> true positive rate.
+        source: who found the figures.
+    """
+
+    advantage: float
+    found: dict[float, float]
+    source: str
+
+    @property
+    def right(self) -> float:
+        """Share of right guesses where a fair coin decided whether the record was used."""
+        return (1 + self.advantage) / 2
+
+    @property
+    def words(self) -> str:
+        """For a reader who does not think in ε."""
+        rate = 0.01
+        return (
+            "Whoever guesses whether one given record was used, where a fair coin decided it, is "
+            f"right in at most {_percent(self.right)} of cases, whatever they know and compute "
+            f"({_percent(0.5)} is luck). If they wrongly accuse only 1 in 100 records that were "
+            f"not used, they find at most {_percent(self.found[rate])} of those that were."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """As it stands in `audit.json`."""
+        found = {f"{rate:g}": value for rate, value in self.found.items()}
+        return {
+            "advantage": self.advantage,
+            "right_guesses": self.right,
+            "true_positive_rate_at": found,
+            "source": self.source,
+            "words": self.words,
+        }
+
+
+def risk_of(claim: Claim, events: Sequence[Event]) -> Risk | None:
+    """The risk that a claim leaves; None where there is no claim.
+
+    Args:
+        claim: ε and δ.
+        events: that cost them; without any, ε and δ alone are turned into a looser figure.
+    """
+    if claim.epsilon is None:
+        return None
+    if events and all(isinstance(event, Gaussian) for event in events):
+        return _of_gaussian(math.sqrt(sum(event.gdp_mu**2 for event in events)))
+    if events:
+        top = max(claim.epsilon, 1.0) * 2
+        curve = [(e, delta_of(events, e)) for e in (top * i / _POINTS for i in range(_POINTS + 1))]
+        return _of_profile(curve, "trade-off function of the run's events")
+    return _of_profile(_pair_profile(claim.epsilon, claim.delta), "trade-off function of (ε, δ)")
+
+
+def _of_gaussian(mu: float) -> Risk:
+    try:
+        from riskcal import analysis
+    except ImportError:
+        return _of_closed_form(mu)
+    found = {rate: 1 - float(analysis.get_beta_from_gdp(mu, rate)) for rate in FALSE_ALARMS}
+    advantage = float(analysis.get_advantage_from_gdp(mu))
+    return Risk(advantage, found, f"riskcal, Gaussian of μ = {mu:.4g}")
+
+
+def _of_closed_form(mu: float) -> Risk:
+    from scipy.stats import norm
+
+    found = {rate: float(norm.cdf(norm.ppf(rate) + mu)) for rate in FALSE_ALARMS}
+    advantage = float(norm.cdf(mu / 2) - norm.cdf(-mu / 2))
+    return Risk(advantage, found, f"closed form, Gaussian of μ = {mu:.4g}")
+
+
+def _of_profile(curve: Sequence[tuple[float, float]], source: str) -> Risk:
+    """From points of δ(ε); the first is ε = 0, where δ is the advantage."""
+    found = {
+        rate: min(1.0, *(math.exp(epsilon) * rate + delta for epsilon, delta in curve))
+        for rate in FALSE_ALARMS
+    }
+    return Risk(min(1.0, curve[0][1]), found, source)
+
+
+def _pair_profile(epsilon: float, delta: float) -> list[tuple[float, float]]:
+    """δ at 0 and at ε, as one pair implies them."""
+    # e^-ε (1 − δ − α) from below: at ε = 0 the two lines meet at this advantage.
+    advantage = 1 - 2 * (1 - delta) / (1 + math.exp(epsilon))
+    return [(0.0, advantage), (epsilon, delta)]
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

@@ -1,0 +1,155 @@
+"""The distinguishing game on the very mechanism of a run, at the run's own noise."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtranscribe.evaluation.audit.claims import Given, epsilon_of
+from fedtranscribe.evaluation.audit.findings import Claim, Finding
+from fedtranscribe.evaluation.audit.game import Privatiser, play
+from fedtranscribe.mechanisms import (
+    CentralNoise,
+    ExponentialVoteLabels,
+    NoisyMeanRows,
+    OsBits,
+    OsNoise,
+    QuantisedMeanRows,
+    TopKRandomizedResponse,
+)
+from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer
+from fedtranscribe.privacy.events import ExponentialVotes, RandomizedResponse
+from fedtranscribe.privacy.units import Adjacency, Unit
+
+_BEST_MU = 0.5
+# Only the coordinates in which two rows differ tell anything: the others are noise alone.
+_WIDTH = 2
+
+
+@dataclass(frozen=True)
+class ServerSide:
+    """A trusted server's noise on the sum, seen from one holder; the others answer zero rows."""
+
+    noise: CentralNoise
+
+    def privatise(self, rows: Tensor, source: Any) -> Tensor:
+        """This holder's rows [n, k] -> the noisy mean over all holders."""
+        silent = [torch.zeros_like(rows)] * (self.noise.holders - 1)
+        return self.noise.noisy_mean([rows, *silent], source)
+
+
+@dataclass(frozen=True)
+class MaskedSum:
+    """A masked sum, opened with as few shares of noise as are counted on."""
+
+    mechanism: QuantisedMeanRows
+
+    def privatise(self, rows: Tensor, source: Any) -> Tensor:
+        """This holder's rows [n, k] -> the sum, in units of the grid."""
+        total = self.mechanism.privatise(rows, source)
+        for _ in range(self.mechanism.shares - 1):
+            total = total + self.mechanism.privatise(torch.zeros_like(rows), source)
+        return total
+
+
+def play_run(
+    result: Mapping[str, Any],
+    given: Given,
+    adjacency: Adjacency,
+    trials: int,
+    confidence: float,
+    source: Any = None,
+) -> Finding | None:
+    """Play on the mechanism of a run; None where its mechanism is not one of ours for rows.
+
+    With Gaussian noise, n rows in each of which a record moves the mean by D/p look like one row
+    that moves by √n D/p: the adversary would add them up. So one row is played for many: for as
+    many as the adversary can judge best (μ of about a half, an ε near 2: at an ε of 10 even half
+    of the noise is hardly seen in a million trials), p² at most, which is where the set of rows
+    ends. It is held against what the events book for so many.
+
+    Args:
+        result: what `metrics.json` holds.
+        given: the run's events.
+        adjacency: of the claim.
+        trials: in each world.
+        confidence: of the bound.
+        source: noise or bits; OS entropy unless a test seeds it.
+    """
+    releases = next(iter(given.values()), ())
+    if not releases:
+        return None
+    release, event = releases[0], releases[0].costs.get(Unit.RECORD, {}).get(adjacency)
+    rows, mechanism, second, first = 1, None, None, None
+    if isinstance(event, RandomizedResponse):
+        mechanism = TopKRandomizedResponse(event.epsilon0, event.classes)
+        first, second = torch.eye(event.classes)[:2].split(1)
+    elif isinstance(event, ExponentialVotes):
+        mechanism, others = ExponentialVoteLabels(event.eta, event.classes), _teachers(result) - 1
+        # A vote that moves from a crowd to an empty class moves the normalisation as well.
+        first, second = torch.zeros(2, 1, event.classes)
+        first[0, 0], first[0, 1], second[0, 1] = 1, others, others + 1
+    elif event is not None and result.get("noise_std"):
+        mechanism, rows, first, second = _gaussian(
+            result, release.rows, math.sqrt(2 * event.zcdp_rho)
+        )
+    if mechanism is None or first is None or second is None:
+        return None
+    delta = float(result["delta"])
+    epsilon = epsilon_of((release.with_rows(rows),), Unit.RECORD, adjacency, delta)
+    claim = Claim(epsilon if result.get("private") else None, delta, Unit.RECORD, adjacency)
+    if source is None:
+        source = OsBits() if isinstance(mechanism, MaskedSum) else OsNoise()
+    asked = int(result.get("rows") or rows)
+    words = f" to {rows:,} of the run's {asked:,} rows taken together"
+    return play(
+        mechanism,
+        first,
+        second,
+        claim,
+        source=source,
+        trials=trials,
+        confidence=confidence,
+        words=words,
+        figures={"rows_played": rows, "rows_of_the_run": asked},
+    )
+
+
+def _gaussian(
+    result: Mapping[str, Any], booked: int, mu: float
+) -> tuple[Privatiser, int, Tensor, Tensor]:
+    """The run's mechanism, how many rows one stands for, and a record's row in two worlds.
+
+    Args:
+        result: of the run.
+        booked: rows of the first release.
+        mu: of them all; it decides how many rows are played, nothing else.
+    """
+    answer = RowAnswer.GRADIENT if result.get("privacy") == "data" else RowAnswer.VOTE
+    holders, std = int(result.get("holders") or 1), float(result["noise_std"])
+    layout = EnsembleLayout(_teachers(result), holders)
+    rows = max(1, min(booked, layout.shards**2, int(booked * (_BEST_MU / mu) ** 2)))
+    moved = math.sqrt(rows) / layout.shards
+    first, second = torch.zeros(2, 1, _WIDTH, dtype=torch.float64)
+    first[0, 0] = moved
+    if answer is RowAnswer.GRADIENT:
+        second[0, 0] = -moved
+    else:
+        second[0, 1] = moved
+    mode = NoiseMode(result.get("noise") or NoiseMode.LOCAL)
+    if mode is NoiseMode.CENTRAL:
+        mechanism: Privatiser = ServerSide(CentralNoise(std, holders, answer))
+    elif mode is NoiseMode.SECAGG:
+        # However few shares are counted on, they add up to the same noise.
+        mechanism = MaskedSum(QuantisedMeanRows(layout, std, answer, _WIDTH, 0))
+    else:
+        mechanism = NoisyMeanRows(layout, std, answer)
+    return mechanism, rows, first, second
+
+
+def _teachers(result: Mapping[str, Any]) -> int:
+    """M over all holders."""
+    return sum(result["shards"].values()) if "shards" in result else int(result["teachers"])

@@ -1,0 +1,61 @@
+"""What an audit can be told."""
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field, field_validator
+
+from fedtranscribe.config import Settings
+
+ATTACKS = ("game", "loss", "reference", "generator", "inversion", "canaries")
+ON_RECORDS = ATTACKS[1:]
+"""Those that rest on private records."""
+
+_USUAL = ATTACKS[:-1]
+_GROUPS = {"all": _USUAL, "none": ()}
+
+
+def chosen(words: str) -> tuple[str, ...]:
+    """The attacks that a user means, in the order of `ATTACKS`.
+
+    Args:
+        words: all (but canaries, which have to be planted), none, or names by commas.
+
+    Raises:
+        ValueError: a name is unknown; suggests close ones.
+    """
+    if words in _GROUPS:
+        return _GROUPS[words]
+    names = [name.strip() for name in words.split(",") if name.strip()]
+    for name in names:
+        if name not in ATTACKS:
+            known = [*_GROUPS, *ATTACKS]
+            close = difflib.get_close_matches(name, known, n=3)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
+            raise ValueError(f"no attack {name!r}; {hint}")
+    return tuple(name for name in ATTACKS if name in names)
+
+
+class AuditSettings(Settings):
+    """Everything `fedtranscribe audit` can be told; all of it is public."""
+
+    attacks: tuple[str, ...] = Field(default=_USUAL, description="all, none, or names by commas")
+    confidence: float = Field(default=0.99, gt=0, lt=1, description="of every bound by itself")
+    trials: int = Field(default=1_000_000, ge=1_000, description="of the game, in each world")
+    records: int = Field(default=2_000, ge=10, description="at most so many of either kind")
+    references: int = Field(default=8, ge=2, multiple_of=2, description="reference networks")
+    reference_steps: int = Field(default=150, gt=0, description="training steps of each of them")
+    samples: int = Field(default=5_000, gt=0, description="synthetic images, against a generator")
+    starts: int = Field(default=4, gt=0, description="inversions per class")
+    inversion_steps: int = Field(default=150, gt=0, description="steps of each inversion")
+    canaries: Path | None = Field(default=None, description="the secret of `fedtranscribe plant`")
+    data_root: Path | None = Field(default=None, description="where data sets lie")
+    ledger: Path | None = Field(default=None, description="the data's ledger, if it was moved")
+    device: str = "auto"
+    seed: int = Field(default=0, ge=0)
+
+    @field_validator("attacks", mode="before")
+    @classmethod
+    def _resolve(cls, value: Any) -> Any:
+        return chosen(value) if isinstance(value, str) else chosen(",".join(value) or "none")

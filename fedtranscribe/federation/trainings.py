@@ -1,0 +1,195 @@
+"""Private trainings that a holder carries out for a server: planned there, booked and run here.
+
+A message gives the training so many seconds; then it is checkpointed, and the reply says how far it
+is. So there is no thread to lose: whichever process gets the next message goes on from the
+checkpoint, and a server that falls silent costs nothing. The network leaves when its digest is in
+the ledger, and nothing else that depends on a record ever does.
+
+Guarantee:
+    That of `synthesize.training`: one training is one reservation, made before its first step. The
+    server chooses method, ε and sizes within the holder's policy; data, ledger, noise and coins are
+    the holder's own. Calibration is by the sound figure and noise cannot be left out.
+"""
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedtranscribe.config import SynthesizeSettings, TrainingOptions, build
+from fedtranscribe.data import DataSplit, ImageSet
+from fedtranscribe.errors import ConfigError, ProtocolError
+from fedtranscribe.mechanisms import BitSource, NoiseSource
+from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.synthesize.preparation import Prepared, prepare
+from fedtranscribe.synthesize.run import describe
+from fedtranscribe.synthesize.training import DENOISER, Standing, Training
+from fedtranscribe.transcribe.rundir import RunDirectory
+
+OpenLedger = Callable[[], AbstractContextManager[Ledger]]
+
+# What a server may choose; all else is the holder's.
+CHOSEN = frozenset({"method", "epsilon", "delta", "seed", *TrainingOptions.model_fields})
+# What of a result is public: numbers of the plan and its cost. No path, no total of the ledger.
+_TOLD = (
+    *("method", "epsilon", "delta", "unit", "adjacency", "accountant", "sound", "published"),
+    *("private", "stamp", "caveats", "sigma", "steps", "run", "public_data", "records"),
+    *("classes", "channels", "size", "unet", "sampling", "sha256", "resolved"),
+)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A finished training as it leaves the holder.
+
+    Attributes:
+        network: the released network's file, safetensors.
+        facts: what was trained and what it cost.
+        release: what the ledger booked, JSON-able.
+    """
+
+    network: bytes
+    facts: Mapping[str, Any]
+    release: Mapping[str, Any]
+
+
+@dataclass
+class _Open:
+    prepared: Prepared
+    training: Training
+    run: RunDirectory
+    saved: int | None = None
+
+    def stamp(self) -> int | None:
+        """Which checkpoint lies in the folder now."""
+        path = self.training.checkpoint
+        return path.stat().st_mtime_ns if path.exists() else None
+
+
+class Trainings:
+    """One holder's private trainings.
+
+    Args:
+        records: gives the PRIVATE records, when a training needs them.
+        ledger: the budget book of the data.
+        open_ledger: opens it under the policy's limit.
+        folder: the holder's own, for checkpoints and finished networks.
+        device: where to train.
+        noise, bits: OS entropy unless a test says otherwise.
+    """
+
+    def __init__(
+        self,
+        records: Callable[[], ImageSet],
+        ledger: Path,
+        open_ledger: OpenLedger,
+        folder: Path,
+        device: str,
+        *,
+        noise: NoiseSource | None = None,
+        bits: BitSource | None = None,
+    ) -> None:
+        self._records = records
+        self._ledger, self._open_ledger = ledger, open_ledger
+        self._folder = folder
+        self._device = device
+        self._noise, self._bits = noise, bits
+        self._now: tuple[str, _Open] | None = None
+
+    def shape(self) -> tuple[int, int, int]:
+        """Classes, channels and size of the records; public."""
+        records = self._records()
+        return records.classes, records.channels, records.size
+
+    def advance(self, run: str, asked: Mapping[str, Any], seconds: float) -> Standing:
+        """Begin a training or go on with it, for so many seconds.
+
+        Args:
+            run: its name in the ledger.
+            asked: settings out of `CHOSEN`; the same ones for the whole run.
+            seconds: after which the step in hand is the last for now.
+
+        Raises:
+            ConfigError: settings that the server cannot choose, or that make no sense.
+            BudgetExhaustedError: it would exceed the holder's limit; nothing was booked.
+            UnsupportedAdjacencyError: it has no cost in the limit's unit; nothing was booked.
+        """
+        now = self._opened(run, asked)
+        training, until = now.training, time.monotonic() + seconds
+        if training.progress.finished:
+            self._finish(now)
+            return training.progress
+        finished = training.step()
+        while not finished and time.monotonic() < until:
+            finished = training.step()
+        training.save()
+        now.saved = now.stamp()
+        if finished:
+            self._finish(now)
+        return training.progress
+
+    def result(self, run: str) -> Trained:
+        """The finished training of a run; as often as it is asked for.
+
+        Raises:
+            ProtocolError: there is none, or it is not finished.
+        """
+        folder = self._folder_of(run)
+        try:
+            facts = json.loads((folder / "metrics.json").read_bytes())
+            event = json.loads((folder / "events.jsonl").read_text().splitlines()[0])
+            network = (folder / DENOISER).read_bytes()
+        except (OSError, ValueError, IndexError):
+            raise ProtocolError(f"No training of run {run[:80]!r} is finished here.") from None
+        return Trained(network, {name: facts[name] for name in _TOLD}, event)
+
+    # ---------------------------------------------------------------- small parts
+
+    def _opened(self, run: str, asked: Mapping[str, Any]) -> _Open:
+        """The training in memory, unless another process has taken it further."""
+        key = json.dumps([run, dict(asked)], sort_keys=True)
+        if self._now is not None and self._now[0] == key:
+            kept = self._now[1]
+            if kept.saved == kept.stamp() or kept.training.result is not None:
+                return kept
+        opened = self._open(run, asked)
+        self._now = key, opened
+        return opened
+
+    def _open(self, run: str, asked: Mapping[str, Any]) -> _Open:
+        if strange := sorted(set(asked) - CHOSEN):
+            raise ConfigError(f"{strange[0]} is not for a server to choose; leave it out.")
+        records = self._records()
+        own = {"data": records.name, "ledger": self._ledger, "device": self._device}
+        settings = build(SynthesizeSettings, {**asked, **own})
+        # Held-out images play no part at a holder: it is measured where the network goes.
+        prepared = prepare(settings, DataSplit(records, records))
+        path = self._folder_of(run)
+        if (path / "config.toml").exists():
+            place = RunDirectory.resume(path, settings)
+        else:
+            with self._open_ledger() as ledger:
+                assert prepared.plan.release is not None
+                ledger.check(prepared.plan.release)
+            place = RunDirectory.create(path, settings, run)
+        trainer = prepared.trainer(self._noise, self._bits)
+        training = Training(prepared, trainer, place, self._open_ledger)
+        training.start()
+        opened = _Open(prepared, training, place)
+        opened.saved = opened.stamp()
+        return opened
+
+    def _finish(self, now: _Open) -> None:
+        if now.run.finished:
+            return
+        trained = now.training.finish()
+        facts = describe(now.prepared, now.run, now.training.caveats, trained)
+        now.run.write_metrics(facts)
+
+    def _folder_of(self, run: str) -> Path:
+        # The name comes from the server: it must not become a path.
+        return self._folder / hashlib.sha256(run.encode()).hexdigest()[:32]

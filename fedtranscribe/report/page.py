@@ -1,0 +1,281 @@
+"""Facts, words and figures into one self-contained HTML page: a run, or several side by side."""
+
+import importlib.util
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedtranscribe import __version__
+from fedtranscribe.data import is_published
+from fedtranscribe.errors import ConfigError, FedtranscribeError
+from fedtranscribe.evaluation.audit.claims import worst
+from fedtranscribe.evaluation.comparison import Comparison, Group, cells, compare
+from fedtranscribe.files import write_atomically
+from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.report.drawings import (
+    Drawing,
+    SampleRow,
+    accuracy_curve,
+    png_url,
+    privacy_accuracy,
+    sample_rows,
+    spending_curve,
+)
+from fedtranscribe.report.facts import OWN_DATA, RunFacts, read_facts
+from fedtranscribe.report.spending import lines
+from fedtranscribe.report.verdict import CHANGES, UNITS, judge, tiny
+from fedtranscribe.transcribe.finished import FinishedRun
+
+REPORT = "report.html"
+
+_FOLDER = Path(__file__).parent / "templates"
+_SAMPLES = 600
+_WHOLE = 10_000
+_FIDELITY = {
+    "fid": "FID",
+    "inception_score": "Inception Score",
+    "precision": "precision",
+    "recall": "recall",
+}
+_COLUMNS = (
+    *("method", "data", "privacy", "unit", "ε (sound)", "δ", "noise", "rows", "runs"),
+    *("student, %", "downstream CNN, %", "FID"),
+)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line among the key figures."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+def check_libraries() -> None:
+    """Check that what a page needs is installed, without importing it.
+
+    Raises:
+        ConfigError: says how to install it.
+    """
+    missing = [n for n in ("jinja2", "matplotlib") if importlib.util.find_spec(n) is None]
+    if missing:
+        raise ConfigError(
+            f"A report needs {' and '.join(missing)}: pip install 'fedtranscribe[report]'."
+        )
+
+
+def write_report(path: Path, out: Path | None = None, ledger: Path | None = None) -> Path:
+    """Write the page of one finished run.
+
+    Args:
+        path: the run's folder.
+        out: file to write; `report.html` in the run's folder if not given.
+        ledger: of its data, where the run does not name it.
+
+    Returns:
+        What was written.
+
+    Raises:
+        ConfigError: a library is missing.
+        StorageError: no finished run, or the page cannot be written.
+    """
+    check_libraries()
+    facts = read_facts(path, ledger)
+    target = out or path / REPORT
+    write_atomically(target, render(facts).encode())
+    return target
+
+
+def write_comparison(paths: Sequence[Path], out: Path) -> Path:
+    """Write one page over several finished runs; those of several seeds are one row.
+
+    Raises:
+        ConfigError: a library is missing, or two folders hold the same run.
+        StorageError: a folder holds no finished run, or the page cannot be written.
+    """
+    check_libraries()
+    write_atomically(out, render_comparison(compare(paths)).encode())
+    return out
+
+
+def render(facts: RunFacts) -> str:
+    """The page of a run."""
+    verdict = judge(facts)
+    rows, values = facts.curve
+    alone = facts.scores.get("student, public images alone")
+    spent = lines(facts.given, facts.adjacency, facts.delta, rows)
+    samples, classes = _samples(facts)
+    return _rendered(
+        "run.html.jinja",
+        title=f"{facts.method} on {facts.data}",
+        facts=facts,
+        verdict=verdict,
+        key_figures=_key_figures(facts),
+        guarantees=_guarantees(facts),
+        published=_published(facts),
+        spending=spending_curve(spent, facts.delta) if spent else None,
+        spent=spent,
+        accuracy=accuracy_curve(rows, values, alone) if rows else None,
+        scores=_scores(facts),
+        samples=samples,
+        classes=classes,
+        inversion=png_url(facts.inversion) if facts.inversion else None,
+        units=UNITS,
+        changes=CHANGES,
+    )
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """The page over several runs."""
+    curves = comparison.curves()
+    drawing: Drawing | None = privacy_accuracy(curves) if curves else None
+    return _rendered(
+        "comparison.html.jinja",
+        title="Runs side by side",
+        columns=_COLUMNS,
+        groups=[_cells(group) for group in comparison.groups],
+        curve=drawing,
+        unguarded=[
+            f"{group.first.method}, {_data(group)}"
+            for group in comparison.groups
+            if group.epsilon is None
+        ],
+        private=any(group.private for group in comparison.groups),
+        features=comparison.features,
+    )
+
+
+def _rendered(template: str, **values: Any) -> str:
+    from jinja2 import ChainableUndefined, Environment, FileSystemLoader
+
+    environment = Environment(
+        loader=FileSystemLoader(_FOLDER),
+        autoescape=True,
+        undefined=ChainableUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["figure"] = figure
+    environment.filters["percent"] = percent
+    environment.filters["tiny"] = tiny
+    return environment.get_template(template).render(version=__version__, **values)
+
+
+def figure(value: float | None) -> str:
+    """A figure as a reader wants it."""
+    if value is None:
+        return "none"
+    return f"{value:,.0f}" if value >= _WHOLE else f"{value:.4g}"
+
+
+def percent(value: float | None) -> str:
+    """A share in per cent."""
+    return "–" if value is None else f"{100 * value:.1f} %"
+
+
+# ---------------------------------------------------------------- parts of a page
+
+
+def _key_figures(facts: RunFacts) -> list[Figure]:
+    result = facts.result
+    under = f"{facts.unit.value}, {facts.adjacency.value}, δ\u00a0=\u00a0{tiny(facts.delta)}"
+    found = [Figure("ε, sound", figure(facts.epsilon), under if facts.epsilon else "no guarantee")]
+    if "student" in facts.scores:
+        found.append(Figure("student’s accuracy", percent(facts.scores["student"]), "held out"))
+    if result.get("rows"):
+        kind = str(result.get("privacy") or "")
+        found.append(Figure("rows answered", f"{int(result['rows']):,}", kind and f"kind: {kind}"))
+    shards = result.get("shards") or {}
+    teachers = sum(shards.values()) or result.get("teachers")
+    if teachers:
+        found.append(Figure("teachers", f"{int(teachers):,}", "on disjoint records"))
+    if result.get("holders"):
+        found.append(Figure("data holders", f"{int(result['holders']):,}"))
+    if result.get("noise_std"):
+        where = str(result.get("noise") or "local")
+        found.append(Figure("noise", f"{float(result['noise_std']):.4g}", f"std, added: {where}"))
+    return found
+
+
+def _guarantees(facts: RunFacts) -> list[tuple[str, str, str, bool]]:
+    """Unit, adjacency, ε, whether it is the headline; nothing for a run that claims nothing."""
+    if facts.epsilon is None:
+        return []
+    found: dict[tuple[Unit, Adjacency], float | None] = {
+        (unit, facts.adjacency): worst(facts.given, unit, facts.adjacency, facts.delta)
+        for unit in Unit
+    }
+    for name, epsilon in (facts.result.get("sound") or {}).items():
+        found[facts.unit, Adjacency(name)] = epsilon
+    for name, epsilon in (facts.result.get("units") or {}).items():
+        found[Unit(name), facts.adjacency] = epsilon
+    found[facts.unit, facts.adjacency] = facts.epsilon
+    headline = facts.unit, facts.adjacency
+    return [
+        (unit.value, adjacency.value, figure(epsilon), (unit, adjacency) == headline)
+        for (unit, adjacency), epsilon in sorted(
+            found.items(), key=lambda item: (item[0] != headline, item[0][0] != facts.unit)
+        )
+    ]
+
+
+def _published(facts: RunFacts) -> Mapping[str, Any] | None:
+    """The paper's own figure, which is no guarantee."""
+    found = facts.result.get("published")
+    if not found:
+        return None
+    chose = facts.result["settings"].get("calibrate_by") == "published"
+    return {"epsilon": found.get("epsilon"), "reason": found.get("reason"), "used": chose}
+
+
+def _scores(facts: RunFacts) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Tables of figures that may be told: caption, lines."""
+    student = [(name, percent(value)) for name, value in facts.scores.items()]
+    downstream = facts.evaluation.get("downstream") or {}
+    learned = [
+        (name, percent(value))
+        for name, value in downstream.items()
+        if isinstance(value, float) and name != "mean_sklearn"
+    ]
+    if isinstance(downstream.get("mean_sklearn"), float):
+        many = downstream.get("mean_sklearn_of")
+        learned.append((f"mean of {many} by scikit-learn", percent(downstream["mean_sklearn"])))
+    fidelity = facts.evaluation.get("fidelity") or {}
+    close = [
+        (name, f"{fidelity[key]:.3g}")
+        for key, name in _FIDELITY.items()
+        if isinstance(fidelity.get(key), int | float)
+    ]
+    real = f"held-out images of {facts.data}"
+    tables = [
+        (f"Accuracy on {real}.", student),
+        (f"Classifiers that learned from synthetic images only, tested on {real}.", learned),
+        (f"Synthetic images beside real ones. Features: {fidelity.get('features')}.", close),
+    ]
+    return [(caption, rows) for caption, rows in tables if rows]
+
+
+def _samples(facts: RunFacts) -> tuple[list[SampleRow], int]:
+    """Synthetic images, drawn anew from the generator; none where it cannot be opened."""
+    try:
+        run = FinishedRun.open(facts.path)
+        if run.generator is None:
+            return [], run.student.classes
+        images, labels = run.synthesise(_SAMPLES)
+        return sample_rows(images, labels, run.student.classes), run.student.classes
+    except (FedtranscribeError, OSError, ValueError):
+        # The page of a run of another kind, or without its networks, is still a page.
+        return [], 0
+
+
+def _cells(group: Group) -> list[tuple[str, str]]:
+    """Column and cell of a row that may be told."""
+    shown = dict(zip(_COLUMNS, cells(group), strict=True))
+    return list((shown | {"data": _data(group)}).items())
+
+
+def _data(group: Group) -> str:
+    """Name of the data, where it may be told."""
+    return group.first.data if is_published(group.first.data) else OWN_DATA

@@ -1,0 +1,18 @@
+"""Private diffusion models, trained where the data are: plan, ledger, checkpoints, samples.
+
+method       what a method has to offer
+methods      the table of them
+dp_promise   dp-promise's adapter
+dp_sad       DP-SAD's
+public       public images to start from
+preparation  what is settled before anything is spent
+training     one training: booked, checkpointed, committed
+run          a whole synthesis on one machine
+samples      images from a finished one
+"""
+
+from fedtranscribe.synthesize.preparation import Prepared, prepare
+from fedtranscribe.synthesize.run import synthesize
+from fedtranscribe.synthesize.training import Standing, Trained, Training
+
+__all__ = ["Prepared", "Standing", "Trained", "Training", "prepare", "synthesize"]

@@ -1,0 +1,166 @@
+"""What every private diffusion method has to offer, so that one host can run them all."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fedtranscribe.config import SynthesizeSettings
+from fedtranscribe.mechanisms.discrete import BitSource
+from fedtranscribe.mechanisms.dpsgd import Backend
+from fedtranscribe.mechanisms.noise import NoiseSource
+from fedtranscribe.models.sampling import Sampling
+from fedtranscribe.models.schedule import Schedule
+from fedtranscribe.models.unet import Denoiser, UNetSize
+from fedtranscribe.privacy.chain import canonical
+from fedtranscribe.privacy.events import Release
+from fedtranscribe.privacy.published import Published
+
+# stage, steps done, steps in all
+StepProgress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is public about the private data."""
+
+    data: str
+    records: int
+    classes: int
+    channels: int
+    size: int
+
+    @property
+    def dimensions(self) -> int:
+        """Numbers in an image, d."""
+        return self.channels * self.size**2
+
+
+@dataclass(frozen=True)
+class MethodPlan:
+    """Everything that decides what a training does and costs; public, fixed before its first step.
+
+    Attributes:
+        method: its name.
+        settings: the method's own, a dataclass of plain values.
+        unet: size of the network.
+        classes: that the network knows; 0 for an unconditional one.
+        conditional: whether its images come by label.
+        schedule: T and betas.
+        sampling: how its samples are drawn.
+        steps: optimiser steps by stage, in order.
+        release: what the ledger books; None where the training has no guarantee.
+        sigma: noise multiplier; 0 without noise.
+        published: what the paper's own formula prints; None without noise.
+        words: what was picked, a line each.
+    """
+
+    method: str
+    settings: Any
+    unet: UNetSize
+    classes: int
+    conditional: bool
+    schedule: Schedule
+    sampling: Sampling
+    steps: Mapping[str, int]
+    release: Release | None
+    sigma: float
+    published: Published | None
+    words: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """What was resolved, as plain values; holds everything that decides the outcome."""
+        release = None if self.release is None else self.release.to_json()
+        values = {
+            "method": self.method,
+            "settings": asdict(self.settings),
+            "unet": self.unet.value,
+            "classes": self.classes,
+            "steps": dict(self.steps),
+            "release": release,
+        }
+        return json.loads(json.dumps(values))
+
+    def digest(self, **also: str | int | None) -> str:
+        """SHA-256 of the plan and of what is named besides; binds a query id in the ledger."""
+        return hashlib.sha256(canonical({**self.to_json(), **also})).hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Material:
+    """What a trainer is made from.
+
+    Attributes:
+        images: PRIVATE, float32 [n, c, h, w] in [-1, 1].
+        labels: PRIVATE, int64 [n]; None for an unconditional network.
+        public: public images like `images`; None for no pre-training.
+        public_labels: int64, of as many classes as the private ones; None for none.
+        noise: OS entropy, or a seeded source in tests.
+        bits: likewise, for the coins of Poisson batches.
+        rng: of everything that needs no secrecy.
+        seed: of the initial weights; public.
+        device: where to train.
+        backend: of gradients per record.
+        physical_batch: records at a time; None measures it.
+    """
+
+    images: Tensor
+    labels: Tensor | None
+    public: Tensor | None
+    public_labels: Tensor | None
+    noise: NoiseSource
+    bits: BitSource
+    rng: torch.Generator
+    seed: int
+    device: torch.device
+    backend: Backend
+    physical_batch: int | None
+
+
+class Trainer(Protocol):
+    """A training that takes one step at a time and can go on from its own state."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether every stage is through."""
+        ...
+
+    def caveats(self) -> tuple[str, ...]:
+        """Why the run is NOT private; empty if it is."""
+        ...
+
+    def train(self, steps: int | None = None, progress: StepProgress = ...) -> bool:
+        """Go on by so many steps; whether training is finished."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Everything `load_state` needs: plain values and tensors."""
+        ...
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from `state()` of the same plan, or raise ConfigError."""
+        ...
+
+
+class Method(Protocol):
+    """How settings become a plan, and a plan becomes a trainer."""
+
+    def public_data(self, settings: SynthesizeSettings, facts: Facts) -> str | None:
+        """Name of the public images to start from; None for none."""
+        ...
+
+    def plan(self, settings: SynthesizeSettings, facts: Facts, public_records: int) -> MethodPlan:
+        """Settle everything that is public, noise included; ConfigError for what cannot be."""
+        ...
+
+    def trainer(self, plan: MethodPlan, facts: Facts, material: Material) -> Trainer:
+        """Make the trainer; checks images and labels, and computes nothing from them."""
+        ...
+
+    def network(self, trainer: Trainer) -> Denoiser:
+        """The network to be released, once the trainer is finished."""
+        ...

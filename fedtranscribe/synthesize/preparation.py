@@ -1,0 +1,159 @@
+"""What has to be settled before a private training may spend anything: data, plan, figures."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from fedtranscribe.config import SynthesizeSettings, TranscribeSettings
+from fedtranscribe.data import DataSplit, is_published, load
+from fedtranscribe.mechanisms.discrete import BitSource, OsBits
+from fedtranscribe.mechanisms.dpsgd import Backend
+from fedtranscribe.mechanisms.noise import NoiseSource, OsNoise
+from fedtranscribe.models.diffusion import to_signed
+from fedtranscribe.privacy.accountant import guarantee, sound_table
+from fedtranscribe.privacy.events import PrivacyPlan
+from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
+from fedtranscribe.synthesize.method import Facts, Material, Method, MethodPlan, Trainer
+from fedtranscribe.synthesize.methods import method_named
+from fedtranscribe.synthesize.public import PublicImages, public_images
+from fedtranscribe.tracking import check_tensorboard
+from fedtranscribe.transcribe.preparation import ledger_path
+from fedtranscribe.transcribe.session import pick_device
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a training gives away.
+
+    Attributes:
+        stated: the headline; None where there is no guarantee.
+        sound: ε by adjacency; empty where there is no guarantee.
+    """
+
+    stated: Guarantee | None
+    sound: dict[Adjacency, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A training whose public part is settled and has been found sound; nothing is spent.
+
+    Attributes:
+        settings: what was asked for.
+        split: PRIVATE records, and the held-out ones.
+        public: public images to start from; None for no pre-training.
+        method: the adapter.
+        plan: what is trained.
+        cost: what that gives away.
+        device: where.
+    """
+
+    settings: SynthesizeSettings
+    split: DataSplit
+    public: PublicImages | None
+    method: Method
+    plan: MethodPlan
+    cost: Cost
+    device: torch.device
+
+    @property
+    def facts(self) -> Facts:
+        """What is public about the private data."""
+        return facts_of(self.settings.data, self.split)
+
+    @property
+    def declared_public(self) -> bool:
+        """Whether figures on the held-out images may be told."""
+        return is_published(self.settings.data)
+
+    @property
+    def ledger(self) -> Path:
+        """Where the budget book of the data lies."""
+        return ledger_path(TranscribeSettings(ledger=self.settings.ledger), self.split.train)
+
+    @property
+    def binding(self) -> str:
+        """Hash of everything that decides the outcome, but for noise and coins."""
+        return self.plan.digest(
+            data=self.split.train.data_id,
+            public=None if self.public is None else self.public.name,
+            public_images=0 if self.public is None else len(self.public),
+            seed=self.settings.seed,
+        )
+
+    def trainer(self, noise: NoiseSource | None = None, bits: BitSource | None = None) -> Trainer:
+        """Make the trainer; it checks images and labels, and computes nothing from them yet.
+
+        Args:
+            noise: OS entropy unless a test says otherwise.
+            bits: likewise, of the Poisson batches.
+
+        Raises:
+            ConfigError: images or labels that the method cannot take.
+        """
+        train, seed = self.split.train, self.settings.seed
+        material = Material(
+            images=to_signed(train.images),
+            labels=train.labels if self.plan.classes else None,
+            public=None if self.public is None else self.public.images,
+            public_labels=None if self.public is None else self.public.labels,
+            noise=noise or OsNoise(),
+            bits=bits or OsBits(),
+            # Draws time steps and noise of the forward process, which need no secrecy but speed.
+            rng=torch.Generator(self.device).manual_seed(seed),
+            seed=seed,
+            device=self.device,
+            backend=Backend(self.settings.backend),
+            physical_batch=self.settings.physical_batch,
+        )
+        return self.method.trainer(self.plan, self.facts, material)
+
+
+def prepare(
+    settings: SynthesizeSettings, split: DataSplit | None = None, say: Say = lambda _: None
+) -> Prepared:
+    """Load and check everything public, choose the plan and find its noise.
+
+    Args:
+        settings: what was asked for.
+        split: the private data, where a holder has them already; else loaded by name.
+        say: receives lines for the user.
+
+    Raises:
+        FedtranscribeError: any bad input; nothing has been written or spent.
+    """
+    if settings.tensorboard:
+        check_tensorboard()
+    method, device = method_named(settings.method), pick_device(settings.device)
+    if split is None:
+        split = load(settings.data, settings.data_root, settings.download, settings.image_size)
+    facts = facts_of(settings.data, split)
+    named = method.public_data(settings, facts)
+    public = None if named is None else public_images(named, settings, facts, split.train.data_id)
+    if settings.noise:
+        say(f"looking for the noise of ε = {settings.epsilon:g} by the {_figure(settings)} figure")
+    plan = method.plan(settings, facts, 0 if public is None else len(public))
+    return Prepared(settings, split, public, method, plan, _cost(settings, plan), device)
+
+
+def facts_of(data: str, split: DataSplit) -> Facts:
+    """What is public about private data."""
+    train = split.train
+    return Facts(data, len(train), train.classes, train.channels, train.size)
+
+
+def _figure(settings: SynthesizeSettings) -> str:
+    return "sound" if settings.calibrate_by == "sound" else "PUBLISHED"
+
+
+def _cost(settings: SynthesizeSettings, plan: MethodPlan) -> Cost:
+    if plan.release is None:
+        return Cost(None, {})
+    events = (plan.release,)
+    adjacency = Adjacency(settings.adjacency)
+    stated = guarantee(PrivacyPlan(events, Unit.RECORD, adjacency, settings.delta))
+    return Cost(stated, sound_table(events, Unit.RECORD, settings.delta))

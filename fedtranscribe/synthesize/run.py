@@ -1,0 +1,265 @@
+"""One synthesis from settings to result, at the machine that has the data.
+
+config.toml           the settings, resolved
+denoiser.safetensors  the network of averaged weights: what may be released
+images.png            samples by class
+metrics.json          what it cost, what was trained, and accuracy on public test images
+events.jsonl          what the ledger booked; absent where there is no guarantee
+progress.jsonl        counts of steps
+private/              checkpoint until the end, accuracy on a holder's own images
+
+Order: plan and cost → trainer (checks the data) → ledger has room → run folder → booked → trained
+→ committed → written. Every mistake that can be found before the ledger is touched is found before.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtranscribe.config import SynthesizeSettings, read_toml
+from fedtranscribe.data import ImageSet
+from fedtranscribe.errors import FedtranscribeError, UnsupportedAdjacencyError
+from fedtranscribe.mechanisms.discrete import BitSource
+from fedtranscribe.mechanisms.noise import NoiseSource
+from fedtranscribe.models.diffusion import load_denoiser
+from fedtranscribe.privacy.budget import Budget
+from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.synthesize.preparation import Prepared, Say
+from fedtranscribe.synthesize.samples import ALL, Synthesizer, chosen_labels
+from fedtranscribe.synthesize.training import Trained, Training, forget_checkpoint
+from fedtranscribe.tracking import Tracker
+from fedtranscribe.transcribe.report import draw_images, figures_available
+from fedtranscribe.transcribe.rundir import RunDirectory, check_writable
+from fedtranscribe.transcribe.session import Progress, silent
+
+# Synthetic images and labels, held-out images, device, progress -> accuracy; None if it failed.
+Judge = Callable[[Tensor, Tensor, ImageSet, torch.device, Progress], float | None]
+
+NOT_PRIVATE = "NOT PRIVATE"
+
+_GRID = 50
+# How a run is computed may change between interrupt and resume, beside what any run may change.
+_FREE_ON_RESUME = ("backend", "physical_batch", "checkpoint_seconds", "evaluate", "samples")
+
+
+def synthesize(
+    prepared: Prepared,
+    out: Path,
+    *,
+    resume: bool = False,
+    judge: Judge | None = None,
+    progress: Progress = silent,
+    say: Say = lambda _: None,
+    noise: NoiseSource | None = None,
+    bits: BitSource | None = None,
+) -> dict[str, Any]:
+    """Run a prepared synthesis, or go on with an interrupted one.
+
+    Args:
+        prepared: from `prepare`.
+        out: the run's folder.
+        resume: go on with the run in `out`.
+        judge: measures samples on held-out images; None leaves that out.
+        progress: shows long work.
+        say: receives lines for the user.
+        noise: OS entropy unless a test says otherwise.
+        bits: likewise, of the Poisson batches.
+
+    Returns:
+        The result, as written to `metrics.json`, with `accuracy` even where it has to stay here.
+
+    Raises:
+        ConfigError: data that the method cannot take, other settings than the resumed run's, a
+            checkpoint of another plan, memory ran out (names the setting to lower).
+        BudgetExhaustedError: the data's ledger has no room; nothing was booked.
+        StorageError, LedgerError: see their classes.
+    """
+    for line in prepared.plan.words:
+        say(line)
+    trainer = prepared.trainer(noise, bits)
+    _say_cost(prepared, trainer.caveats(), say)
+    if not figures_available():
+        say("matplotlib is not installed: no figures; pip install 'fedtranscribe[plots]'")
+    check_writable(out)
+    run = resumed(out, prepared.settings) if resume else _begun(out, prepared)
+    if run.finished:
+        say("this run was complete already; nothing was spent")
+        forget_checkpoint(run)
+        return run.read_metrics() | {"accuracy": run.read_scores()}
+    track = Tracker(run.path, tensorboard=prepared.settings.tensorboard)
+    training = Training(prepared, trainer, run, lambda: opened_ledger(prepared), track)
+    training.start()
+    finished = False
+    while not finished:
+        finished = training.step()
+        at = training.progress
+        progress(at.stage, at.done, at.total)
+    trained = training.finish()
+    scores = _show(prepared, run, trained, judge, progress)
+    told = scores if prepared.declared_public and scores else None
+    metrics = describe(prepared, run, training.caveats, trained) | {"accuracy": told}
+    run.write_metrics(metrics)
+    training.forget()
+    return metrics | {"accuracy": scores}
+
+
+def _begun(out: Path, prepared: Prepared) -> RunDirectory:
+    """A new run, where the folder is free and the ledger has room; neither is left half begun."""
+    run = RunDirectory.create(out, prepared.settings)
+    release = prepared.plan.release
+    try:
+        if release is not None:
+            with opened_ledger(prepared) as ledger:
+                ledger.check(release)
+    except FedtranscribeError:
+        (out / "config.toml").unlink()
+        raise
+    return run
+
+
+def resumed(path: Path, settings: SynthesizeSettings) -> RunDirectory:
+    """The run in a folder, to go on with.
+
+    Raises:
+        StorageError: there is no run.
+        ConfigError: it was started with other settings; names the first that differs.
+    """
+    stored = read_toml(path / "config.toml") if (path / "config.toml").exists() else {}
+    as_started = settings.model_copy(update={name: stored.get(name) for name in _FREE_ON_RESUME})
+    run = RunDirectory.resume(path, as_started)
+    run.settings = settings
+    return run
+
+
+@contextmanager
+def opened_ledger(prepared: Prepared) -> Iterator[Ledger]:
+    """The budget book of the data; without a limit from the user it keeps the one in force."""
+    settings = prepared.settings
+    with Ledger.open(prepared.ledger, prepared.split.train.data_id) as ledger:
+        if settings.budget is not None or ledger.budget is None:
+            limit = settings.budget or math.inf
+            adjacency = Adjacency(settings.adjacency)
+            ledger.set_budget(Budget(limit, settings.delta, Unit.RECORD, adjacency))
+        yield ledger
+
+
+def _say_cost(prepared: Prepared, caveats: tuple[str, ...], say: Say) -> None:
+    """Both figures and every caveat, before anything is spent."""
+    for caveat in caveats:
+        say(f"{NOT_PRIVATE}: {caveat}")
+    cost, published = prepared.cost, prepared.plan.published
+    paper = (
+        f"; the published formula prints {published.epsilon:.4g}, which is no guarantee"
+        if published is not None
+        else ""
+    )
+    if cost.stated is None:
+        say(f"this run has NO guarantee: ε is infinite{paper}; no ledger books it")
+        return
+    stated = cost.stated
+    others = ", ".join(
+        f"{adjacency} {value:.4g}"
+        for adjacency, value in cost.sound.items()
+        if adjacency is not stated.adjacency
+    )
+    say(
+        f"this run costs ε = {stated.epsilon:.4g} ({stated.unit}, {stated.adjacency}, "
+        f"δ = {stated.delta:g}, {stated.accountant}; {others}){paper}"
+    )
+
+
+# ---------------------------------------------------------------- what came out
+
+
+def _show(
+    prepared: Prepared, run: RunDirectory, trained: Trained, judge: Judge | None, progress: Progress
+) -> dict[str, float]:
+    """Draw samples from the file that may be released, and measure them."""
+    settings, plan = prepared.settings, prepared.plan
+    denoiser, schedule = load_denoiser(trained.path)
+    model = Synthesizer(denoiser.to(prepared.device), schedule, plan.sampling, plan.conditional)
+    judged = settings.evaluate and judge is not None and plan.conditional
+    num = max(settings.samples, _GRID) if judged else _GRID
+    labels = chosen_labels(ALL, num, model.classes, settings.seed)
+    images = model.draw(labels, settings.seed, lambda done, total: progress("samples", done, total))
+    if figures_available():
+        draw_images(images[:_GRID], labels[:_GRID], run.path / "images.png")
+    if not judged:
+        return {}
+    assert judge is not None
+    score = judge(images, labels, prepared.split.test, prepared.device, progress)
+    scores = {} if score is None else {"downstream": score}
+    # On a holder's own records accuracy is private; there it stays.
+    run.write_scores(scores)
+    return scores
+
+
+def describe(
+    prepared: Prepared, run: RunDirectory, caveats: tuple[str, ...], trained: Trained
+) -> dict[str, Any]:
+    """All of `metrics.json` but accuracy; nothing of it depends on a private record."""
+    settings, plan, cost = prepared.settings, prepared.plan, prepared.cost
+    published, stated, facts = plan.published, cost.stated, prepared.facts
+    private = stated is not None and not caveats
+    return {
+        "method": plan.method,
+        "epsilon": None if stated is None else stated.epsilon,
+        "delta": settings.delta,
+        "unit": Unit.RECORD.value,
+        "adjacency": settings.adjacency,
+        "accountant": None if stated is None else stated.accountant,
+        "sound": {adjacency.value: value for adjacency, value in cost.sound.items()},
+        "published": None
+        if published is None
+        else {"epsilon": _finite(published.epsilon), "reason": published.reason},
+        "private": private,
+        "stamp": None if private else f"{NOT_PRIVATE}: do not release as private",
+        "caveats": list(caveats),
+        "sigma": plan.sigma,
+        "steps": dict(plan.steps),
+        "ledger": _total(prepared),
+        "run": run.run_id,
+        "rows": 1,
+        "data": settings.data,
+        "public_data": None if prepared.public is None else prepared.public.name,
+        "records": facts.records,
+        "classes": plan.classes if plan.conditional else 0,
+        "channels": facts.channels,
+        "size": facts.size,
+        "unet": plan.unet.value,
+        "sampling": asdict(plan.sampling),
+        "sha256": trained.sha256,
+        "accuracy_on": (
+            "held-out images of a published benchmark, declared public"
+            if prepared.declared_public
+            else "the holder's own held-out records: NOT private, do not release"
+        ),
+        "resolved": plan.to_json()["settings"],
+        "settings": json.loads(settings.model_dump_json(exclude_none=True)),
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _total(prepared: Prepared) -> dict[str, Any] | None:
+    """What all runs on the data have cost so far; None where this one is not in the book."""
+    if prepared.plan.release is None:
+        return None
+    settings = prepared.settings
+    adjacency = Adjacency(settings.adjacency)
+    with opened_ledger(prepared) as ledger:
+        try:
+            total = ledger.total(settings.delta, Unit.RECORD, adjacency)
+        except UnsupportedAdjacencyError:
+            return None  # an earlier run has no cost there
+    return {"epsilon": _finite(total.epsilon), "accountant": total.accountant}

@@ -1,0 +1,226 @@
+"""Images from a trained diffusion model: which labels, drawing, and files.
+
+Free post-processing of a private network, as often and as many as wanted.
+"""
+
+import io
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedtranscribe.errors import ConfigError, StorageError
+from fedtranscribe.files import unwritable, write_atomically
+from fedtranscribe.models.diffusion import load_denoiser, to_pixels
+from fedtranscribe.models.sampling import Sampling, Spacing, sample
+from fedtranscribe.models.schedule import Schedule
+from fedtranscribe.models.unet import Denoiser
+from fedtranscribe.synthesize.training import DENOISER
+from fedtranscribe.transcribe.rundir import read_result
+
+ALL, UNIFORM = "all", "uniform"
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class Synthesizer:
+    """A trained network and how to draw from it.
+
+    Attributes:
+        denoiser: averaged weights, in evaluation mode.
+        schedule: that it was trained with.
+        sampling: how, unless told otherwise.
+        conditional: whether its images come by label.
+    """
+
+    denoiser: Denoiser
+    schedule: Schedule
+    sampling: Sampling
+    conditional: bool
+
+    @property
+    def classes(self) -> int:
+        """Labels that can be asked for; 0 where images come without."""
+        return self.denoiser.classes if self.conditional else 0
+
+    def draw(
+        self, labels: Tensor, seed: int, progress: Progress = lambda done, total: None
+    ) -> Tensor:
+        """One image per label, uint8 [n, channels, size, size].
+
+        Args:
+            labels: int64 [n] of `chosen_labels`; a network without labels takes no notice.
+            seed: public randomness, never that of the training.
+            progress: called with (images done, images in all).
+
+        Raises:
+            ConfigError: a label that the network does not know.
+        """
+        if not self.conditional:
+            labels = torch.full_like(labels, self.denoiser.null_label)
+        rng = torch.Generator().manual_seed(seed)
+        images = sample(self.denoiser, self.schedule, labels, self.sampling, rng, progress=progress)
+        return to_pixels(images)
+
+    def told(self, steps: int | None, guidance: float | None) -> "Synthesizer":
+        """The same with other T' or w.
+
+        Raises:
+            ConfigError: out of range.
+        """
+        changes: dict[str, Any] = {"steps": steps, "guidance": guidance}
+        given = {name: value for name, value in changes.items() if value is not None}
+        sampling = replace(self.sampling, **given)
+        if sampling.steps > self.schedule.steps:
+            raise ConfigError(
+                f"Expected steps={sampling.steps} <= T={self.schedule.steps}; lower them."
+            )
+        return replace(self, sampling=sampling)
+
+
+def open_run(path: Path, device: torch.device) -> tuple[Synthesizer, dict[str, Any]]:
+    """The network of a finished run of `synthesize`, and what its `metrics.json` says.
+
+    Raises:
+        StorageError: there is no finished run, or it is of another kind.
+        ModelError: its network is absent or damaged.
+    """
+    result = read_result(path)
+    if "sampling" not in result:
+        raise StorageError(
+            f"The run in {path} has no diffusion model; give the folder of a run of "
+            "`fedtranscribe synthesize`."
+        )
+    return load_synthesizer(path, result, device), result
+
+
+def load_synthesizer(path: Path, result: dict[str, Any], device: torch.device) -> Synthesizer:
+    """The network in a run's folder, as the run's result says that it is drawn from.
+
+    Raises:
+        ModelError: it is absent or damaged.
+    """
+    denoiser, schedule = load_denoiser(path / DENOISER)
+    facts = dict(result["sampling"])
+    sampling = Sampling(**{**facts, "spacing": Spacing(facts["spacing"])})
+    return Synthesizer(denoiser.to(device), schedule, sampling, result["classes"] > 0)
+
+
+def chosen_labels(words: str, num: int, classes: int, seed: int) -> Tensor:
+    """int64 [num] labels that a user means; all 0 where images come without labels.
+
+    Args:
+        words: `all` for every class alike, `uniform` for classes by lot, or classes by commas.
+        num: how many.
+        classes: that can be asked for; 0 where images come without labels.
+        seed: of the lot.
+
+    Raises:
+        ConfigError: no images, no classes, or some that the network does not know.
+    """
+    if num < 1:
+        raise ConfigError(f"Expected num={num} >= 1.")
+    if classes == 0:
+        if words not in (ALL, UNIFORM):
+            raise ConfigError(
+                f"Expected labels={words!r} to be left out: the network learned no labels."
+            )
+        return torch.zeros(num, dtype=torch.int64)
+    if words == UNIFORM:
+        # Apart from the stream that images are drawn from.
+        rng = torch.Generator().manual_seed(seed ^ 0x1ABE1)
+        return torch.randint(0, classes, (num,), generator=rng)
+    picked = list(range(classes)) if words == ALL else _parsed(words, classes)
+    return torch.tensor(picked)[torch.arange(num) % len(picked)]
+
+
+def _parsed(words: str, classes: int) -> list[int]:
+    try:
+        picked = [int(word) for word in words.split(",")]
+    except ValueError:
+        picked = []
+    if not picked or not all(0 <= label < classes for label in picked):
+        raise ConfigError(
+            f"Expected labels={words!r} as {ALL}, {UNIFORM}, or classes 0..{classes - 1} by commas."
+        )
+    return picked
+
+
+# ---------------------------------------------------------------- files
+
+
+def expect_free(out: Path) -> None:
+    """Fail before any work where samples could not be written.
+
+    Raises:
+        StorageError: something is there already, or the folder cannot be written.
+    """
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise StorageError(f"{out} is there already; choose another --out.")
+    if out.suffix != ".npz" and out.suffix:
+        raise ConfigError(f"Expected --out {out} as a file .npz, or a folder without an ending.")
+    if out.suffix != ".npz":
+        _import_pillow()
+    folder = out.parent if out.suffix == ".npz" else out
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise unwritable(folder, error) from None
+    if not os.access(folder, os.W_OK):
+        raise StorageError(f"Cannot write {folder}: it is read-only; choose another --out.")
+
+
+def write_samples(images: Tensor, labels: Tensor | None, out: Path) -> None:
+    """Write an archive that `--data` reads, or a folder of PNG with one sub-folder per label.
+
+    Args:
+        images: uint8 [n, ch, s, s].
+        labels: int64 [n]; None where the network learned none, and there are no sub-folders then.
+        out: a path that ends in `.npz`, or a folder.
+
+    Raises:
+        StorageError: a full disk.
+    """
+    if out.suffix == ".npz":
+        _write_archive(images, labels, out)
+    else:
+        _write_pictures(images, labels, out)
+
+
+def _write_archive(images: Tensor, labels: Tensor | None, out: Path) -> None:
+    arrays = {"images": images.numpy()}
+    if labels is not None:
+        arrays["labels"] = labels.numpy()
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, allow_pickle=False, **arrays)
+    write_atomically(out, buffer.getvalue())
+
+
+def _write_pictures(images: Tensor, labels: Tensor | None, out: Path) -> None:
+    image_module = _import_pillow()
+    width = len(str(len(images) - 1))
+    try:
+        for number, image in enumerate(images):
+            folder = out if labels is None else out / str(int(labels[number]))
+            folder.mkdir(parents=True, exist_ok=True)
+            pixels = image.permute(1, 2, 0).numpy().squeeze()
+            image_module.fromarray(pixels).save(folder / f"{number:0{width}}.png")
+    except OSError as error:
+        raise unwritable(out, error) from None
+
+
+def _import_pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise ConfigError(
+            "A folder of PNG needs Pillow: pip install 'fedtranscribe[vision]'; or give an --out "
+            "that ends in .npz."
+        ) from None
+    return Image

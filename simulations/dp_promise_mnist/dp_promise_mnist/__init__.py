@@ -1,0 +1,1 @@
+"""dp-promise on MNIST at one data holder: a thin Flower app on the installed fedtranscribe."""

@@ -1,0 +1,5 @@
+"""The data holder that trains."""
+
+from fedtranscribe.federation.simulated_apps import simulated_client_app
+
+app = simulated_client_app("dp_promise_mnist")

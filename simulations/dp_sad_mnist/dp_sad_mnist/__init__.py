@@ -1,0 +1,1 @@
+"""DP-SAD on MNIST at one data holder: a thin Flower app on the installed fedtranscribe."""

@@ -1,0 +1,277 @@
+"""Faults of bookkeeping, planted and found: rows answered twice, shards that overlap, batches."""
+
+import dataclasses
+import json
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+from fedtranscribe.config import TranscribeSettings
+from fedtranscribe.data import assign_shards, load
+from fedtranscribe.errors import AuditError, CorruptLedgerError, StorageError
+from fedtranscribe.evaluation.audit import expect_sound
+from fedtranscribe.evaluation.audit.checks import (
+    check_batches,
+    check_events,
+    check_ledger,
+    check_replay,
+    check_shards,
+    check_teachers,
+)
+from fedtranscribe.evaluation.audit.claims import claim_of, read_events
+from fedtranscribe.exchange import AnswerKind, QueryBatch
+from fedtranscribe.holder import Holder
+from fedtranscribe.mechanisms import NoisyMeanRows, SeededBits
+from fedtranscribe.mechanisms.dpsgd_plan import DpSgdPlan
+from fedtranscribe.mechanisms.poisson import PoissonBatches
+from fedtranscribe.privacy.calibrate import EnsembleLayout, RowAnswer
+from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.teachers import Teachers
+from fedtranscribe.teachers.training import shard_file
+from fedtranscribe.transcribe import prepare, transcribe
+from tests.conftest import TINY_DPSD, TINY_TEACHERS
+
+RUN = "run-of-a-test"
+
+
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory):
+    """A true run of 40 rows; to be copied."""
+    folder = tmp_path_factory.mktemp("made")
+    settings = TranscribeSettings(
+        data=str(tiny_archive(folder)),
+        teacher="cnn-small",
+        student="cnn-small",
+        device="cpu",
+        shards=20,
+        rows=40,
+        ledger=folder / "book.sqlite",
+        dpsd=TINY_DPSD,
+        teachers=TINY_TEACHERS,
+    )
+    return folder, transcribe(prepare(settings), folder / "run", force=True)
+
+
+def tiny_archive(folder):
+    rng = np.random.default_rng(0)
+    labels = np.arange(60) % 3
+    images = rng.integers(0, 255, (60, 28, 28)).astype(np.uint8)
+    ids = np.array([f"patient-{i}" for i in range(60)])
+    np.savez(folder / "tiny.npz", images=images, labels=labels, ids=ids)
+    return folder / "tiny.npz"
+
+
+@pytest.fixture
+def made(made_once, tmp_path):
+    """The run's folder, its ledger and its result; a test may spoil the files."""
+    folder, result = made_once
+    shutil.copytree(folder, tmp_path / "made")
+    return tmp_path / "made" / "run", tmp_path / "made" / "book.sqlite", result
+
+
+def query(name: str, rows: int = 4) -> QueryBatch:
+    images = torch.arange(rows).view(-1, 1, 1, 1).expand(-1, 1, 28, 28).to(torch.uint8)
+    return QueryBatch(name, AnswerKind.VOTE, images, torch.arange(3).expand(rows, 3))
+
+
+def holder_of(run, ledger) -> Holder:
+    teachers = Teachers(run / "private" / "teachers", torch.device("cpu"))
+    mechanism = NoisyMeanRows(EnsembleLayout(teachers.shards), 0.5, RowAnswer.VOTE)
+    return Holder(teachers, mechanism, ledger, RUN, positional_ids=False)
+
+
+# ---------------------------------------------------------------- the same row answered twice
+
+
+def test_the_books_of_an_honest_run(made):
+    run, book, result = made
+    given = read_events(run)
+    assert check_events(result, given).ok
+    with Ledger.open_read_only(book) as ledger:
+        check = check_ledger(ledger, result["run"], result["rows"])
+    assert check.ok
+    assert check.words == "40 rows in 4 queries, each charged once"
+    expect_sound([], [check])
+
+
+def test_rows_that_were_answered_once_more_under_another_id(made):
+    run, book, result = made
+    with Ledger.open(book, "npz:tiny") as ledger:
+        Holder.answer(_same_run(holder_of(run, ledger), result["run"]), query("once-more", 10))
+        check = check_ledger(ledger, result["run"], result["rows"])
+    assert check.ok is False
+    assert "charged for 50 rows, the run says 40: rows were answered twice" in check.words
+    with pytest.raises(AuditError, match="charged for 50 rows"):
+        expect_sound([], [check])
+
+
+def _same_run(holder: Holder, run: str) -> Holder:
+    holder.run = run
+    return holder
+
+
+def test_an_answer_that_holds_more_rows_than_were_charged(made):
+    run, book, _ = made
+    with Ledger.open(book, "npz:tiny") as ledger:
+        holder = holder_of(run, ledger)
+        ledger.reserve("q1", "hash-1", holder.release(4), RUN)
+        ledger.commit("q1", np.zeros(4 * 3, dtype=np.float32).tobytes())
+        assert check_ledger(ledger, RUN, 4, k=3).ok
+        ledger.reserve("q2", "hash-2", holder.release(4), RUN)
+        ledger.commit("q2", np.zeros(8 * 3, dtype=np.float32).tobytes())
+        check = check_ledger(ledger, RUN, 8, k=3)
+        assert check.ok is False
+        assert check.words == "q2 was charged for 4 rows, its answer holds 8"
+        ledger.reserve("q3", "hash-1", holder.release(4), RUN)
+        assert "booked under two ids" in check_ledger(ledger, RUN, 12).words
+
+
+def test_a_holder_that_draws_noise_again_is_found(made):
+    run, book, _ = made
+    with Ledger.open(book, "npz:tiny") as ledger:
+        holder = holder_of(run, ledger)
+        assert check_replay(holder.answer, ledger, query("honest")).ok
+
+        def forgetful(asked):
+            """Charges once, and computes every time."""
+            told = holder.answer(asked)
+            return dataclasses.replace(told, values=holder._compute(asked))
+
+        check = check_replay(forgetful, ledger, query("forgetful"))
+        assert check.ok is False
+        assert "answered twice, with fresh noise" in check.words
+        count = iter(range(9))
+
+        def greedy(asked):
+            """Charges for what it could have replayed."""
+            stored = holder.answer(query(f"extra-{next(count)}"))
+            return dataclasses.replace(stored, values=torch.zeros(4, 3))
+
+        assert "charged twice" in check_replay(greedy, ledger, query("greedy")).words
+
+
+def test_a_damaged_book_is_a_failed_check():
+    class Damaged:
+        def verify(self):
+            raise CorruptLedgerError("entry 3 was edited")
+
+    assert check_ledger(Damaged(), "run", 1).words == "entry 3 was edited"  # type: ignore[arg-type]
+
+
+def test_events_and_result_have_to_agree(made):
+    run, _, result = made
+    given = read_events(run)
+    assert claim_of(result, given).adjacency is Adjacency.ADD_REMOVE
+    assert claim_of(result, given).epsilon == pytest.approx(result["epsilon"])
+    assert claim_of({**result, "private": False}, given).epsilon is None
+    assert check_events({**result, "epsilon": result["epsilon"] / 2}, given).ok is False
+    assert check_events({**result, "epsilon": None}, given).ok is False
+    assert "answered twice" in check_events({**result, "rows": 30}, given).words
+    assert check_events(result, {}).ok is False
+    assert check_events({"epsilon": None}, {}).ok is None
+    (run / "events.jsonl").write_text('{"rows": 3}\n')
+    with pytest.raises(StorageError, match=r"events\.jsonl is damaged"):
+        read_events(run)
+
+
+def test_events_of_several_holders_are_read_by_name(tmp_path):
+    mechanism = NoisyMeanRows(EnsembleLayout(40, 2), 0.5, RowAnswer.VOTE)
+    lines = [
+        json.dumps({"holder": name, "release": mechanism.release(n, positional_ids=True).to_json()})
+        for name, n in (("a", 10), ("b", 30))
+    ]
+    (tmp_path / "events.jsonl").write_text("\n".join(lines))
+    given = read_events(tmp_path)
+    assert {name: [r.rows for r in releases] for name, releases in given.items()} == {
+        "a": [10],
+        "b": [30],
+    }
+    claim = claim_of({"delta": 1e-5, "private": True}, given)
+    assert (claim.unit, claim.adjacency) == (Unit.RECORD, Adjacency.ZERO_OUT)
+    alone = claim_of({"delta": 1e-5, "private": True}, {"b": given["b"]})
+    assert claim.epsilon == alone.epsilon
+
+
+# ---------------------------------------------------------------- a record in two shards
+
+
+def test_a_record_in_two_shards_is_found(tmp_path):
+    records = load(str(tiny_archive(tmp_path))).train
+    key = b"public key"
+    own = assign_shards(records.ids, 5, key)
+    ids = np.array(records.ids)
+    parts = [ids[own == shard].tolist() for shard in range(5)]
+    assert check_shards(parts, records.ids, 5, key).ok
+    twice = [*parts[:3], [*parts[3], parts[0][0]], parts[4]]
+    check = check_shards(twice, records.ids, 5, key)
+    assert check.ok is False
+    assert check.words == "1 records reached more than one teacher"
+    moved = [parts[0][1:], [*parts[1], parts[0][0]], *parts[2:]]
+    assert "another teacher than their own" in check_shards(moved, records.ids, 5, key).words
+    stranger = [*parts[:4], [*parts[4], "nobody"]]
+    assert check_shards(stranger, records.ids, 5, key).ok is False
+    assert check_shards(parts[:4], records.ids, 5, key).ok is False
+    less = [parts[0][1:], *parts[1:]]
+    assert check_shards(less, records.ids, 5, key).words.endswith("1 with none")
+
+
+def test_teachers_have_to_fit_manifest_records_and_claim(made):
+    run, _, result = made
+    folder, records = run / "private" / "teachers", load(str(run.parent / "tiny.npz")).train
+    assert check_teachers(folder, records, result["teachers"]).ok
+    assert "counts on 40 teachers" in check_teachers(folder, records, 40).words
+    other = dataclasses.replace(records, data_id="npz:other")
+    assert check_teachers(folder, other, result["teachers"]).ok is None
+    first = next(i for i in range(20) if shard_file(folder, i).exists())
+    shard_file(folder, first).unlink()
+    assert check_teachers(folder, records, result["teachers"]).ok is False
+
+
+# ---------------------------------------------------------------- shuffled batches
+
+PLAN = DpSgdPlan(records=600, batch=60, steps=120, noise_multiplier=1.0, clip=1.0)
+
+
+def shuffled(seed: int, steps: int = PLAN.steps) -> list[torch.Tensor]:
+    rng, batches = torch.Generator().manual_seed(seed), []
+    while len(batches) < steps:
+        batches += torch.randperm(PLAN.records, generator=rng).split(PLAN.batch)
+    return batches[:steps]
+
+
+def judged(batches):
+    return check_batches(batches, PLAN.records, PLAN.sampling_probability)
+
+
+def test_poisson_batches_are_not_accused():
+    checks = [judged(PoissonBatches(PLAN, SeededBits(seed))) for seed in range(25)]
+    assert all(check.ok for check in checks)
+
+
+def test_shuffled_batches_are_found_by_sizes_inclusions_and_overlap():
+    check = judged(shuffled(0))
+    assert check.ok is False
+    for name in ("batch sizes vary", "inclusions of a record vary", "overlap"):
+        assert name in check.words
+    # A single pass is enough for two of the three.
+    assert judged(shuffled(1, 10)).ok is False
+
+
+def test_batches_of_one_size_without_passes_are_found_too():
+    rng = torch.Generator().manual_seed(0)
+    fixed = [torch.randperm(600, generator=rng)[:60] for _ in range(120)]
+    check = judged(fixed)
+    assert check.ok is False
+    assert "batch sizes" in check.words
+    assert "overlap" not in check.words
+
+
+def test_records_that_come_together_and_records_that_come_twice_are_found():
+    coins = PoissonBatches(dataclasses.replace(PLAN, records=300, batch=30), SeededBits(4))
+    pairs = [torch.cat([batch, batch + 300]).sort().values for batch in coins]
+    assert judged(pairs).ok is False
+    twice = [torch.cat([batch, batch[:1]]) for batch in PoissonBatches(PLAN, SeededBits(1))]
+    assert judged(twice).words == "a record was in one batch twice"

@@ -1,0 +1,182 @@
+"""Planted faults in mechanisms are found by watching them; sound mechanisms are not accused."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from fedtranscribe.errors import AuditError, ConfigError
+from fedtranscribe.evaluation.audit import Claim, expect_sound, play
+from fedtranscribe.evaluation.audit.risk import risk_of
+from fedtranscribe.evaluation.audit.run_game import play_run
+from fedtranscribe.mechanisms import (
+    CentralNoise,
+    NoisyMeanRows,
+    QuantisedMeanRows,
+    SeededBits,
+    SeededNoise,
+    TopKRandomizedResponse,
+)
+from fedtranscribe.mechanisms.discrete import quantised_noise_std
+from fedtranscribe.privacy.accountant import delta_of, epsilon
+from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer, noise_std
+from fedtranscribe.privacy.events import Gaussian, RandomizedResponse
+from fedtranscribe.privacy.units import Adjacency, Unit
+
+DELTA = 1e-5
+CLAIM = Claim(1.0, DELTA)
+LAYOUT = EnsembleLayout(4)
+
+
+@pytest.mark.parametrize("answer", list(RowAnswer))
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize("fault", [1.0, 0.5])
+def test_halved_noise_is_found_in_a_million_trials(answer, rows, fault):
+    std = noise_std(1.0, DELTA, rows, LAYOUT, Unit.RECORD, answer, NoiseMode.LOCAL)
+    used = NoisyMeanRows(LAYOUT, std * fault, answer)
+    first, second = torch.zeros(2, rows, 3, dtype=torch.float64)
+    # One shard of four turns round: as far as a record can move the mean.
+    first[:, 0] = 1 / 4
+    if answer is RowAnswer.GRADIENT:
+        second[:, 0] = -1 / 4
+    else:
+        second[:, 1] = 1 / 4
+    found = play(used, first, second, CLAIM, source=SeededNoise(1), trials=1_000_000)
+    assert found.figures["trials"] == 1_000_000
+    assert found.confidence == 0.999
+    assert not found.private
+    if fault == 1.0:
+        assert 0.4 < found.lower < 1.0
+        expect_sound([found])
+    else:
+        assert found.lower > 1.0
+        with pytest.raises(AuditError, match=r"game: at least ε = 1\.\d+ with confidence 0.999"):
+            expect_sound([found])
+
+
+@pytest.mark.parametrize("fault", [1.0, 2.0])
+def test_labels_that_are_told_too_truly_are_found(fault):
+    first, second = torch.eye(3)[:2].split(1)
+    mechanism = TopKRandomizedResponse(fault, 3)
+    found = play(mechanism, first, second, CLAIM, source=SeededNoise(2), trials=200_000)
+    assert found.contradicts is (fault == 2.0)
+    assert found.lower > 0.9
+
+
+def test_operating_system_entropy_is_the_default():
+    std = noise_std(1.0, DELTA, 1, LAYOUT, Unit.RECORD, RowAnswer.VOTE, NoiseMode.LOCAL)
+    used = NoisyMeanRows(LAYOUT, std, RowAnswer.VOTE)
+    rows = torch.tensor([[[0.25, 0.0]], [[0.0, 0.25]]])
+    found = play(used, rows[0], rows[1], CLAIM, trials=100_000)
+    assert 0 <= found.lower < 1.0
+
+
+def test_inputs_that_do_not_differ_are_refused():
+    mechanism = TopKRandomizedResponse(1.0, 3)
+    with pytest.raises(ConfigError, match="two different inputs"):
+        play(mechanism, torch.eye(3)[:1], torch.eye(3)[:1], CLAIM)
+    with pytest.raises(ConfigError, match="two different inputs"):
+        play(mechanism, torch.eye(3)[:1], torch.eye(3), CLAIM)
+
+
+# ---------------------------------------------------------------- the mechanism of a run
+
+
+def as_run(mechanism, rows, **more):
+    release = mechanism.release(rows, positional_ids=False)
+    result = {"delta": DELTA, "rows": rows, "private": True, **more}
+    return result, {"the holder": (release,)}
+
+
+@pytest.mark.parametrize("privacy", ["vote", "data"])
+@pytest.mark.parametrize("mode", list(NoiseMode))
+@pytest.mark.parametrize("fault", [1.0, 0.5])
+def test_a_runs_own_noise_is_judged_by_its_events(privacy, mode, fault):
+    answer = RowAnswer.VOTE if privacy == "vote" else RowAnswer.GRADIENT
+    layout, rows = EnsembleLayout(90, 3), 400
+    if mode is NoiseMode.SECAGG:
+        target = (10.0, DELTA, rows, layout, Unit.RECORD, answer, 10, 1)
+        mechanism = QuantisedMeanRows(layout, quantised_noise_std(*target), answer, 10, 1)
+        source = SeededBits(5)
+    else:
+        std = noise_std(10.0, DELTA, rows, layout, Unit.RECORD, answer, mode)
+        kind = NoisyMeanRows if mode is NoiseMode.LOCAL else _central
+        mechanism, source = kind(layout, std, answer), SeededNoise(5)
+    facts = {"holders": 3, "shards": dict.fromkeys("abc", 30), "noise": mode.value}
+    told = mechanism.noise_std * fault
+    result, given = as_run(mechanism, rows, noise_std=told, privacy=privacy, **facts)
+    trials = 200_000 if mode is NoiseMode.SECAGG else 1_000_000
+    found = play_run(result, given, Adjacency.ADD_REMOVE, trials, 0.999, source)
+    assert found is not None
+    assert 1.7 < found.claim.epsilon < 2.2
+    assert found.figures["rows_played"] < rows == found.figures["rows_of_the_run"]
+    if fault == 1.0:
+        assert 0.7 < found.lower < found.claim.epsilon
+    else:
+        assert found.contradicts
+
+
+def _central(layout, std, answer):
+    from fedtranscribe.mechanisms import RawMeanRows
+
+    assert CentralNoise(std, layout.holders, answer).sum_std == layout.holders * std
+    return RawMeanRows(layout, std, answer)
+
+
+def test_label_runs_are_played_one_label_at_a_time():
+    result, given = as_run(TopKRandomizedResponse(1.5, 4), 100, privacy="label", teachers=1)
+    played = play_run(result, given, Adjacency.REPLACE, 100_000, 0.99, SeededNoise(1))
+    assert played is not None
+    assert 1.3 < played.lower < played.claim.epsilon == pytest.approx(1.5, abs=0.01)
+    assert play_run(result, {}, Adjacency.REPLACE, 1000, 0.99) is None
+    # Nothing is claimed of a seeded run, so nothing can contradict it.
+    seeded = play_run({**result, "private": False}, given, Adjacency.REPLACE, 1000, 0.99)
+    assert seeded is not None
+    assert seeded.claim.epsilon is None
+    assert not seeded.contradicts
+
+
+# ---------------------------------------------------------------- ε in words
+
+
+def test_the_risk_of_a_gaussian_by_closed_form_and_by_its_profile(monkeypatch):
+    events = (Gaussian(0.02, 10_000),)
+    claim = Claim(epsilon(events, DELTA), DELTA)
+    risk = risk_of(claim, events)
+    assert risk is not None
+    assert risk.right == pytest.approx(0.8413, abs=1e-4)
+    assert risk.found[0.01] == pytest.approx(0.372, abs=1e-3)
+    assert "84.1 %" in risk.words
+    monkeypatch.setitem(__import__("sys").modules, "riskcal", None)
+    alone = risk_of(claim, events)
+    assert alone is not None
+    assert alone.source.startswith("closed form")
+    assert alone.advantage == pytest.approx(risk.advantage)
+    assert alone.found == pytest.approx(risk.found)
+
+
+def test_the_risk_of_other_events_and_of_an_epsilon_alone():
+    events = (RandomizedResponse(0.5, 2),)
+    risk = risk_of(Claim(epsilon(events, DELTA), DELTA), events)
+    assert risk is not None
+    q = 1 / (1 + math.exp(-0.5))
+    assert risk.advantage == pytest.approx(2 * q - 1, abs=1e-6)
+    assert risk.found[0.1] == pytest.approx(0.1 * math.exp(0.5), rel=0.02)
+    alone = risk_of(Claim(0.5, DELTA), ())
+    assert alone is not None
+    assert alone.advantage == pytest.approx(2 * q - 1, abs=1e-4)
+    assert alone.found[0.1] >= risk.found[0.1] - 1e-4
+    assert risk_of(Claim(None, DELTA), events) is None
+
+
+def test_no_attack_beats_the_risk_that_is_stated():
+    events = (Gaussian(1.0),)
+    risk = risk_of(Claim(epsilon(events, DELTA), DELTA), events)
+    assert risk is not None
+    assert risk.advantage == pytest.approx(delta_of(events, 0.0))
+    rng = np.random.default_rng(0)
+    others, members = rng.normal(size=200_000), rng.normal(1.0, size=200_000)
+    for rate, found in risk.found.items():
+        threshold = np.quantile(others, 1 - rate)
+        assert (members > threshold).mean() < found + 0.01
