@@ -107,30 +107,21 @@ def test_samples_in_folders_by_label(
     assert "there already" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "named"),
-    [
-        (("--num", "0"), 2, "num=0"),
-        (("--labels", "3"), 2, "'3'"),
-        (("--steps", "0"), 2, "steps=0"),
-        (("--guidance", "-1"), 2, "guidance=-1"),
-        (("--device", "nonsense"), 2, "nonsense"),
-        (("--out", "samples.csv"), 2, "samples.csv"),
-    ],
-)
 def test_samples_that_cannot_be_drawn(
-    finished: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    arguments: tuple[str, ...],
-    code: int,
-    named: str,
+    finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
-    given = {"--num": "1", "--out": str(tmp_path / "x.npz")} | dict([arguments])
-    assert (
-        run(["sample", str(finished), *[word for pair in given.items() for word in pair]]) == code
-    )
-    assert named in capsys.readouterr().err
+    for option, value, named in (
+        ("--num", "0", "num=0"),
+        ("--labels", "3", "'3'"),
+        ("--steps", "0", "steps=0"),
+        ("--guidance", "-1", "guidance=-1"),
+        ("--device", "nonsense", "nonsense"),
+        ("--out", "samples.csv", "samples.csv"),
+    ):
+        given = {"--num": "1", "--out": str(tmp_path / "x.npz"), option: value}
+        words = [word for pair in given.items() for word in pair]
+        assert run(["sample", str(finished), *words]) == 2
+        assert named in capsys.readouterr().err
     assert not (tmp_path / "x.npz").exists()
 
 

@@ -194,7 +194,7 @@ def test_seeded_noise_is_not_private(tiny_synthesis, tmp_path: Path):
 # ---------------------------------------------------------------- interrupt and resume
 
 
-@pytest.mark.parametrize("after", [0, 2, 4, 5])
+@pytest.mark.parametrize("after", [0, 4])
 def test_an_interrupted_run_goes_on_under_its_one_reservation(
     tiny_synthesis, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ):
