@@ -177,7 +177,9 @@ def _private(
             expected=settings.holders,
             test=unseen,
         )
-    ensemble = ensemble_accuracy([n.teachers for n in nodes], unseen.images, unseen.labels)
+    ensemble = ensemble_accuracy(
+        [n.teachers for n in nodes if n.teachers], unseen.images, unseen.labels
+    )
     return {
         "student": result["accuracy"]["student"],
         **ensemble,
@@ -206,7 +208,7 @@ def _no_noise(
     settings = settings.model_copy(
         update={"shards": 1, "dpsd": _CLEAN, "rows": _CLEAN.rows, "teachers": teachers}
     )
-    ensembles = [node.teachers for node in _nodes(settings, split, work / "single")]
+    ensembles = [n.teachers for n in _nodes(settings, split, work / "single") if n.teachers]
     train = split.train
     public = public_images(settings, train.channels, train.size)
     side = build_student_side(

@@ -121,7 +121,8 @@ def smallest_boundary(
             fits = middle
         else:
             fails = middle
-    return fits
+    # At S = T no time step is left for Phase I to train.
+    return TIME_STEPS + 1 if fits == TIME_STEPS else fits
 
 
 def _fits(plan: DpPromisePlan, epsilon: float, delta: float, adjacency: Adjacency) -> bool:

@@ -227,6 +227,7 @@ def _renyi(
     q = one.sampling_probability
     v = np.linspace(0.0, largest * mu**2 + 12 * mu, 2 * math.ceil(16 * (largest * mu + 12)) + 1)
     epsilon = np.logaddexp(math.log1p(-q), math.log(q) + v) if q < 1 else v
+    epsilon = np.maximum(epsilon, 0.0)  # it is 0 at v = 0, which rounding may miss
     log_width = math.log(q) + v - epsilon  # dε/dv
     profiles = [one.log_profile(epsilon, reverse) for reverse in (False, True)]
 

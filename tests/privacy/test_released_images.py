@@ -291,3 +291,13 @@ def test_values_out_of_range() -> None:
         ReleasedImages(1, 10, 1, 0)
     with pytest.raises(UnsupportedAdjacencyError, match="add-remove"):
         ReleasedImages(1, 10, 1, 1, Adjacency.ADD_REMOVE)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 32, 400, 1_999, 2_000])
+@pytest.mark.parametrize("adjacency", [Adjacency.ZERO_OUT, Adjacency.REPLACE])
+def test_the_renyi_curve_is_a_number_at_every_order(batch, adjacency):
+    event = ReleasedImages(0.3, 2_000, batch, 1, adjacency)
+    curve = event.renyi(np.array([1.5, 2.0, 8.0, 64.0]))
+    assert not np.isnan(curve).any()
+    assert (curve >= 0).all()
+    assert (np.diff(curve) >= 0).all()
