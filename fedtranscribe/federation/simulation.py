@@ -115,6 +115,7 @@ def open_holder(
             open_ledger,
             folder / "trainings",
             settings.device,
+            least_seconds=0.0,
             noise=noise,
             bits=bits,
         )

@@ -30,6 +30,8 @@ from fedtranscribe.synthesize.run import describe
 from fedtranscribe.synthesize.training import DENOISER, Standing, Training
 from fedtranscribe.transcribe.rundir import RunDirectory
 
+_LEAST_SECONDS = 10.0
+
 OpenLedger = Callable[[], AbstractContextManager[Ledger]]
 
 # What a server may choose; all else is the holder's.
@@ -79,6 +81,8 @@ class Trainings:
         open_ledger: opens it under the policy's limit.
         folder: the holder's own, for checkpoints and finished networks.
         device: where to train.
+        least_seconds: the shortest slice. The time of a single step would tell how many records
+            were in its secret batch; over many steps that says next to nothing.
         noise, bits: OS entropy unless a test says otherwise.
     """
 
@@ -90,6 +94,7 @@ class Trainings:
         folder: Path,
         device: str,
         *,
+        least_seconds: float = _LEAST_SECONDS,
         noise: NoiseSource | None = None,
         bits: BitSource | None = None,
     ) -> None:
@@ -97,6 +102,7 @@ class Trainings:
         self._ledger, self._open_ledger = ledger, open_ledger
         self._folder = folder
         self._device = device
+        self._least_seconds = least_seconds
         self._noise, self._bits = noise, bits
         self._now: tuple[str, _Open] | None = None
 
@@ -111,7 +117,7 @@ class Trainings:
         Args:
             run: its name in the ledger.
             asked: settings out of `CHOSEN`; the same ones for the whole run.
-            seconds: after which the step in hand is the last for now.
+            seconds: after which the step in hand is the last for now; `least_seconds` or more.
 
         Raises:
             ConfigError: settings that the server cannot choose, or that make no sense.
@@ -119,7 +125,8 @@ class Trainings:
             UnsupportedAdjacencyError: it has no cost in the limit's unit; nothing was booked.
         """
         now = self._opened(run, asked)
-        training, until = now.training, time.monotonic() + seconds
+        training = now.training
+        until = time.monotonic() + max(seconds, self._least_seconds)
         if training.progress.finished:
             self._finish(now)
             return training.progress
