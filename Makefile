@@ -17,8 +17,9 @@ demo: $(STAMP)
 	$(BIN)/fedtranscribe transcribe --teacher cnn --data digits --epsilon 10 --out $(OUT) \
 	    --ledger $(OUT)-ledger.sqlite
 
+# A worker per core with one thread each; a file's tests stay together, for their fixtures' sake.
 test: $(STAMP)
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n logical --dist loadfile
 
 test-slow: $(STAMP)
 	$(BIN)/pytest -m slow

@@ -33,7 +33,10 @@ and says so.
 def evaluate_command(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
     samples: Annotated[
-        int | None, typer.Option(help="Synthetic images to draw. [default: 10000]")
+        int | None,
+        typer.Option(
+            help="Synthetic images to draw. [default: 10000; of a diffusion model as its run did]"
+        ),
     ] = None,
     classifiers: Annotated[
         str | None, typer.Option(help="all, quick, none, or names by commas. [default: quick]")

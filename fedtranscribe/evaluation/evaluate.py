@@ -39,8 +39,11 @@ NEIGHBOURS = "neighbours.png"
 STAMP = "measured on the holder's own held-out records: NOT PRIVATE, do not release"
 OWN_RECORDS = "the holder's own held-out records: measured under private/, never part of a release"
 _NO_GENERATOR = "the run has no generator: its student's accuracy only"
+_NO_LABELS = "the run's images have no labels: no classifier can learn from them"
+_DRAWN = "synthetic images"
 _QUERIES = 10
 _NEIGHBOURS = 4
+_SAMPLES = 10_000
 _BATCH = 250
 
 
@@ -85,14 +88,16 @@ def evaluate(
     device = pick_device(settings.device)
     # Data are looked for before any work, and judged in the same breath whether they are public.
     split, public = run.data(settings.data_root), run.declared_public
-    run.student.to(device)
+    if run.student is not None:
+        run.student.to(device)
     head = {"run": run.result.get("run"), "data": run.result.get("data")}
+    samples = settings.samples or run.usual_samples(_SAMPLES)
     tail = {
-        "samples": settings.samples if run.generator is not None else 0,
+        "samples": samples if run.generator is not None else 0,
         "seed": settings.seed,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    alone, real = _measured(run, split, settings, device, progress)
+    alone, real = _measured(run, samples, split, settings, device, progress)
     if public:
         words = f"{len(split.test)} held-out images of a published benchmark, declared public"
         result = {**head, "real": words, **_joined(alone, real), **tail}
@@ -107,21 +112,26 @@ def evaluate(
 
 def _measured(
     run: FinishedRun,
+    samples: int,
     split: DataSplit,
     settings: EvaluationSettings,
     device: torch.device,
     progress: Progress,
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What follows from the networks alone, and what rests on real images."""
-    real: dict[str, Any] = {"student": score_student(run.student, split.test)}
+    real: dict[str, Any] = {}
+    if run.student is not None:
+        real["student"] = score_student(run.student, split.test)
     if run.generator is None:
         return {"note": _NO_GENERATOR}, real
     source = feature_source(settings, run.settings) if settings.fidelity else None
     run.generator.to(device)
-    progress("synthetic images", 0, 1)
-    images, labels = run.synthesise(settings.samples, settings.seed)
-    progress("synthetic images", 1, 1)
-    alone: dict[str, Any] = {"synthetic": describe(run.student, images, labels)}
+    progress(_DRAWN, 0, 1)
+    images, labels = run.synthesise(samples, settings.seed, progress)
+    progress(_DRAWN, 1, 1)
+    alone: dict[str, Any] = {}
+    if run.student is not None:
+        alone["synthetic"] = describe(run.student, images, labels)
     if source is not None:
         progress("fidelity", 0, 1)
         found = measure(images, split.test.images, source, device)
@@ -131,9 +141,12 @@ def _measured(
         alone["fidelity"] = {**unary, **facts}
         real["fidelity"] = {**found, **unary, **facts, "real": len(split.test)}
     held = split.test.images, split.test.labels
-    real["downstream"] = downstream(
-        (images, labels), held, split.test.classes, settings, device, progress
-    )
+    if run.labelled:
+        real["downstream"] = downstream(
+            (images, labels), held, split.test.classes, settings, device, progress
+        )
+    else:
+        alone["note"] = _NO_LABELS
     if figures_available():
         draw_classes(images, labels, run.path / SAMPLES)
         _draw_neighbours(run, images[:_QUERIES], split.train.images)
@@ -175,8 +188,10 @@ def describe(student: Classifier, images: Tensor, labels: Tensor) -> dict[str, A
 
 def _draw_neighbours(run: FinishedRun, synthetic: Tensor, records: Tensor) -> None:
     near = nearest(synthetic, records, _NEIGHBOURS, pixels)
-    alike = nearest(synthetic, records, _NEIGHBOURS, features_of(run.student))
-    draw_neighbours(synthetic, records[near], records[alike], run.private / NEIGHBOURS)
+    alike = None
+    if run.student is not None:
+        alike = records[nearest(synthetic, records, _NEIGHBOURS, features_of(run.student))]
+    draw_neighbours(synthetic, records[near], alike, run.private / NEIGHBOURS)
 
 
 def _joined(alone: dict[str, Any], real: dict[str, Any]) -> dict[str, Any]:

@@ -37,34 +37,36 @@ def draw_classes(images: Tensor, labels: Tensor, path: Path) -> None:
 
     Args:
         images: uint8 [n, ch, s, s].
-        labels: the student's, int64 [n]; the first twenty classes that occur are shown.
+        labels: int64 [n]; the first twenty classes that occur are shown.
         path: PNG to write.
     """
     classes = labels.unique()[:_MOST_CLASSES].tolist()
     rows = [images[labels == label][:_PER_CLASS] for label in classes]
     names = [str(label) for label in classes]
-    _draw_rows(rows, names, path, "Synthetic images by the class that the student gives them")
+    _draw_rows(rows, names, path, "Synthetic images by class")
 
 
-def draw_neighbours(synthetic: Tensor, by_pixels: Tensor, by_features: Tensor, path: Path) -> None:
+def draw_neighbours(
+    synthetic: Tensor, by_pixels: Tensor, by_features: Tensor | None, path: Path
+) -> None:
     """Synthetic images, each beside real training records. What it writes is PRIVATE.
 
     Args:
         synthetic: uint8 [m, ch, s, s].
         by_pixels: records nearest in pixels, uint8 [m, k, ch, s, s].
-        by_features: records nearest in the student's features, likewise.
+        by_features: records nearest in the student's features, likewise; None without a student.
         path: PNG to write, under `private/`.
     """
     k = by_pixels.shape[1]
-    rows = [
-        torch.cat([one[None], near, alike])
-        for one, near, alike in zip(synthetic, by_pixels, by_features, strict=True)
-    ]
+    parts = [synthetic[:, None], by_pixels]
     title = (
         "PRIVATE: shows records of the holder. Never release it.\n"
-        f"left: synthetic; next {k}: nearest records in pixels; "
-        f"last {k}: nearest in the student's features"
+        f"left: synthetic; next {k}: nearest records in pixels"
     )
+    if by_features is not None:
+        parts.append(by_features)
+        title += f"; last {k}: nearest in the student's features"
+    rows = list(torch.cat(parts, dim=1))
     _draw_rows(rows, [""] * len(rows), path, title)
 
 

@@ -15,8 +15,10 @@ LEAST_SAMPLES = 60
 class EvaluationSettings(Settings):
     """Everything `fedtranscribe evaluate` can be told; all of it is public."""
 
-    samples: int = Field(
-        default=10_000, ge=LEAST_SAMPLES, description="synthetic images to draw and label"
+    samples: int | None = Field(
+        default=None,
+        ge=LEAST_SAMPLES,
+        description="synthetic images to draw; 10,000, but of a diffusion model what its run drew",
     )
     classifiers: tuple[str, ...] = Field(
         default=QUICK,

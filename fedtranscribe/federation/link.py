@@ -45,7 +45,7 @@ def is_serving(socket: Path, timeout: float = _HEALTH_SECONDS) -> bool:
 
 
 def call(
-    socket: Path, message_type: str, frame: bytes, timeout: float, wait: float = _WAIT_SECONDS
+    socket: Path, message_type: str, frame: bytes, timeout: float, wait: float | None = None
 ) -> bytes:
     """Ask the service; one that is being restarted is waited for and asked again.
 
@@ -56,13 +56,13 @@ def call(
         message_type: a key of `METHODS`.
         frame: the message.
         timeout: seconds that an answer may take.
-        wait: seconds to wait for a service that is not there.
+        wait: seconds to wait for a service that is not there; a minute if not given.
 
     Raises:
         StorageError: nobody answers; names the socket and the mend.
     """
     for _ in range(_TRIES):
-        if not _wait(socket, wait):
+        if not _wait(socket, _WAIT_SECONDS if wait is None else wait):
             break
         with grpc.insecure_channel(f"unix:{socket}", options=OPTIONS) as channel:
             ask = channel.unary_unary(f"/{NAME}/{METHODS[message_type]}")

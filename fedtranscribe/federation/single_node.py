@@ -30,11 +30,11 @@ from fedtranscribe.federation.trainings import Standing, Trained
 from fedtranscribe.federation.transport import Transport
 from fedtranscribe.files import write_atomically
 from fedtranscribe.models import build
-from fedtranscribe.synthesize.samples import ALL, chosen_labels, load_synthesizer
-from fedtranscribe.synthesize.training import DENOISER
+from fedtranscribe.models.diffusion import load_synthesizer
+from fedtranscribe.synthesize.samples import ALL, chosen_labels
 from fedtranscribe.tracking import Report, ignore
 from fedtranscribe.transcribe.report import draw_images, figures_available
-from fedtranscribe.transcribe.rundir import RunDirectory
+from fedtranscribe.transcribe.rundir import DENOISER, RunDirectory
 from fedtranscribe.transcribe.session import accuracy, pick_device
 
 log = logging.getLogger(__name__)
@@ -189,8 +189,8 @@ def _show(
 ) -> dict[str, float]:
     """Draw samples of the network that came, and measure them where there is something to."""
     device = pick_device(settings.device)
-    model = load_synthesizer(run.path, result, device)
-    classes = result["classes"]
+    model = load_synthesizer(run.path / DENOISER).to(device)
+    classes = model.classes
     num = _JUDGED if test is not None and classes else _GRID
     labels = chosen_labels(ALL, num, classes, settings.seed)
     images = model.draw(labels, settings.seed)

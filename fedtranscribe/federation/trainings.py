@@ -27,8 +27,8 @@ from fedtranscribe.mechanisms import BitSource, NoiseSource
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.synthesize.preparation import Prepared, prepare
 from fedtranscribe.synthesize.run import describe
-from fedtranscribe.synthesize.training import DENOISER, Standing, Training
-from fedtranscribe.transcribe.rundir import RunDirectory
+from fedtranscribe.synthesize.training import Standing, Training
+from fedtranscribe.transcribe.rundir import DENOISER, RunDirectory
 
 _LEAST_SECONDS = 10.0
 

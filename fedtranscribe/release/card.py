@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from fedtranscribe.models import Classifier, Generator
+from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.release.describe import agree, told
 from fedtranscribe.release.stamp import LOUD
@@ -28,7 +28,11 @@ _ADJACENCIES = {
     Adjacency.ADD_REMOVE: "the unit comes or goes, and nothing else moves",
 }
 # Teachers, and all that touched them, are no public matter: not even on a benchmark.
-_TOLD = {"student": "student", "public_set_alone": "public set alone"}
+_TOLD = {
+    "student": "student",
+    "public_set_alone": "public set alone",
+    "downstream": "CNN that learned from synthetic images alone",
+}
 _FIGURE = re.compile(r"(?:ε|epsilon)[^0-9\n]{0,12}([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)", re.I)
 
 
@@ -44,7 +48,7 @@ def render_card(run: FinishedRun, statement: PrivacyStatement, onnx: bool) -> st
 
     data = ModelCardData(
         library_name="fedtranscribe",
-        pipeline_tag="image-classification",
+        pipeline_tag="image-classification" if run.student else "unconditional-image-generation",
         tags=["differential-privacy", "model-transcription", "synthetic-data"],
         fedtranscribe={
             "epsilon": statement.epsilon,
@@ -57,9 +61,9 @@ def render_card(run: FinishedRun, statement: PrivacyStatement, onnx: bool) -> st
     card = ModelCard.from_template(
         data,
         template_str=_TEMPLATE.read_text(encoding="utf-8"),
-        **_facts(run.student, run.generator),
+        **_facts(run),
         stamp=statement.stamp,
-        title="A differentially private student" if statement.stamp is None else "A student",
+        title=_title(run, statement),
         method=statement.method,
         version=statement.fedtranscribe,
         data=statement.data,
@@ -149,8 +153,29 @@ def _figure(epsilon: float | None) -> str:
     return "infinite: no guarantee" if epsilon is None else f"{epsilon:.6g}"
 
 
-def _facts(student: Classifier, generator: Generator | None) -> dict[str, Any]:
+def _title(run: FinishedRun, statement: PrivacyStatement) -> str:
+    what = "diffusion model" if run.student is None else "student"
+    return f"A {what}" if statement.stamp is not None else f"A differentially private {what}"
+
+
+def _facts(run: FinishedRun) -> dict[str, Any]:
+    student, generator = run.student, run.generator
+    if isinstance(generator, Synthesizer):
+        denoiser, sampling = generator.denoiser, generator.sampling
+        return {
+            "diffusion": True,
+            "architecture": denoiser.size_name.value,
+            "classes": generator.classes,
+            "channels": denoiser.channels,
+            "size": denoiser.size,
+            "parameters": sum(p.numel() for p in denoiser.parameters()),
+            "time_steps": generator.schedule.steps,
+            "sampling": f"DDIM, {sampling.steps} steps, eta {sampling.eta:g}, "
+            f"guidance {sampling.guidance:g}",
+        }
+    assert student is not None
     return {
+        "diffusion": False,
         "architecture": student.architecture,
         "classes": student.classes,
         "channels": student.channels,

@@ -1,4 +1,4 @@
-"""A release folder -> networks to use; needs none of the extras."""
+"""A release folder -> networks to use; a diffusion model alone needs an extra, `diffusion`."""
 
 import os
 import warnings
@@ -17,9 +17,10 @@ from fedtranscribe.errors import (
     StorageError,
 )
 from fedtranscribe.models import Classifier, Generator, load_network
+from fedtranscribe.models.diffusion import Synthesizer, load_synthesizer
 from fedtranscribe.release.digests import first_difference
 from fedtranscribe.release.statement import PrivacyStatement, read_statement
-from fedtranscribe.transcribe.rundir import GENERATOR, STUDENT
+from fedtranscribe.transcribe.rundir import DENOISER, GENERATOR, STUDENT
 from fedtranscribe.transcribe.session import predict, sample_images
 
 _BATCH = 250
@@ -27,18 +28,19 @@ _BATCH = 250
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """A released student, and the generator of synthetic images where there is one.
+    """A released student and generator, or a released diffusion model.
 
     Attributes:
         path: the folder.
-        student: the classifier, in evaluation mode.
-        generator: of images without labels; None for methods that have none.
+        student: the classifier, in evaluation mode; None for DP-SAD and dp-promise.
+        generator: of images without labels, or a diffusion model, which is asked for labels; None
+            for methods that have neither.
         privacy: what is guaranteed, and what is not.
     """
 
     path: Path
-    student: Classifier
-    generator: Generator | None
+    student: Classifier | None
+    generator: Generator | Synthesizer | None
     privacy: PrivacyStatement
 
     def predict(self, images: Tensor) -> Tensor:
@@ -51,10 +53,17 @@ class Release:
             int64 [n], on the CPU.
 
         Raises:
+            ConfigError: the release has no student.
             ModelMismatchError: another shape than the student was made for.
             InvalidDataError: another type, or values outside of [0, 1].
         """
-        shape = self.student.channels, self.student.size, self.student.size
+        student = self.student
+        if student is None:
+            raise ConfigError(
+                f"The release in {self.path} (method {self.privacy.method}) has no student; train "
+                "a classifier on what its sample() gives."
+            )
+        shape = student.channels, student.size, student.size
         if images.ndim != 4 or tuple(images.shape[1:]) != shape:
             raise ModelMismatchError(
                 f"Expected images [n, {', '.join(map(str, shape))}], got {list(images.shape)}."
@@ -62,23 +71,26 @@ class Release:
         if not len(images):
             return torch.empty(0, dtype=torch.int64)
         if images.dtype == torch.uint8:
-            return predict(self.student, images)
+            return predict(student, images)
         # Not a number fails this comparison too.
         if not images.is_floating_point() or not bool(((images >= 0) & (images <= 1)).all()):
             raise InvalidDataError(
                 f"Expected images of uint8, or floating point in [0, 1], got {images.dtype}"
                 f"{' outside of it' if images.is_floating_point() else ''}."
             )
-        device = next(self.student.parameters()).device
+        device = next(student.parameters()).device
         with torch.no_grad():
             parts = [
-                self.student(part.to(device, torch.float32)).argmax(-1).cpu()
+                student(part.to(device, torch.float32)).argmax(-1).cpu()
                 for part in images.split(_BATCH)
             ]
         return torch.cat(parts)
 
     def sample(self, n: int, seed: int | None = None) -> tuple[Tensor, Tensor]:
-        """Synthetic images, and the labels that the student gives them: costs no privacy.
+        """Synthetic images and their labels: costs no privacy.
+
+        The student labels what a generator makes; a diffusion model is asked for every class
+        alike, and one without labels gives 0 to all.
 
         Args:
             n: how many.
@@ -98,6 +110,10 @@ class Release:
         if n < 1:
             raise ConfigError(f"Expected n={n} >= 1.")
         drawn = int.from_bytes(os.urandom(7), "big") if seed is None else seed
+        if isinstance(self.generator, Synthesizer):
+            labels = torch.arange(n) % max(1, self.generator.classes)
+            return self.generator.draw(labels, drawn), labels
+        assert self.student is not None
         images = sample_images(self.generator, n, drawn)
         return images, predict(self.student, images)
 
@@ -123,27 +139,32 @@ def load(folder: Path, verify: bool = True) -> Release:
         raise PrivacyError(f"{folder}: {wrong}; fetch the release again.")
     if statement.stamp is not None:
         warnings.warn(statement.stamp, stacklevel=3)
-    return Release(folder, load_student(folder), load_generator(folder, statement), statement)
+    student, generator = load_student(folder, statement), load_generator(folder, statement)
+    return Release(folder, student, generator, statement)
 
 
-def load_student(folder: Path) -> Classifier:
-    """The classifier of a release.
+def load_student(folder: Path, statement: PrivacyStatement) -> Classifier | None:
+    """The classifier of a release; None where it lists a diffusion model instead.
 
     Raises:
         ModelError: absent, damaged, or no classifier.
     """
+    if DENOISER in statement.files and STUDENT not in statement.files:
+        return None
     student = load_network(folder / STUDENT)
     if not isinstance(student, Classifier):
         raise CorruptWeightsError(f"Expected a classifier in {folder / STUDENT}.")
     return student
 
 
-def load_generator(folder: Path, statement: PrivacyStatement) -> Generator | None:
-    """The generator of a release; None where it lists none.
+def load_generator(folder: Path, statement: PrivacyStatement) -> Generator | Synthesizer | None:
+    """The generator or diffusion model of a release; None where it lists neither.
 
     Raises:
         ModelError: absent though it is listed, damaged, or no generator.
     """
+    if DENOISER in statement.files:
+        return load_synthesizer(folder / DENOISER)
     if GENERATOR not in statement.files:
         return None
     generator = load_network(folder / GENERATOR)

@@ -35,7 +35,7 @@ class ReleaseRecord(_Part):
 
     mechanism: _Name
     rows: Annotated[int, Field(ge=1)]
-    costs: dict[Unit, dict[Adjacency, dict[str, str | int | float]]]
+    costs: dict[Unit, dict[Adjacency, dict[str, JsonValue]]]
 
 
 class HolderRelease(_Part):

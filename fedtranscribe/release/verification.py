@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedtranscribe.errors import FedtranscribeError
+from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.release.accounting import Given, by_adjacency, by_holder, by_unit, recompute
 from fedtranscribe.release.card import CARD, complaints
@@ -20,7 +21,7 @@ from fedtranscribe.release.onnx_export import agrees
 from fedtranscribe.release.stamp import stamp_of
 from fedtranscribe.release.statement import STATEMENT, PrivacyStatement, read_statement
 from fedtranscribe.release.writing import ONNX
-from fedtranscribe.transcribe.rundir import STUDENT
+from fedtranscribe.transcribe.rundir import DENOISER, STUDENT
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,8 @@ def _statement(folder: Path) -> str:
 
 
 def _files(folder: Path, said: PrivacyStatement) -> str:
-    for name in (STUDENT, CARD):
+    network = DENOISER if DENOISER in said.files else STUDENT
+    for name in (network, CARD):
         _expect(name in said.files, f"{STATEMENT} does not list {name}")
     wrong, besides = first_difference(folder, said), unlisted(folder, said)
     _expect(wrong is None, str(wrong))
@@ -101,7 +103,11 @@ def _files(folder: Path, said: PrivacyStatement) -> str:
 
 
 def _networks(folder: Path, said: PrivacyStatement) -> str:
-    student, generator = load_student(folder), load_generator(folder, said)
+    student, generator = load_student(folder, said), load_generator(folder, said)
+    if isinstance(generator, Synthesizer):
+        _expect(student is None, "it has a student beside a diffusion model, which no method gives")
+        return f"diffusion model {generator.denoiser.size_name}, all finite"
+    assert student is not None
     if generator is not None:
         shapes = [(n.channels, n.size) for n in (student, generator)]
         _expect(shapes[0] == shapes[1], "the generator makes images that the student cannot read")
@@ -111,7 +117,9 @@ def _networks(folder: Path, said: PrivacyStatement) -> str:
 def _onnx(folder: Path, said: PrivacyStatement) -> str:
     if ONNX not in said.files:
         return "there is none, as its card says"
-    student = load_student(folder)
+    student = load_student(folder, said)
+    if student is None:
+        raise _FailedError(f"there is an {ONNX} without a student")
     try:
         answer = agrees((folder / ONNX).read_bytes(), student)
     except OSError as error:

@@ -11,6 +11,7 @@ from pathlib import Path
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.files import unwritable
 from fedtranscribe.models import save_network
+from fedtranscribe.models.diffusion import Synthesizer, save_synthesizer
 from fedtranscribe.release.card import CARD, render_card
 from fedtranscribe.release.describe import describe
 from fedtranscribe.release.digests import sha256
@@ -18,11 +19,11 @@ from fedtranscribe.release.onnx_export import export_onnx
 from fedtranscribe.release.stamp import refuse_unstamped
 from fedtranscribe.release.statement import STATEMENT, PrivacyStatement
 from fedtranscribe.transcribe.finished import FinishedRun
-from fedtranscribe.transcribe.rundir import GENERATOR, STUDENT
+from fedtranscribe.transcribe.rundir import DENOISER, GENERATOR, STUDENT
 
 ONNX = "student.onnx"
 
-_FILES = frozenset({STUDENT, GENERATOR, ONNX, CARD, STATEMENT})
+_FILES = frozenset({STUDENT, GENERATOR, DENOISER, ONNX, CARD, STATEMENT})
 _NEEDED = {"huggingface_hub": "huggingface-hub", "jinja2": "jinja2", "onnx": "onnx"}
 _NEEDED |= {"onnxscript": "onnxscript"}
 
@@ -125,10 +126,13 @@ def _run_of(folder: Path) -> str | None:
 
 def _write(run: FinishedRun, statement: PrivacyStatement, folder: Path) -> PrivacyStatement:
     # Not copied but written again: whatever else a run's file might hold stays behind.
-    save_network(run.student, folder / STUDENT)
-    if run.generator is not None:
+    if isinstance(run.generator, Synthesizer):
+        save_synthesizer(run.generator, folder / DENOISER)
+    elif run.generator is not None:
         save_network(run.generator, folder / GENERATOR)
-    onnx = export_onnx(run.student)
+    if run.student is not None:
+        save_network(run.student, folder / STUDENT)
+    onnx = export_onnx(run.student) if run.student is not None else None
     if onnx is not None:
         (folder / ONNX).write_bytes(onnx)
     card = render_card(run, statement, onnx is not None)

@@ -18,7 +18,7 @@ from fedtranscribe.report.verdict import tiny
 _COLOURS = ("#0b5c6b", "#b4531a", "#5b4a9c", "#3c7a3a", "#a3286a", "#6b6b6b")
 _INK, _GRID = "#3b4249", "#d9dcdf"
 _SIZE = (5.2, 3.1)
-_PER_CLASS = 10
+PER_CLASS = 10
 _GAP = 2
 _LARGE_RATIO = 30
 
@@ -161,7 +161,7 @@ def privacy_accuracy(lines: Mapping[str, Sequence[CurvePoint]]) -> Drawing:
 
 
 def sample_rows(images: Tensor, labels: Tensor, classes: int) -> list[SampleRow]:
-    """Ten synthetic images of every class, as the student calls them.
+    """Ten synthetic images of every class.
 
     Args:
         images: uint8 [n, ch, s, s].
@@ -170,11 +170,11 @@ def sample_rows(images: Tensor, labels: Tensor, classes: int) -> list[SampleRow]
     """
     rows = []
     for label in range(classes):
-        some = images[labels == label][:_PER_CLASS]
+        some = images[labels == label][:PER_CLASS]
         if len(some) == 0:
             continue
         strip = _strip(some)
-        words = f"{len(some)} synthetic images that the student calls class {label}"
+        words = f"{len(some)} synthetic images of class {label}"
         height, width = strip.shape[-2:]
         rows.append(SampleRow(str(label), _png(strip), words, width, height))
     return rows

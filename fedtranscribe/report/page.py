@@ -12,8 +12,10 @@ from fedtranscribe.errors import ConfigError, FedtranscribeError
 from fedtranscribe.evaluation.audit.claims import worst
 from fedtranscribe.evaluation.comparison import Comparison, Group, cells, compare
 from fedtranscribe.files import write_atomically
+from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.report.drawings import (
+    PER_CLASS,
     Drawing,
     SampleRow,
     accuracy_curve,
@@ -261,10 +263,15 @@ def _samples(facts: RunFacts) -> tuple[list[SampleRow], int]:
     """Synthetic images, drawn anew from the generator; none where it cannot be opened."""
     try:
         run = FinishedRun.open(facts.path)
-        if run.generator is None:
-            return [], run.student.classes
-        images, labels = run.synthesise(_SAMPLES)
-        return sample_rows(images, labels, run.student.classes), run.student.classes
+        if isinstance(run.generator, Synthesizer):
+            # It is asked for each class, and slow; one class stands for images without labels.
+            classes = max(1, run.generator.classes)
+            wanted = classes * PER_CLASS
+        elif run.student is not None:
+            classes, wanted = run.student.classes, _SAMPLES if run.generator is not None else 0
+        else:
+            return [], 0
+        return sample_rows(*run.synthesise(wanted), classes) if wanted else [], classes
     except (FedtranscribeError, OSError, ValueError):
         # The page of a run of another kind, or without its networks, is still a page.
         return [], 0

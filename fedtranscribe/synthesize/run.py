@@ -28,12 +28,12 @@ from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import FedtranscribeError, UnsupportedAdjacencyError
 from fedtranscribe.mechanisms.discrete import BitSource
 from fedtranscribe.mechanisms.noise import NoiseSource
-from fedtranscribe.models.diffusion import load_denoiser
+from fedtranscribe.models.diffusion import load_synthesizer
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.synthesize.preparation import Prepared, Say
-from fedtranscribe.synthesize.samples import ALL, Synthesizer, chosen_labels
+from fedtranscribe.synthesize.samples import ALL, chosen_labels
 from fedtranscribe.synthesize.training import Trained, Training, forget_checkpoint
 from fedtranscribe.tracking import Tracker
 from fedtranscribe.transcribe.report import draw_images, figures_available
@@ -184,8 +184,7 @@ def _show(
 ) -> dict[str, float]:
     """Draw samples from the file that may be released, and measure them."""
     settings, plan = prepared.settings, prepared.plan
-    denoiser, schedule = load_denoiser(trained.path)
-    model = Synthesizer(denoiser.to(prepared.device), schedule, plan.sampling, plan.conditional)
+    model = load_synthesizer(trained.path).to(prepared.device)
     judged = settings.evaluate and judge is not None and plan.conditional
     num = max(settings.samples, _GRID) if judged else _GRID
     labels = chosen_labels(ALL, num, model.classes, settings.seed)

@@ -1,12 +1,7 @@
-"""Images from a trained diffusion model: which labels, drawing, and files.
-
-Free post-processing of a private network, as often and as many as wanted.
-"""
+"""Images from a finished run of `synthesize`: which labels, and the files they are written to."""
 
 import io
 import os
-from collections.abc import Callable
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,72 +11,10 @@ from torch import Tensor
 
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.files import unwritable, write_atomically
-from fedtranscribe.models.diffusion import load_denoiser, to_pixels
-from fedtranscribe.models.sampling import Sampling, Spacing, sample
-from fedtranscribe.models.schedule import Schedule
-from fedtranscribe.models.unet import Denoiser
-from fedtranscribe.synthesize.training import DENOISER
-from fedtranscribe.transcribe.rundir import read_result
+from fedtranscribe.models.diffusion import Synthesizer, load_synthesizer
+from fedtranscribe.transcribe.rundir import DENOISER, read_result
 
 ALL, UNIFORM = "all", "uniform"
-
-Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, eq=False)
-class Synthesizer:
-    """A trained network and how to draw from it.
-
-    Attributes:
-        denoiser: averaged weights, in evaluation mode.
-        schedule: that it was trained with.
-        sampling: how, unless told otherwise.
-        conditional: whether its images come by label.
-    """
-
-    denoiser: Denoiser
-    schedule: Schedule
-    sampling: Sampling
-    conditional: bool
-
-    @property
-    def classes(self) -> int:
-        """Labels that can be asked for; 0 where images come without."""
-        return self.denoiser.classes if self.conditional else 0
-
-    def draw(
-        self, labels: Tensor, seed: int, progress: Progress = lambda done, total: None
-    ) -> Tensor:
-        """One image per label, uint8 [n, channels, size, size].
-
-        Args:
-            labels: int64 [n] of `chosen_labels`; a network without labels takes no notice.
-            seed: public randomness, never that of the training.
-            progress: called with (images done, images in all).
-
-        Raises:
-            ConfigError: a label that the network does not know.
-        """
-        if not self.conditional:
-            labels = torch.full_like(labels, self.denoiser.null_label)
-        rng = torch.Generator().manual_seed(seed)
-        images = sample(self.denoiser, self.schedule, labels, self.sampling, rng, progress=progress)
-        return to_pixels(images)
-
-    def told(self, steps: int | None, guidance: float | None) -> "Synthesizer":
-        """The same with other T' or w.
-
-        Raises:
-            ConfigError: out of range.
-        """
-        changes: dict[str, Any] = {"steps": steps, "guidance": guidance}
-        given = {name: value for name, value in changes.items() if value is not None}
-        sampling = replace(self.sampling, **given)
-        if sampling.steps > self.schedule.steps:
-            raise ConfigError(
-                f"Expected steps={sampling.steps} <= T={self.schedule.steps}; lower them."
-            )
-        return replace(self, sampling=sampling)
 
 
 def open_run(path: Path, device: torch.device) -> tuple[Synthesizer, dict[str, Any]]:
@@ -97,19 +30,7 @@ def open_run(path: Path, device: torch.device) -> tuple[Synthesizer, dict[str, A
             f"The run in {path} has no diffusion model; give the folder of a run of "
             "`fedtranscribe synthesize`."
         )
-    return load_synthesizer(path, result, device), result
-
-
-def load_synthesizer(path: Path, result: dict[str, Any], device: torch.device) -> Synthesizer:
-    """The network in a run's folder, as the run's result says that it is drawn from.
-
-    Raises:
-        ModelError: it is absent or damaged.
-    """
-    denoiser, schedule = load_denoiser(path / DENOISER)
-    facts = dict(result["sampling"])
-    sampling = Sampling(**{**facts, "spacing": Spacing(facts["spacing"])})
-    return Synthesizer(denoiser.to(device), schedule, sampling, result["classes"] > 0)
+    return load_synthesizer(path / DENOISER).to(device), result
 
 
 def chosen_labels(words: str, num: int, classes: int, seed: int) -> Tensor:

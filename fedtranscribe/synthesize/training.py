@@ -32,15 +32,13 @@ import torch
 
 from fedtranscribe.errors import ConfigError, QueryConflictError, StorageError
 from fedtranscribe.files import write_atomically
-from fedtranscribe.models.diffusion import save_denoiser
+from fedtranscribe.models.diffusion import Synthesizer, save_synthesizer
 from fedtranscribe.models.unet import Denoiser
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.synthesize.method import Trainer
 from fedtranscribe.synthesize.preparation import Prepared
 from fedtranscribe.tracking import Report, ignore
-from fedtranscribe.transcribe.rundir import RunDirectory
-
-DENOISER = "denoiser.safetensors"
+from fedtranscribe.transcribe.rundir import DENOISER, RunDirectory
 
 OpenLedger = Callable[[], AbstractContextManager[Ledger]]
 
@@ -188,10 +186,12 @@ class Training:
         _expect_finite(network)
         self.save()
         staged = self._run.private / DENOISER
-        save_denoiser(network, self._prepared.plan.schedule, staged)
+        plan = self._prepared.plan
+        model = Synthesizer(network, plan.schedule, plan.sampling, plan.conditional)
+        save_synthesizer(model, staged)
         content = staged.read_bytes()
         digest, head = hashlib.sha256(content).hexdigest(), None
-        if self._prepared.plan.release is not None:
+        if plan.release is not None:
             with self._open_ledger() as ledger:
                 committed = ledger.commit(self.query_id, digest.encode())
             head = (committed.sequence, committed.hash)

@@ -1,16 +1,21 @@
 """A finished run, as evaluation, release and report read it."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from fedtranscribe.data import DataSplit, is_published, load
 from fedtranscribe.errors import ConfigError, CorruptWeightsError
 from fedtranscribe.models import Classifier, Generator, load_network
-from fedtranscribe.transcribe.rundir import GENERATOR, STUDENT, read_result
-from fedtranscribe.transcribe.session import predict, sample_images
+from fedtranscribe.models.diffusion import Synthesizer, load_synthesizer
+from fedtranscribe.transcribe.rundir import DENOISER, GENERATOR, STUDENT, read_result
+from fedtranscribe.transcribe.session import Progress, predict, sample_images, silent
+
+_DIFFUSION_SAMPLES = 3_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,14 +25,14 @@ class FinishedRun:
     Attributes:
         path: the run's folder.
         result: what `metrics.json` holds.
-        student: the learned classifier, in evaluation mode.
-        generator: the learned generator; None for FedAvg and FedDF, which have none.
+        student: the learned classifier, in evaluation mode; None for DP-SAD and dp-promise.
+        generator: what synthetic images come from; None for FedAvg and FedDF, which have none.
     """
 
     path: Path
     result: dict[str, Any]
-    student: Classifier
-    generator: Generator | None
+    student: Classifier | None
+    generator: Generator | Synthesizer | None
 
     @classmethod
     def open(cls, path: Path) -> "FinishedRun":
@@ -38,6 +43,8 @@ class FinishedRun:
             ModelError: a network's file is damaged.
         """
         result = read_result(path)
+        if (path / DENOISER).exists():
+            return cls(path, result, None, load_synthesizer(path / DENOISER))
         student = load_network(path / STUDENT)
         generator = load_network(path / GENERATOR) if (path / GENERATOR).exists() else None
         if not isinstance(student, Classifier):
@@ -75,12 +82,34 @@ class FinishedRun:
         root = root or (Path(given) if given else None)
         return load(self.settings["data"], root, download, self.settings.get("image_size"))
 
-    def synthesise(self, n: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-        """Synthetic images and the labels that the student gives them: post-processing.
+    @property
+    def labelled(self) -> bool:
+        """Whether its synthetic images come with labels: not from a diffusion model without."""
+        return not isinstance(self.generator, Synthesizer) or self.generator.conditional
+
+    def usual_samples(self, most: int) -> int:
+        """How many images to draw where nobody says; 0 where none can be.
+
+        A diffusion model draws a hundred times slower than a generator: no more than its run did.
+        """
+        if self.generator is None:
+            return 0
+        if isinstance(self.generator, Synthesizer):
+            return min(most, int(self.settings.get("samples", _DIFFUSION_SAMPLES)))
+        return most
+
+    def synthesise(
+        self, n: int, seed: int = 0, progress: Progress = silent
+    ) -> tuple[Tensor, Tensor]:
+        """Synthetic images and their labels: post-processing.
+
+        The student labels what a generator makes; a diffusion model is asked for every class
+        alike. Where nobody knows labels they are all 0.
 
         Args:
             n: how many.
             seed: public randomness.
+            progress: shows long work.
 
         Returns:
             uint8 [n, ch, s, s], int64 [n].
@@ -95,5 +124,10 @@ class FinishedRun:
             )
         if n < 1:
             raise ConfigError(f"Expected samples={n} >= 1.")
+        if isinstance(self.generator, Synthesizer):
+            labels = torch.arange(n) % max(1, self.generator.classes)
+            done = partial(progress, "synthetic images")
+            return self.generator.draw(labels, seed, done), labels
+        assert self.student is not None
         images = sample_images(self.generator, n, seed)
         return images, predict(self.student, images)

@@ -27,6 +27,7 @@ from fedtranscribe.files import unwritable, write_atomically
 
 STUDENT = "student.safetensors"
 GENERATOR = "generator.safetensors"
+DENOISER = "denoiser.safetensors"
 
 # Where and how a run is computed may change between interrupt and resume; nothing else may.
 _FREE_ON_RESUME = frozenset(

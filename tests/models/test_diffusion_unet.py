@@ -7,8 +7,15 @@ from safetensors import safe_open
 from torch import nn
 
 from fedtranscribe.errors import ConfigError, CorruptWeightsError
-from fedtranscribe.models.diffusion import load_denoiser, save_denoiser, to_pixels, to_signed
+from fedtranscribe.models.diffusion import (
+    Synthesizer,
+    load_synthesizer,
+    save_synthesizer,
+    to_pixels,
+    to_signed,
+)
 from fedtranscribe.models.ema import Ema
+from fedtranscribe.models.sampling import Sampling, Spacing
 from fedtranscribe.models.schedule import Schedule
 from fedtranscribe.models.unet import Denoiser, UNetSize, drop_labels, make_unet
 
@@ -191,14 +198,21 @@ def test_a_decay_outside_its_range_is_refused(decay: float):
 # ---------------------------------------------------------------- files and pixels
 
 
-def test_a_file_brings_back_network_and_schedule(tiny: Denoiser, tmp_path: Path):
-    path, schedule = tmp_path / "model.safetensors", Schedule(500, 1e-4, 0.028)
-    save_denoiser(tiny, schedule, path)
+def model_of(denoiser: Denoiser) -> Synthesizer:
+    sampling = Sampling(7, eta=0.5, guidance=1.8, spacing=Spacing.LINSPACE)
+    return Synthesizer(denoiser, Schedule(500, 1e-4, 0.028), sampling, conditional=True)
+
+
+def test_a_file_brings_back_all_that_sampling_needs(tiny: Denoiser, tmp_path: Path):
+    path, saved = tmp_path / "model.safetensors", model_of(tiny)
+    save_synthesizer(saved, path)
     with safe_open(path, framework="pt") as file:
         assert list(file.metadata()) == ["network"]
         assert json.loads(file.metadata()["network"])["kind"] == "denoiser"
-    loaded, found = load_denoiser(path)
-    assert found == schedule
+    model = load_synthesizer(path)
+    assert (model.schedule, model.sampling) == (saved.schedule, saved.sampling)
+    loaded = model.denoiser
+    assert model.classes == 10
     assert (loaded.size_name, loaded.classes, loaded.training) == (UNetSize.TINY, 10, False)
     x, t, y = torch.randn(1, 1, 28, 28), torch.tensor([7]), torch.tensor([3])
     with torch.no_grad():
@@ -207,8 +221,8 @@ def test_a_file_brings_back_network_and_schedule(tiny: Denoiser, tmp_path: Path)
 
 def test_equal_networks_are_equal_files(tiny: Denoiser, tmp_path: Path):
     first, second = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
-    save_denoiser(tiny, Schedule(), first)
-    save_denoiser(make_unet("tiny", 1, 28, 10), Schedule(), second)
+    save_synthesizer(model_of(tiny), first)
+    save_synthesizer(model_of(make_unet("tiny", 1, 28, 10)), second)
     assert first.read_bytes() == second.read_bytes()
 
 
@@ -217,11 +231,11 @@ def test_foreign_and_damaged_files_are_refused(tiny: Denoiser, tmp_path: Path):
 
     foreign, damaged = tmp_path / "generator.safetensors", tmp_path / "damaged.safetensors"
     save_network(Generator(8, 1, 28, 4), foreign)
-    save_denoiser(tiny, Schedule(), damaged)
+    save_synthesizer(model_of(tiny), damaged)
     damaged.write_bytes(damaged.read_bytes()[:-1000])
     for path in (foreign, damaged):
         with pytest.raises(CorruptWeightsError, match=path.name):
-            load_denoiser(path)
+            load_synthesizer(path)
 
 
 def test_pixels_survive_the_way_there_and_back():

@@ -11,6 +11,7 @@ from fedtranscribe.synthesize import prepare, synthesize
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
+@pytest.mark.usefixtures("figures")
 def test_a_classifier_trained_on_samples_knows_real_digits(tmp_path: Path):
     settings = SynthesizeSettings(noise=False)
     result = synthesize(prepare(settings), tmp_path / "run", judge=_cnn(settings))

@@ -9,9 +9,9 @@ import torch
 from fedtranscribe.config import SynthesizeSettings
 from fedtranscribe.data import load
 from fedtranscribe.errors import ConfigError, StorageError, WeightsNotFoundError
+from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.synthesize import prepare, synthesize
 from fedtranscribe.synthesize.samples import (
-    Synthesizer,
     chosen_labels,
     expect_free,
     open_run,

@@ -20,7 +20,7 @@ from fedtranscribe.errors import (
 )
 from fedtranscribe.mechanisms.noise import SeededNoise
 from fedtranscribe.methods.dp_promise import DpPromise
-from fedtranscribe.models.diffusion import load_denoiser
+from fedtranscribe.models.diffusion import load_synthesizer
 from fedtranscribe.privacy.accountant import sound_table
 from fedtranscribe.privacy.chain import Kind
 from fedtranscribe.privacy.events import Release
@@ -118,8 +118,8 @@ def test_the_network_can_be_loaded_and_its_folder_holds_nothing_private(
     assert seen == [60, 2, 12]
     assert result["accuracy"] == {"downstream": 0.5}
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["accuracy"] is None
-    denoiser, schedule = load_denoiser(tmp_path / "run" / "denoiser.safetensors")
-    assert (denoiser.classes, denoiser.size, schedule.steps) == (3, 16, 1000)
+    model = load_synthesizer(tmp_path / "run" / "denoiser.safetensors")
+    assert (model.classes, model.denoiser.size, model.schedule.steps) == (3, 16, 1000)
     assert files(tmp_path / "run") == {
         *("config.toml", "denoiser.safetensors", "events.jsonl", "images.png", "metrics.json"),
         *("progress.jsonl", "private/accuracy.json"),
@@ -237,7 +237,7 @@ def test_a_crash_after_the_commit_gives_out_what_was_committed(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedtranscribe.synthesize.run.load_denoiser", full)
+        patch.setattr("fedtranscribe.synthesize.run.load_synthesizer", full)
         with pytest.raises(OSError, match="No space"):
             go(tiny_synthesis, tmp_path / "run")
     with book(tiny_synthesis) as ledger:
@@ -252,7 +252,7 @@ def test_a_second_result_of_one_training_is_refused(
 ):
     """Going on from an older checkpoint once the result is out would be a second release."""
     with monkeypatch.context() as patch:
-        patch.setattr("fedtranscribe.synthesize.run.load_denoiser", lambda *_: 1 / 0)
+        patch.setattr("fedtranscribe.synthesize.run.load_synthesizer", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             go(tiny_synthesis, tmp_path / "run")
     (tmp_path / "run" / "private" / "checkpoint.pt").unlink()

@@ -30,17 +30,19 @@ from fedtranscribe.evaluation.audit.membership import (
 )
 from fedtranscribe.evaluation.audit.risk import risk_of
 from fedtranscribe.evaluation.audit.run_game import play_run
-from fedtranscribe.evaluation.audit.settings import ON_RECORDS, AuditSettings
+from fedtranscribe.evaluation.audit.settings import ATTACKS, ON_RECORDS, AuditSettings
 from fedtranscribe.files import write_atomically
-from fedtranscribe.models import is_small
+from fedtranscribe.models import Classifier, Generator, is_small
+from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.teachers.manifest import FILE as MANIFEST
 from fedtranscribe.transcribe.finished import FinishedRun
 from fedtranscribe.transcribe.report import figures_available
-from fedtranscribe.transcribe.session import Progress, pick_device, sample_images, silent
+from fedtranscribe.transcribe.session import Progress, pick_device, silent
 
 AUDIT = "audit.json"
 INVERSION = "inversion.png"
+_SAMPLES = 5_000
 OWN_DATA = "a private set of the holder"
 STAMP = "found on the holder's own records: NOT PRIVATE, do not release"
 
@@ -135,11 +137,35 @@ def _on_records(
 ) -> list[Finding]:
     run, terms = done.run, (done.claim, settings.confidence)
     device = pick_device(settings.device)
-    student, generator = run.student.to(device), run.generator
+    for network in (run.student, run.generator):
+        if network is not None:
+            network.to(device)
+    # A diffusion trainer has no student: its model is attacked by its own loss.
+    model = run.student if run.student is not None else run.generator
+    assert isinstance(model, Classifier | Synthesizer)
     suspects = Suspects.of(split, settings.records, np.random.default_rng(settings.seed))
     found: list[Finding] = []
     if "loss" in attacks:
-        found.append(by_loss(student, suspects, *terms))
+        found.append(by_loss(model, suspects, *terms))
+    if run.student is not None:
+        found += _on_student(done, run.student, suspects, attacks, progress)
+    if "generator" in attacks and run.generator is not None:
+        synthetic, _ = run.synthesise(
+            settings.samples or run.usual_samples(_SAMPLES), settings.seed, progress
+        )
+        found.append(by_samples(synthetic, suspects, *terms))
+    if settings.canaries is not None:
+        canaries = Canaries.load(settings.canaries)
+        check_planted(canaries, split.train)
+        found.append(by_canaries(model, canaries, *terms))
+    return sorted(found, key=lambda finding: ATTACKS.index(finding.attack))
+
+
+def _on_student(
+    done: Audit, student: Classifier, suspects: Suspects, attacks: set[str], progress: Progress
+) -> list[Finding]:
+    run, settings, found = done.run, done.settings, []
+    terms = done.claim, settings.confidence
     if "reference" in attacks and is_small(student.architecture):
         found.append(
             by_references(
@@ -152,14 +178,11 @@ def _on_records(
                 progress=lambda n, total: progress("reference networks", n, total),
             )
         )
-    if "generator" in attacks and generator is not None:
-        synthetic = sample_images(generator.to(device), settings.samples, settings.seed)
-        found.append(by_samples(synthetic, suspects, *terms))
     if "inversion" in attacks:
         progress("inversion", 0, 1)
         inverted = invert(
             student,
-            generator,
+            run.generator if isinstance(run.generator, Generator) else None,
             starts=settings.starts,
             steps=settings.inversion_steps,
             seed=settings.seed,
@@ -168,10 +191,6 @@ def _on_records(
         if figures_available():
             draw_columns(inverted.images, settings.starts, run.path / INVERSION)
         progress("inversion", 1, 1)
-    if settings.canaries is not None:
-        canaries = Canaries.load(settings.canaries)
-        check_planted(canaries, split.train)
-        found.append(by_canaries(student, canaries, *terms))
     return found
 
 

@@ -19,10 +19,11 @@ from fedtranscribe.data.archives import read_arrays
 from fedtranscribe.errors import ConfigError, InvalidDataError
 from fedtranscribe.evaluation.audit.bounds import best_guesses
 from fedtranscribe.evaluation.audit.findings import Claim, Finding, proved
-from fedtranscribe.evaluation.audit.membership import confidences
+from fedtranscribe.evaluation.audit.membership import clue_of, familiarity
 from fedtranscribe.files import write_atomically
 from fedtranscribe.mechanisms import BitSource, OsBits
 from fedtranscribe.models import Classifier
+from fedtranscribe.models.diffusion import Synthesizer
 
 PLANTED = "planted.npz"
 CANARIES = "canaries.npz"
@@ -170,24 +171,24 @@ def check_planted(canaries: Canaries, records: ImageSet) -> None:
 
 
 def by_canaries(
-    student: Classifier, canaries: Canaries, claim: Claim, confidence: float
+    model: Classifier | Synthesizer, canaries: Canaries, claim: Claim, confidence: float
 ) -> Finding:
-    """Guess from the student which canaries were planted.
+    """Guess from what was released which canaries were planted.
 
     Args:
-        student: the released one.
+        model: the student, or the diffusion model.
         canaries: with their coins.
         claim: add-remove, or what comes next to it.
         confidence: of the bound.
     """
-    scores = confidences(student, canaries.images, canaries.labels)
+    scores = familiarity(model, canaries.images, canaries.labels)
     lower, guesses, right = best_guesses(scores, canaries.used, claim.delta, confidence)
     words = (
-        f"Of {len(scores):,} canaries, each planted by a fair coin, the student's confidence "
+        f"Of {len(scores):,} canaries, each planted by a fair coin, {clue_of(model)} "
         f"guessed {right:,} of {guesses:,} right, {proved(lower)}."
         if guesses
-        else f"Guessing which of {len(scores):,} canaries had been planted, from the student's "
-        "confidence in their labels, did no better than luck: nothing is proved."
+        else f"Guessing which of {len(scores):,} canaries had been planted, from "
+        f"{clue_of(model)}, did no better than luck: nothing is proved."
     )
     figures = {"canaries": len(scores), "guesses": guesses, "right": right}
     return Finding("canaries", claim, lower, confidence, words, figures)

@@ -46,7 +46,9 @@ class AuditSettings(Settings):
     records: int = Field(default=2_000, ge=10, description="at most so many of either kind")
     references: int = Field(default=8, ge=2, multiple_of=2, description="reference networks")
     reference_steps: int = Field(default=150, gt=0, description="training steps of each of them")
-    samples: int = Field(default=5_000, gt=0, description="synthetic images, against a generator")
+    samples: int | None = Field(
+        default=None, gt=0, description="synthetic images; 5,000, but of a diffusion model fewer"
+    )
     starts: int = Field(default=4, gt=0, description="inversions per class")
     inversion_steps: int = Field(default=150, gt=0, description="steps of each inversion")
     canaries: Path | None = Field(default=None, description="the secret of `fedtranscribe plant`")
