@@ -226,7 +226,8 @@ def describe(
         "steps": dict(plan.steps),
         "ledger": _total(prepared),
         "run": run.run_id,
-        "rows": 1,
+        # One release, the network; none where nothing was booked.
+        "rows": int(plan.release is not None),
         "data": settings.data,
         "public_data": None if prepared.public is None else prepared.public.name,
         "records": facts.records,
