@@ -19,8 +19,8 @@ from fedtranscribe.methods.dp_sad import (
     Weighting,
     make_networks,
     paper_settings,
+    tiny_settings,
 )
-from fedtranscribe.models.sampling import Sampling
 from fedtranscribe.models.unet import Denoiser, UNetSize
 from fedtranscribe.privacy.diffusion import Discriminator, Teacher
 from fedtranscribe.privacy.diffusion_noise import CalibrateBy, calibrated
@@ -132,22 +132,7 @@ def _base(settings: SynthesizeSettings, facts: Facts) -> DpSadSettings:
     gradients = Gradients(settings.calibrate_by)
     if settings.profile == "paper":
         return paper_settings(_paper_set(facts), _NO_NOISE_YET, gradients)
-    return DpSadSettings(
-        _NO_NOISE_YET,
-        gradients=gradients,
-        # Under noise a step is worth more, the more records share it.
-        batch=400 if settings.noise else 64,
-        epochs=10,
-        lr=1e-3,
-        teacher_lr=1e-3,
-        discriminator_lr=1e-3,
-        start=Start.TEACHER,
-        pretrain_batch=64,
-        pretrain_epochs=5,
-        pretrain_lr=1e-3,
-        unet=UNetSize.TINY,
-        sampling=Sampling(25),
-    )
+    return replace(tiny_settings(_NO_NOISE_YET if settings.noise else 0.0), gradients=gradients)
 
 
 def _paper_set(facts: Facts) -> str:
