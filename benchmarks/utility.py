@@ -126,7 +126,7 @@ def main() -> None:
                 chosen = options.only in ("", f"{data}:{name}", data, name)
                 if not chosen or any(key.items() <= line.items() for line in done):
                     continue
-                line = {**key, **_measure(data, name, case, seed, options)}
+                line = {**key, **measure(data, name, case, seed, options)}
                 done.append(line)
                 with lines.open("a") as stream:
                     stream.write(json.dumps(line) + "\n")
@@ -143,9 +143,18 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _measure(
+def measure(
     data: str, name: str, case: Case, seed: int, options: argparse.Namespace
 ) -> dict[str, object]:
+    """One student: its accuracy, what it was taught by, what it cost.
+
+    Args:
+        data: name of the data.
+        name: of the case whose teachers it learns from.
+        case: settings.
+        seed: public randomness of the student.
+        options: data_root, work, device.
+    """
     started = time.time()
     split = load(data, options.data_root)
     device = torch.device(options.device)

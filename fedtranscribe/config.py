@@ -202,6 +202,10 @@ class TrainingOptions(Settings):
         default="quick", description="quick: minutes on two cores; paper: the paper's settings"
     )
     conditional: bool | None = Field(default=None, description="whether the network learns labels")
+    labels: Literal["own", "kmeans"] = Field(
+        default="own", description="kmeans: clusters of the public images, each record by itself"
+    )
+    clusters: int = Field(default=10, ge=2, description="k, for labels=kmeans")
     adjacency: Literal["zero-out", "replace", "add-remove"] = "zero-out"
     size: Literal["tiny", "small", "medium", "large"] | None = Field(
         default=None, description="of the U-Net"

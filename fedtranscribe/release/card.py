@@ -14,6 +14,7 @@ from fedtranscribe.release.describe import agree, told
 from fedtranscribe.release.stamp import LOUD
 from fedtranscribe.release.statement import Choice, PrivacyStatement
 from fedtranscribe.transcribe.finished import FinishedRun
+from fedtranscribe.transcribe.rundir import OWN_LABELS
 
 CARD = "card.md"
 
@@ -136,11 +137,17 @@ def _rows(said: PrivacyStatement) -> list[tuple[str, str]]:
         *rows,
         ("noise", noise),
         ("who had to be trusted", said.trust),
-        ("answers", f"{said.rows:,} rows" + (f" of kind `{said.answers}`" if said.answers else "")),
+        ("answers", _answers(said)),
         ("data holders, teachers", f"{said.holders:,}, {said.teachers or 'none'}"),
         ("several holders", said.composition),
         ("audits", f"{len(said.audits)}; see privacy.json" if said.audits else "none yet"),
     ]
+
+
+def _answers(said: PrivacyStatement) -> str:
+    if said.answers is None:
+        return "one trained network" if said.rows == 1 else f"{said.rows:,} rows"
+    return f"{said.rows:,} rows of kind `{said.answers}`"
 
 
 def _choice(choice: Choice) -> str:
@@ -170,6 +177,7 @@ def _facts(run: FinishedRun) -> dict[str, Any]:
             "size": denoiser.size,
             "parameters": sum(p.numel() for p in denoiser.parameters()),
             "time_steps": generator.schedule.steps,
+            "labels": run.result.get("labels", OWN_LABELS),
             "sampling": f"DDIM, {sampling.steps} steps, eta {sampling.eta:g}, "
             f"guidance {sampling.guidance:g}",
         }

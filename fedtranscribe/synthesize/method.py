@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -13,15 +13,13 @@ from fedtranscribe.config import SynthesizeSettings
 from fedtranscribe.mechanisms.discrete import BitSource
 from fedtranscribe.mechanisms.dpsgd import Backend
 from fedtranscribe.mechanisms.noise import NoiseSource
+from fedtranscribe.methods.staged import Progress
 from fedtranscribe.models.sampling import Sampling
 from fedtranscribe.models.schedule import Schedule
 from fedtranscribe.models.unet import Denoiser, UNetSize
 from fedtranscribe.privacy.chain import canonical
 from fedtranscribe.privacy.events import Release
 from fedtranscribe.privacy.published import Published
-
-# stage, steps done, steps in all
-StepProgress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -133,12 +131,15 @@ class Trainer(Protocol):
         """Why the run is NOT private; empty if it is."""
         ...
 
-    def train(self, steps: int | None = None, progress: StepProgress = ...) -> bool:
+    def train(self, steps: int | None = None, progress: Progress = ...) -> bool:
         """Go on by so many steps; whether training is finished."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """Everything `load_state` needs: plain values and tensors."""
+        """Everything `load_state` needs: plain values and tensors.
+
+        `physical_batch` in it has records at a time by private training.
+        """
         ...
 
     def load_state(self, state: dict[str, Any]) -> None:

@@ -8,6 +8,7 @@ import torch
 
 from fedtranscribe.config import SynthesizeSettings, TranscribeSettings
 from fedtranscribe.data import DataSplit, is_published, load
+from fedtranscribe.errors import ConfigError
 from fedtranscribe.mechanisms.discrete import BitSource, OsBits
 from fedtranscribe.mechanisms.dpsgd import Backend
 from fedtranscribe.mechanisms.noise import NoiseSource, OsNoise
@@ -15,6 +16,7 @@ from fedtranscribe.models.diffusion import to_signed
 from fedtranscribe.privacy.accountant import guarantee, sound_table
 from fedtranscribe.privacy.events import PrivacyPlan
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
+from fedtranscribe.synthesize.clusters import Clusters
 from fedtranscribe.synthesize.method import Facts, Material, Method, MethodPlan, Trainer
 from fedtranscribe.synthesize.methods import method_named
 from fedtranscribe.synthesize.public import PublicImages, public_images
@@ -83,6 +85,7 @@ class Prepared:
             public=None if self.public is None else self.public.name,
             public_images=0 if self.public is None else len(self.public),
             seed=self.settings.seed,
+            labels=self.settings.labels,
         )
 
     def trainer(self, noise: NoiseSource | None = None, bits: BitSource | None = None) -> Trainer:
@@ -134,10 +137,25 @@ def prepare(
     facts = facts_of(settings.data, split)
     named = method.public_data(settings, facts)
     public = None if named is None else public_images(named, settings, facts, split.train.data_id)
+    if settings.labels == "kmeans":
+        split, public = _clustered(settings, split, public)
+        facts = facts_of(settings.data, split)
     if settings.noise:
         say(f"looking for the noise of ε = {settings.epsilon:g} by the {_figure(settings)} figure")
     plan = method.plan(settings, facts, 0 if public is None else len(public))
     return Prepared(settings, split, public, method, plan, _cost(settings, plan), device)
+
+
+def _clustered(
+    settings: SynthesizeSettings, split: DataSplit, public: PublicImages | None
+) -> tuple[DataSplit, PublicImages]:
+    if public is None:
+        raise ConfigError(
+            "Expected public images for labels=kmeans, whose clusters they make; name some by "
+            "--pretrain-data."
+        )
+    clusters = Clusters(public.images, settings.clusters, settings.seed)
+    return clusters.relabelled(split), clusters.of_public(public)
 
 
 def facts_of(data: str, split: DataSplit) -> Facts:

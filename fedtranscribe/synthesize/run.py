@@ -37,7 +37,7 @@ from fedtranscribe.synthesize.samples import ALL, chosen_labels
 from fedtranscribe.synthesize.training import Trained, Training, forget_checkpoint
 from fedtranscribe.tracking import Tracker
 from fedtranscribe.transcribe.report import draw_images, figures_available
-from fedtranscribe.transcribe.rundir import RunDirectory, check_writable
+from fedtranscribe.transcribe.rundir import OWN_LABELS, RunDirectory, check_writable
 from fedtranscribe.transcribe.session import Progress, silent
 
 # Synthetic images and labels, held-out images, device, progress -> accuracy; None if it failed.
@@ -185,7 +185,8 @@ def _show(
     """Draw samples from the file that may be released, and measure them."""
     settings, plan = prepared.settings, prepared.plan
     model = load_synthesizer(trained.path).to(prepared.device)
-    judged = settings.evaluate and judge is not None and plan.conditional
+    own = plan.conditional and settings.labels == "own"
+    judged = settings.evaluate and judge is not None and own
     num = max(settings.samples, _GRID) if judged else _GRID
     labels = chosen_labels(ALL, num, model.classes, settings.seed)
     images = model.draw(labels, settings.seed, lambda done, total: progress("samples", done, total))
@@ -232,6 +233,7 @@ def describe(
         "public_data": None if prepared.public is None else prepared.public.name,
         "records": facts.records,
         "classes": plan.classes if plan.conditional else 0,
+        "labels": _labels(prepared),
         "channels": facts.channels,
         "size": facts.size,
         "unet": plan.unet.value,
@@ -245,6 +247,18 @@ def describe(
         "resolved": plan.to_json()["settings"],
         "settings": json.loads(settings.model_dump_json(exclude_none=True)),
     }
+
+
+def _labels(prepared: Prepared) -> str:
+    """What the labels mean, as the card says it."""
+    if not prepared.plan.conditional:
+        return "none"
+    if prepared.settings.labels == "own":
+        return OWN_LABELS
+    return (
+        f"{prepared.settings.clusters} k-means clusters of the public images; a record's follows "
+        "from that record alone, at no cost"
+    )
 
 
 def _finite(value: float) -> float | None:

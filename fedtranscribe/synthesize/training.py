@@ -266,10 +266,7 @@ def _with_physical_batch(state: dict[str, Any], prepared: Prepared) -> dict[str,
     asked = prepared.settings.physical_batch
     if asked is None:
         return state
-    measured = state["physical_batch"]
-    # One number, or one for each private training.
-    chosen = dict.fromkeys(measured, asked) if isinstance(measured, dict) else asked
-    return {**state, "physical_batch": chosen}
+    return {**state, "physical_batch": dict.fromkeys(state["physical_batch"], asked)}
 
 
 def _expect_finite(network: Denoiser) -> None:

@@ -12,7 +12,7 @@ from fedtranscribe.data import DataSplit, is_published, load
 from fedtranscribe.errors import ConfigError, CorruptWeightsError
 from fedtranscribe.models import Classifier, Generator, load_network
 from fedtranscribe.models.diffusion import Synthesizer, load_synthesizer
-from fedtranscribe.transcribe.rundir import DENOISER, GENERATOR, STUDENT, read_result
+from fedtranscribe.transcribe.rundir import DENOISER, GENERATOR, OWN_LABELS, STUDENT, read_result
 from fedtranscribe.transcribe.session import Progress, predict, sample_images, silent
 
 _DIFFUSION_SAMPLES = 3_000
@@ -84,8 +84,10 @@ class FinishedRun:
 
     @property
     def labelled(self) -> bool:
-        """Whether its synthetic images come with labels: not from a diffusion model without."""
-        return not isinstance(self.generator, Synthesizer) or self.generator.conditional
+        """Whether its synthetic images come with the records' labels, and not clusters or none."""
+        if not isinstance(self.generator, Synthesizer):
+            return True
+        return self.generator.conditional and self.result.get("labels", OWN_LABELS) == OWN_LABELS
 
     def usual_samples(self, most: int) -> int:
         """How many images to draw where nobody says; 0 where none can be.

@@ -29,6 +29,9 @@ STUDENT = "student.safetensors"
 GENERATOR = "generator.safetensors"
 DENOISER = "denoiser.safetensors"
 
+OWN_LABELS = "those of the records"
+"""What a result says of labels that mean classes; anything else is no task to be tested on."""
+
 # Where and how a run is computed may change between interrupt and resume; nothing else may.
 _FREE_ON_RESUME = frozenset(
     {

