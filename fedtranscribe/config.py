@@ -99,7 +99,16 @@ class BaselineSettings(Settings):
     pool: int = Field(default=8_000, gt=0, description="images that DENSE keeps to distil on")
 
 
-class StudentSettings(Settings):
+class TrackingOptions(Settings):
+    """Who else is told of a run's progress; see `fedtranscribe.tracking`."""
+
+    tensorboard: bool = Field(default=False, description="write TensorBoard event files as well")
+    tracker: str | None = Field(
+        default=None, description="an installed tracker, by name of its entry point"
+    )
+
+
+class StudentSettings(TrackingOptions):
     """What the student side of every run is told; `None` means: picked from public facts."""
 
     student: str = "cnn-wide"
@@ -115,7 +124,6 @@ class StudentSettings(Settings):
     device: str = "auto"
     seed: int = Field(default=0, ge=0)
     out: Path | None = None
-    tensorboard: bool = Field(default=False, description="write TensorBoard event files as well")
     dpsd: DpsdSettings = DpsdSettings()
 
 
@@ -284,7 +292,7 @@ class FederationSettings(StudentSettings):
     baseline: BaselineSettings = BaselineSettings()
 
 
-class SynthesizeSettings(TrainingOptions):
+class SynthesizeSettings(TrainingOptions, TrackingOptions):
     """Everything `fedtranscribe synthesize` can be told."""
 
     method: Literal["dp-promise", "dp-sad"] = "dp-promise"
@@ -313,7 +321,6 @@ class SynthesizeSettings(TrainingOptions):
     checkpoint_seconds: float = Field(default=60.0, ge=0, description="between two checkpoints")
     device: str = "auto"
     seed: int = Field(default=0, ge=0)
-    tensorboard: bool = False
 
 
 S = TypeVar("S", bound=Settings)

@@ -1,7 +1,14 @@
-"""Progress of a run: JSON lines always, TensorBoard curves if asked for.
+"""Progress of a run: JSON lines always, TensorBoard curves and other trackers if asked for.
 
 progress.jsonl   one JSON object a line, with the time
 tensorboard/     event files, for `tensorboard --logdir RUN`
+
+Another tracker is a callable that a package offers as an entry point of the group
+`fedtranscribe.trackers`. It is called with the run's folder once, and what it returns with every
+entry:
+
+    def mlflow_tracker(folder: Path) -> Report:
+        return lambda entry: mlflow.log_metric("loss", entry["loss"], step=entry["done"])
 
 A tracker receives only what may leave the data holder: public counts, ε so far, losses of the
 student side (post-processing of private answers) and accuracy on images that are public by
@@ -12,13 +19,16 @@ import importlib.util
 import json
 import time
 from collections.abc import Callable, Mapping
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from fedtranscribe.config import TrackingOptions
 from fedtranscribe.errors import ConfigError
 
 PROGRESS = "progress.jsonl"
 EVENT_FILES = "tensorboard"
+TRACKERS = "fedtranscribe.trackers"
 
 Report = Callable[[Mapping[str, Any]], None]
 
@@ -32,17 +42,18 @@ class Tracker:
 
     Args:
         folder: the run's.
-        tensorboard: write event files too; each number over `done`, under its stage's name.
+        options: TensorBoard writes each number over `done`, under its stage's name.
 
     Raises:
-        ConfigError: TensorBoard is asked for and not installed.
+        ConfigError: TensorBoard, or the tracker that was named, is not installed.
     """
 
-    def __init__(self, folder: Path, *, tensorboard: bool = False) -> None:
+    def __init__(self, folder: Path, options: TrackingOptions) -> None:
+        check_tracking(options)
         self._lines = folder / PROGRESS
+        self._other = ignore if options.tracker is None else _found(options.tracker)(folder)
         self._writer = None
-        if tensorboard:
-            check_tensorboard()
+        if options.tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
             self._writer = SummaryWriter(str(folder / EVENT_FILES))
@@ -51,6 +62,7 @@ class Tracker:
         """Keep one entry."""
         with self._lines.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({"time": round(time.time(), 3), **entry}) + "\n")
+        self._other(entry)
         if self._writer is not None:
             group = str(entry["stage"]).replace(" ", "-")
             for name, value in entry.items():
@@ -60,13 +72,26 @@ class Tracker:
             self._writer.flush()
 
 
-def check_tensorboard() -> None:
-    """Fail before any work where event files could not be written.
+def check_tracking(options: TrackingOptions) -> None:
+    """Fail before any work where progress could not be told as asked.
 
     Raises:
-        ConfigError: says how to install what is missing.
+        ConfigError: says how to install what is missing, or which trackers there are.
     """
-    if importlib.util.find_spec("tensorboard") is None:
+    if options.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise ConfigError(
             "tensorboard=true needs TensorBoard: pip install 'fedtranscribe[tensorboard]'."
         )
+    if options.tracker is not None:
+        _found(options.tracker)
+
+
+def _found(name: str) -> Callable[[Path], Report]:
+    installed = entry_points(group=TRACKERS)
+    if name not in installed.names:
+        known = ", ".join(sorted(installed.names)) or "none"
+        raise ConfigError(
+            f"No tracker {name!r} is installed (there is {known}); install a package that offers "
+            f"it as an entry point of {TRACKERS!r}."
+        )
+    return installed[name].load()

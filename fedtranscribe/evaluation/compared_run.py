@@ -17,7 +17,8 @@ _LEVEL = 0.95
 # What may differ between two runs of one row: chance, place, and how long to wait.
 _INCIDENTAL = frozenset(
     {
-        *("seed", "out", "device", "data_root", "download", "ledger", "budget", "tensorboard"),
+        *("seed", "out", "device", "data_root", "download", "ledger", "budget"),
+        *("tensorboard", "tracker"),
         *("resume", "force", "quorum", "timeout", "first_timeout", "retries", "retry_after"),
     }
 )

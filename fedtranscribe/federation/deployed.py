@@ -18,7 +18,7 @@ from fedtranscribe.federation.run import federate
 from fedtranscribe.federation.run_config import make_server_app
 from fedtranscribe.federation.single_node import TRAINERS, train_at_holder
 from fedtranscribe.federation.transport import OverFlower
-from fedtranscribe.tracking import Tracker, check_tensorboard
+from fedtranscribe.tracking import Tracker, check_tracking
 from fedtranscribe.transcribe.rundir import RunDirectory
 
 log = logging.getLogger(__name__)
@@ -49,8 +49,7 @@ def serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
             f"Expected method='feddpsd', 'dp-promise' or 'dp-sad' in a deployment, got "
             f"{settings.method!r}: the baselines have no privacy and run in simulations only."
         )
-    if settings.tensorboard:
-        check_tensorboard()
+    check_tracking(settings)
     test = _test_images(settings)
     starting = RunDirectory.resume if settings.resume else RunDirectory.create
     run = starting(out, settings)
@@ -61,7 +60,7 @@ def serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
     transport = OverFlower(
         grid, [(node, 0) for node in nodes], settings.timeout, settings.first_timeout
     )
-    report = Tracker(out, tensorboard=settings.tensorboard)
+    report = Tracker(out, settings)
     if settings.method in TRAINERS:
         result = train_at_holder(settings, transport, run, test=test, report=report)
     else:

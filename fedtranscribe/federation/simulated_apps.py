@@ -32,7 +32,7 @@ from fedtranscribe.federation.single_node import TRAINERS, train_at_holder
 from fedtranscribe.federation.transport import Address, OverFlower
 from fedtranscribe.models import Classifier, build, save_network
 from fedtranscribe.teachers import Teachers
-from fedtranscribe.tracking import Tracker, check_tensorboard
+from fedtranscribe.tracking import Tracker, check_tracking
 from fedtranscribe.transcribe.rundir import STUDENT, RunDirectory
 from fedtranscribe.transcribe.session import (
     accuracy,
@@ -73,8 +73,7 @@ def simulated_server_app(name: str) -> ServerApp:
 
 def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
     log.info("run folder: %s", out)
-    if settings.tensorboard:
-        check_tensorboard()
+    check_tracking(settings)
     split = load_data(settings)
     if is_published(settings.data):
         # Of several names, the run remembers the one it is about.
@@ -94,7 +93,7 @@ def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
             run,
             test=split.test,
             declared_public=is_published(settings.data),
-            report=Tracker(out, tensorboard=settings.tensorboard),
+            report=Tracker(out, settings),
         )
         log.info("results and network: %s", out)
         return
@@ -111,7 +110,7 @@ def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
         test=split.test,
         declared_public=is_published(settings.data),
         ensemble=lambda: _ensemble(settings, out, split),
-        report=Tracker(out, tensorboard=settings.tensorboard),
+        report=Tracker(out, settings),
     )
     if "student" in result["accuracy"]:
         log.info("student %.1f %%", 100 * result["accuracy"]["student"])
@@ -133,7 +132,7 @@ def _serve_baseline(
 ) -> None:
     log.warning("method=%s has NO privacy: holders send their networks", settings.method)
     train, device = split.train, pick_device(settings.device)
-    report = Tracker(run.path, tensorboard=settings.tensorboard)
+    report = Tracker(run.path, settings)
     public = public_images(settings, train.channels, train.size)
     shape = train.classes, train.channels, train.size
     # The generator of DENSE sees no public images: it is data-free.

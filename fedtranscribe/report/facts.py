@@ -26,7 +26,8 @@ from fedtranscribe.transcribe.rundir import read_result
 # Paths, machines, and what only says how long to wait.
 _UNTOLD = frozenset(
     {
-        *("data", "data_root", "ledger", "out", "device", "teacher_weights", "tensorboard"),
+        *("data", "data_root", "ledger", "out", "device", "teacher_weights"),
+        *("tensorboard", "tracker"),
         *("download", "resume", "force", "timeout", "first_timeout", "retries", "retry_after"),
     }
 )

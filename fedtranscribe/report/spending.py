@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.evaluation.audit.claims import THE_HOLDER, Given, epsilon_of
-from fedtranscribe.privacy.events import Release
+from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
 
 # A label's ε takes a second to find.

@@ -18,8 +18,8 @@ from fedtranscribe.models.sampling import Sampling
 from fedtranscribe.models.schedule import Schedule
 from fedtranscribe.models.unet import Denoiser, UNetSize
 from fedtranscribe.privacy.chain import canonical
-from fedtranscribe.privacy.events import Release
 from fedtranscribe.privacy.published import Published
+from fedtranscribe.privacy.release_plan import Release
 
 
 @dataclass(frozen=True)

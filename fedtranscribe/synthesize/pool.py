@@ -13,7 +13,7 @@ import torch
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import StorageError
 from fedtranscribe.models.diffusion import Progress
-from fedtranscribe.privacy.events import Release
+from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.synthesize.samples import ALL, chosen_labels, open_run, write_samples
 from fedtranscribe.transcribe.preparation import GivenGenerator
 

@@ -14,13 +14,13 @@ from fedtranscribe.mechanisms.dpsgd import Backend
 from fedtranscribe.mechanisms.noise import NoiseSource, OsNoise
 from fedtranscribe.models.diffusion import to_signed
 from fedtranscribe.privacy.accountant import guarantee, sound_table
-from fedtranscribe.privacy.events import PrivacyPlan
+from fedtranscribe.privacy.release_plan import PrivacyPlan
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.synthesize.clusters import Clusters
 from fedtranscribe.synthesize.method import Facts, Material, Method, MethodPlan, Trainer
 from fedtranscribe.synthesize.methods import method_named
 from fedtranscribe.synthesize.public import PublicImages, public_images
-from fedtranscribe.tracking import check_tensorboard
+from fedtranscribe.tracking import check_tracking
 from fedtranscribe.transcribe.preparation import ledger_path
 from fedtranscribe.transcribe.session import pick_device
 
@@ -129,8 +129,7 @@ def prepare(
     Raises:
         FedtranscribeError: any bad input; nothing has been written or spent.
     """
-    if settings.tensorboard:
-        check_tensorboard()
+    check_tracking(settings)
     method, device = method_named(settings.method), pick_device(settings.device)
     if split is None:
         split = load(settings.data, settings.data_root, settings.download, settings.image_size)

@@ -94,7 +94,7 @@ def synthesize(
         say("this run was complete already; nothing was spent")
         forget_checkpoint(run)
         return run.read_metrics() | {"accuracy": run.read_scores()}
-    track = Tracker(run.path, tensorboard=prepared.settings.tensorboard)
+    track = Tracker(run.path, prepared.settings)
     training = Training(prepared, trainer, run, lambda: opened_ledger(prepared), track)
     training.start()
     finished = False

@@ -13,9 +13,9 @@ from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.data import DataSplit, ImageSet, is_published, load
 from fedtranscribe.errors import ConfigError, ModelMismatchError
 from fedtranscribe.models import build
-from fedtranscribe.privacy.events import Release
+from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.teachers import Manifest, Teachers, load_manifest
-from fedtranscribe.tracking import check_tensorboard
+from fedtranscribe.tracking import check_tracking
 from fedtranscribe.transcribe.plan import (
     Plan,
     TaskFacts,
@@ -83,8 +83,7 @@ def prepare(settings: TranscribeSettings, generator: GivenGenerator | None = Non
     Raises:
         FedtranscribeError: any bad input; nothing has been written or spent.
     """
-    if settings.tensorboard:
-        check_tensorboard()
+    check_tracking(settings)
     device = pick_device(settings.device)
     folder = Path(settings.teacher) if Path(settings.teacher).is_dir() else None
     manifest = load_manifest(folder) if folder else None

@@ -35,7 +35,8 @@ OWN_LABELS = "those of the records"
 # Where and how a run is computed may change between interrupt and resume; nothing else may.
 _FREE_ON_RESUME = frozenset(
     {
-        *("out", "device", "data_root", "download", "resume", "force", "abandon", "tensorboard"),
+        *("out", "device", "data_root", "download", "resume", "force", "abandon"),
+        *("tensorboard", "tracker"),
         *("timeout", "first_timeout", "quorum", "retries", "retry_after", "slice_seconds"),
     }
 )

@@ -17,7 +17,7 @@ from fedtranscribe.holder import Holder
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.pretraining import pretrain_generator, pretrain_student
 from fedtranscribe.models import Classifier, Generator, build, save_network
-from fedtranscribe.privacy.events import Release
+from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.teachers import Teachers
 from fedtranscribe.tracking import Report, ignore
 from fedtranscribe.transcribe.rundir import GENERATOR, STUDENT, Checkpoint, RunDirectory

@@ -16,8 +16,8 @@ from fedtranscribe.holder import Holder
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.privacy.accountant import guarantee, sound_table
 from fedtranscribe.privacy.budget import Budget
-from fedtranscribe.privacy.events import PrivacyPlan, Release
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.teachers import Teachers, train_teachers
 from fedtranscribe.tracking import Tracker
@@ -184,7 +184,7 @@ def _run(
         public=prepared.public.images if prepared.public is not None else None,
     )
     public_test = prepared.declared_public
-    track = Tracker(run.path, tensorboard=settings.tensorboard)
+    track = Tracker(run.path, settings)
 
     def report(line: Mapping[str, Any]) -> None:
         track({**line, "epsilon": _stated(prepared, holder.release(line["done"])).epsilon})

@@ -21,7 +21,8 @@ from fedtranscribe.mechanisms import (
 from fedtranscribe.mechanisms.discrete import quantised_noise_std
 from fedtranscribe.privacy.accountant import delta_of, epsilon
 from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer, noise_std
-from fedtranscribe.privacy.events import Gaussian, RandomizedResponse
+from fedtranscribe.privacy.events import Gaussian
+from fedtranscribe.privacy.label_events import RandomizedResponse
 from fedtranscribe.privacy.units import Adjacency, Unit
 
 DELTA = 1e-5

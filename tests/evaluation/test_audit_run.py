@@ -14,7 +14,7 @@ from fedtranscribe.evaluation.audit.settings import chosen
 from fedtranscribe.mechanisms import NoisyMeanRows
 from fedtranscribe.privacy.accountant import guarantee
 from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer, noise_std
-from fedtranscribe.privacy.events import PrivacyPlan
+from fedtranscribe.privacy.release_plan import PrivacyPlan
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.release import make_release, verify
 from fedtranscribe.transcribe.finished import FinishedRun

@@ -9,7 +9,8 @@ from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError, UnsupportedAdjacencyError
 from fedtranscribe.holder import Holder
 from fedtranscribe.privacy.accountant import epsilon
-from fedtranscribe.privacy.events import Gaussian, Release
+from fedtranscribe.privacy.events import Gaussian
+from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.transcribe import prepare, transcribe
 from fedtranscribe.transcribe.preparation import GivenGenerator

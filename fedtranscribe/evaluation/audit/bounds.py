@@ -110,7 +110,8 @@ def one_run_p_value(records: int, guesses: int, right: int, epsilon: float, delt
         Under pure ε-DP each guess is right with probability at most e^ε/(1+e^ε), whatever came of
         the others, so right guesses are dominated by a binomial; δ adds at most 2mδ max_i
         P(v > Bin ≥ v − i)/i. One training suffices, because the coins are independent of each
-        other. Source: Steinke, Nasr and Jagielski 2023, Theorem 5.2.
+        other. Source: Steinke, Nasr and Jagielski 2023, Theorem 5.2
+        and Appendix D.
     """
     if not 0 <= right <= guesses <= records:
         raise ConfigError(

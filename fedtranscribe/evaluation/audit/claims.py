@@ -8,7 +8,8 @@ from typing import Any
 from fedtranscribe.errors import ConfigError, StorageError, UnsupportedAdjacencyError
 from fedtranscribe.evaluation.audit.findings import Claim
 from fedtranscribe.privacy.accountant import guarantee
-from fedtranscribe.privacy.events import Event, PrivacyPlan, Release
+from fedtranscribe.privacy.events import Event
+from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.units import Adjacency, Unit
 
 EVENTS = "events.jsonl"

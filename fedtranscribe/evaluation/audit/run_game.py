@@ -21,7 +21,7 @@ from fedtranscribe.mechanisms import (
     TopKRandomizedResponse,
 )
 from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer
-from fedtranscribe.privacy.events import ExponentialVotes, RandomizedResponse
+from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
 from fedtranscribe.privacy.units import Adjacency, Unit
 
 _BEST_MU = 0.5
