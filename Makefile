@@ -10,7 +10,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 OUT    := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo test test-slow lint types imports images-lint check clean
+.PHONY: demo test test-slow lint types imports images-lint docs check clean
 
 # A ledger of its own: the packaged digits are public, so trying the demo twice harms nobody.
 demo: $(STAMP)
@@ -24,7 +24,7 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(BIN)/pytest -m slow
 
-check: lint types imports test
+check: lint types imports docs test
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -45,6 +45,10 @@ images-lint: $(STAMP)
 	    then npx --yes dclint@3 --recursive --max-warnings 0 client server; \
 	    else echo "no npm or no dclint to be had: compose files are not linted"; fi
 
+# Into site/. Material tells of its successor at every build; that is no warning about our pages.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 # Installs only when the project file changed.
 $(STAMP): pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
@@ -52,4 +56,4 @@ $(STAMP): pyproject.toml
 	@touch $@
 
 clean:
-	rm -rf $(VENV) runs .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) runs site .pytest_cache .ruff_cache .hypothesis

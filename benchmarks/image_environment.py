@@ -98,7 +98,7 @@ class Place:
         return done.stdout
 
     def prepare(self) -> None:
-        """Everything before the first process, as docs/deployment.md tells it."""
+        """Everything before the first process, as docs/tutorials/two-holders.md tells it."""
         self.port = _free_port()
         deploy = ("fedtranscribe", "deploy")
         self.say(*deploy, "init", "server", "server")
