@@ -36,8 +36,8 @@ from fedtranscribe.mechanisms import (
     vote_counts,
 )
 from fedtranscribe.methods.distillation import RowGradient, decoupled_distillation, gradient_of
-from fedtranscribe.privacy.events import Release
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.teachers import Teachers
 
 Mechanism = (

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedtranscribe.cli.options import Json
+from fedtranscribe.cli.options import DataRoot, Device, Json, Runs
 from fedtranscribe.cli.progress import StageBars
 from fedtranscribe.config import build
 
@@ -44,7 +44,7 @@ planted set keeps the name that its ledger knows; give `--ledger` the ledger of 
 
 
 def audit_command(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
+    runs: Runs,
     attacks: Annotated[
         str | None,
         typer.Option(
@@ -68,8 +68,8 @@ def audit_command(
     ledger: Annotated[
         Path | None, typer.Option(help="The ledger to check, where the run does not name it.")
     ] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Where named data sets lie.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, …")] = None,
+    data_root: DataRoot = None,
+    device: Device = None,
     seed: Annotated[int | None, typer.Option(help="Public randomness of the attacks.")] = None,
     as_json: Json = False,
 ) -> None:
@@ -98,11 +98,7 @@ def audit_command(
     with StageBars() as bars:
         for run in opened:
             prefix = f"{run.path.name}: " if len(opened) > 1 else ""
-
-            def show_stage(stage: str, done: int, total: int, prefix: str = prefix) -> None:
-                bars(prefix + stage, done, total)
-
-            audits.append(audit(run, settings, show_stage))
+            audits.append(audit(run, settings, bars.named(prefix)))
     if as_json:
         shown = [done.to_json(told=False) for done in audits]
         whole = shown[0] if len(shown) == 1 else shown
@@ -125,7 +121,7 @@ def plant_command(
         int, typer.Option("--canaries", help="Canaries in all; about half of them are planted.")
     ] = 500,
     kind: Annotated[str, typer.Option(help="pattern or mislabelled.")] = "pattern",
-    data_root: Annotated[Path | None, typer.Option(help="Where named data sets lie.")] = None,
+    data_root: DataRoot = None,
     seed: Annotated[int, typer.Option(help="Public randomness of the canaries' looks.")] = 0,
 ) -> None:
     """Run it; the help text is `_PLANT`."""

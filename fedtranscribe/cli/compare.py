@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedtranscribe.cli.options import Json
+from fedtranscribe.cli.options import Json, Runs
 from fedtranscribe.cli.output import emit
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ shown here only, with a stamp; the files say `private`.
 
 
 def compare_command(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
+    runs: Runs,
     out: Annotated[
         Path | None, typer.Option(help="Folder for compare.json, compare.md and curve.png.")
     ] = None,

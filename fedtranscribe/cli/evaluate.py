@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from fedtranscribe.cli.options import Json
+from fedtranscribe.cli.options import DataRoot, Device, Json, Runs
 from fedtranscribe.cli.output import emit
 from fedtranscribe.cli.progress import StageBars
 from fedtranscribe.config import build
@@ -31,7 +31,7 @@ and says so.
 
 
 def evaluate_command(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
+    runs: Runs,
     samples: Annotated[
         int | None,
         typer.Option(
@@ -51,11 +51,11 @@ def evaluate_command(
     download: Annotated[
         bool, typer.Option("--download", help="Let torch-fidelity fetch its Inception weights.")
     ] = False,
-    data_root: Annotated[Path | None, typer.Option(help="Where named data sets lie.")] = None,
+    data_root: DataRoot = None,
     no_fidelity: Annotated[
         bool, typer.Option("--no-fidelity", help="Leave out FID, IS, precision and recall.")
     ] = False,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, …")] = None,
+    device: Device = None,
     seed: Annotated[
         int | None, typer.Option(help="Public randomness of samples and classifiers.")
     ] = None,
@@ -87,11 +87,7 @@ def evaluate_command(
     with StageBars() as bars:
         for run in opened:
             prefix = f"{run.path.name}: " if len(opened) > 1 else ""
-
-            def show_stage(stage: str, done: int, total: int, prefix: str = prefix) -> None:
-                bars(prefix + stage, done, total)
-
-            results.append(evaluate(run, settings, show_stage))
+            results.append(evaluate(run, settings, bars.named(prefix)))
     if as_json and len(results) > 1:
         typer.echo(json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False))
         return

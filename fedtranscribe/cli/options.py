@@ -1,5 +1,6 @@
 """Options that several commands share, each said once, and how groups of commands behave."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -22,6 +23,45 @@ Records = Annotated[int, typer.Option(help="Private records.")]
 Batch = Annotated[int, typer.Option(help="Expected records per Poisson batch.")]
 Epochs = Annotated[float, typer.Option(help="Passes over the records.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+
+# Of the calculators.
+Sigma = Annotated[float, typer.Option(help="Noise multiplier.")]
+Dimensions = Annotated[int, typer.Option(help="Numbers in an image, d.")]
+Queries = Annotated[int, typer.Option(help="Labels asked in the whole plan.")]
+SetSize = Annotated[int, typer.Option(help="Size of the set that a label is randomised over.")]
+LabelEpsilon = Annotated[float, typer.Option(help="ε of one randomised label.")]
+
+# Of runs; what is left out is the settings file's, or the default of the settings.
+Data = Annotated[
+    str | None, typer.Option(help="Private data: a name, an .npz file, or an image folder.")
+]
+DataRoot = Annotated[Path | None, typer.Option(help="Where named data sets lie.")]
+Download = Annotated[bool | None, typer.Option("--download", help="Fetch a missing data set.")]
+ImageSize = Annotated[
+    int | None, typer.Option(help="Pixels a side, for an image folder of mixed sizes.")
+]
+PublicImages = Annotated[
+    str | None, typer.Option(help="Public images to start from: shapes, uci-digits, …, none.")
+]
+RunEpsilon = Annotated[float | None, typer.Option(help="ε of this run.")]
+RunDelta = Annotated[float | None, typer.Option(help="δ at which ε is quoted.")]
+Budget = Annotated[
+    float | None, typer.Option(help="Most ε that all runs on these data may reach together.")
+]
+Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, …")]
+Seed = Annotated[int | None, typer.Option(help="Public randomness; never the noise.")]
+Out = Annotated[Path | None, typer.Option(help="Run folder.")]
+LedgerFile = Annotated[
+    Path | None, typer.Option(help="Budget book of the data; default: beside them.")
+]
+Tensorboard = Annotated[
+    bool | None, typer.Option("--tensorboard", help="Write TensorBoard event files too.")
+]
+SettingsFile = Annotated[Path | None, typer.Option(help="TOML file with settings.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
+
+# Of what is done with finished runs.
+Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")]
 
 
 def group(purpose: str) -> typer.Typer:

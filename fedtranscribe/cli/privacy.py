@@ -19,9 +19,13 @@ from fedtranscribe.cli.options import (
     Epsilon,
     Holders,
     Json,
+    LabelEpsilon,
     Noise,
+    Queries,
     Records,
     Rows,
+    SetSize,
+    Sigma,
     Teachers,
     UnitOption,
     group,
@@ -37,9 +41,10 @@ from fedtranscribe.privacy.calibrate import (
     row_mu,
 )
 from fedtranscribe.privacy.calibrate import noise_std as calibrated_std
-from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian, RandomizedResponse
+from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian
 from fedtranscribe.privacy.forecasts import Forecast, label_forecast
 from fedtranscribe.privacy.forecasts import forecast as forecast_of_plan
+from fedtranscribe.privacy.label_events import RandomizedResponse
 from fedtranscribe.privacy.published import (
     Published,
     dpsd_theorem2,
@@ -66,9 +71,6 @@ _NO_THEOREM1 = (
     "published dpsd`."
 )
 _NO_PAPER = "No formula of the papers covers plain DP-SGD."
-
-Queries = Annotated[int, typer.Option(help="Labels asked in the whole plan.")]
-SetSize = Annotated[int, typer.Option(help="Size of the set that a label is randomised over.")]
 
 
 @calibrate_app.command("dpsd")
@@ -141,7 +143,7 @@ def account_dpsd(
 
 @account_app.command("label")
 def account_label(
-    epsilon0: Annotated[float, typer.Option(help="ε of one randomised label.")],
+    epsilon0: LabelEpsilon,
     queries: Queries,
     classes: SetSize,
     unit: UnitOption = Unit.RECORD,
@@ -162,7 +164,7 @@ def account_dp_sgd(
     records: Records,
     batch: Batch,
     epochs: Epochs,
-    sigma: Annotated[float, typer.Option(help="Noise multiplier.")],
+    sigma: Sigma,
     adjacency: AdjacencyOption = Adjacency.ZERO_OUT,
     delta: Delta = 1e-5,
     json: Json = False,

@@ -8,7 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
-from fedtranscribe.cli.options import AdjacencyOption, Batch, Delta, Epochs, Epsilon, Json, Records
+from fedtranscribe.cli.options import (
+    AdjacencyOption,
+    Batch,
+    Delta,
+    Dimensions,
+    Epochs,
+    Epsilon,
+    Json,
+    Records,
+    Sigma,
+)
 from fedtranscribe.cli.output import emit
 from fedtranscribe.privacy.accountant import epsilon as epsilon_of_plan
 from fedtranscribe.privacy.accountant import quote
@@ -17,7 +27,6 @@ from fedtranscribe.privacy.diffusion_noise import CalibrateBy, calibrated
 from fedtranscribe.privacy.published import TIME_STEPS, Published
 from fedtranscribe.privacy.units import Adjacency, Unit
 
-Dimensions = Annotated[int, typer.Option(help="Numbers in an image, d.")]
 Boundary = Annotated[int, typer.Option(help="First time step S of Phase I; 1001 leaves it out.")]
 Phase1Batch = Annotated[
     int | None, typer.Option(help="Expected records per Poisson batch of Phase I.")
@@ -29,7 +38,6 @@ Cached = Annotated[
     bool, typer.Option("--cached", help="One noised image per record, for ever; any epochs.")
 ]
 NoPhase1 = Annotated[bool, typer.Option("--no-phase1", help="Phase II over all time steps.")]
-Sigma = Annotated[float, typer.Option(help="Noise multiplier.")]
 By = Annotated[CalibrateBy, typer.Option(help="Which figure the target means.")]
 TeacherOption = Annotated[Teacher, typer.Option(help="Public, or trained with DP-SGD as well.")]
 DiscriminatorOption = Annotated[
@@ -74,15 +82,8 @@ def account_dp_promise(
           --phase2-epochs 50 --sigma 7
     """
     plan = DpPromisePlan(
-        records,
-        dimensions,
-        TIME_STEPS + 1 if no_phase1 else boundary,
-        phase2_batch,
-        phase2_epochs,
-        sigma,
-        phase1_batch,
-        phase1_epochs,
-        cached,
+        *(records, dimensions, TIME_STEPS + 1 if no_phase1 else boundary),
+        *(phase2_batch, phase2_epochs, sigma, phase1_batch, phase1_epochs, cached),
     )
     _emit_dp_promise(plan, adjacency, delta, json, "dp-promise cost")
 
@@ -112,15 +113,8 @@ def calibrate_dp_promise(
           --phase2-batch 4096 --phase2-epochs 50
     """
     wanted = DpPromisePlan(
-        records,
-        dimensions,
-        TIME_STEPS + 1 if no_phase1 else boundary,
-        phase2_batch,
-        phase2_epochs,
-        _NO_NOISE_YET,
-        phase1_batch,
-        phase1_epochs,
-        cached,
+        *(records, dimensions, TIME_STEPS + 1 if no_phase1 else boundary),
+        *(phase2_batch, phase2_epochs, _NO_NOISE_YET, phase1_batch, phase1_epochs, cached),
     )
     plan = calibrated(wanted, epsilon, delta, adjacency, calibrate_by)
     _emit_dp_promise(plan, adjacency, delta, json, "dp-promise noise for a target ε")

@@ -1,6 +1,7 @@
 """A progress bar per stage, on standard error so that `--json` output stays clean."""
 
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import (
@@ -12,6 +13,9 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+if TYPE_CHECKING:
+    from fedtranscribe.transcribe.session import Progress as ShowStage
 
 
 class StageBars:
@@ -46,6 +50,14 @@ class StageBars:
         if stage not in self._tasks:
             self._tasks[stage] = self._progress.add_task(stage, total=total, note=note)
         self._progress.update(self._tasks[stage], completed=done, total=total, note=note)
+
+    def named(self, prefix: str) -> "ShowStage":
+        """Bars of one of several runs, whose stages are told apart by a prefix."""
+
+        def show_stage(stage: str, done: int, total: int) -> None:
+            self(prefix + stage, done, total)
+
+        return show_stage
 
     def say(self, line: str) -> None:
         """Print a line above the bars."""

@@ -9,10 +9,21 @@ from typing import Annotated, Any
 
 import typer
 
-from fedtranscribe.cli.options import Batch, Delta, Epochs, Json, Records, group
+from fedtranscribe.cli.options import (
+    Batch,
+    Delta,
+    Dimensions,
+    Epochs,
+    Json,
+    LabelEpsilon,
+    Queries,
+    Records,
+    group,
+)
 from fedtranscribe.cli.output import emit
 from fedtranscribe.privacy.accountant import CLOSED_FORM, ON_GRID, quote
-from fedtranscribe.privacy.events import PoissonGaussian, RandomizedResponse
+from fedtranscribe.privacy.events import PoissonGaussian
+from fedtranscribe.privacy.label_events import RandomizedResponse
 from fedtranscribe.privacy.published import (
     Published,
     dp_promise_theorem2,
@@ -62,9 +73,9 @@ def published_dpsd(
 
 @published_app.command("label")
 def published_label(
-    epsilon0: Annotated[float, typer.Option(help="ε of one randomised label.")],
+    epsilon0: LabelEpsilon,
     classes: Annotated[int, typer.Option(help="Size of the set that is randomised over.")],
-    queries: Annotated[int, typer.Option(help="Labels asked in the whole plan.")],
+    queries: Queries,
     delta: Delta = 1e-5,
     json: Json = False,
 ) -> None:
@@ -112,7 +123,7 @@ def published_dp_sad(
 def published_dp_promise(
     sigma: Annotated[float, typer.Option(help="Noise multiplier of Phase II.")] = 7.0,
     records: Records = 60_000,
-    dimensions: Annotated[int, typer.Option(help="Numbers in an image, d.")] = 784,
+    dimensions: Dimensions = 784,
     boundary: Annotated[int, typer.Option(help="First time step S of Phase I.")] = 900,
     batch1: Annotated[int, typer.Option(help="Expected batch of Phase I.")] = 32,
     epochs1: Annotated[float, typer.Option(help="Epochs of Phase I; 0 leaves it out.")] = 3.0,

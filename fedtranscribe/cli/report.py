@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from fedtranscribe.cli.options import Runs
 from fedtranscribe.errors import ConfigError
 
 _EXAMPLES = """Write a finished run as one HTML page: verdict, figures, ε, samples, audits.
@@ -22,7 +23,7 @@ Run `fedtranscribe evaluate` and `fedtranscribe audit` before: what they found i
 
 
 def report_command(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")],
+    runs: Runs,
     out: Annotated[
         Path | None, typer.Option(help="Page to write; RUN/report.html for a single run.")
     ] = None,

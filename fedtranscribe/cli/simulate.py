@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from fedtranscribe.cli.options import Json
+from fedtranscribe.cli.options import Json, Out, Resume
 from fedtranscribe.cli.output import emit
 from fedtranscribe.cli.progress import StageBars
 from fedtranscribe.errors import ConfigError, SimulationError, StorageError
@@ -23,9 +23,8 @@ from fedtranscribe.federation.run_files import (
     METRICS,
     Tail,
     raise_mistake,
-    read_object,
 )
-from fedtranscribe.files import unwritable
+from fedtranscribe.files import read_object, unwritable
 from fedtranscribe.tracking import PROGRESS
 
 if TYPE_CHECKING:
@@ -68,8 +67,8 @@ def simulate_command(
     config: Annotated[
         Path | None, typer.Option(help="TOML file with settings, like an app's paper.toml.")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    out: Out = None,
+    resume: Resume = False,
     as_json: Json = False,
 ) -> None:
     """Run it; the help text is `_EXAMPLES`."""

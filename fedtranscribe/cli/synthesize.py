@@ -6,12 +6,29 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
-from fedtranscribe.cli.options import Json
+from fedtranscribe.cli.options import (
+    Budget,
+    Data,
+    DataRoot,
+    Device,
+    Download,
+    ImageSize,
+    Json,
+    LedgerFile,
+    Out,
+    PublicImages,
+    Resume,
+    RunDelta,
+    RunEpsilon,
+    Seed,
+    SettingsFile,
+    Tensorboard,
+)
 from fedtranscribe.cli.output import emit
 from fedtranscribe.cli.progress import StageBars
-from fedtranscribe.config import SynthesizeSettings, build, read_toml
+from fedtranscribe.cli.runs import layers, show_privacy
+from fedtranscribe.config import SynthesizeSettings, build
 from fedtranscribe.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,40 +63,30 @@ _NO_MEANING = ("epsilon", "adjacency", "budget")
 
 def synthesize_command(
     method: Annotated[str | None, typer.Option(help="dp-promise or dp-sad.")] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Private data: a name, an .npz file, or an image folder.")
-    ] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Where named data sets lie.")] = None,
-    download: Annotated[
-        bool | None, typer.Option("--download", help="Fetch a missing data set.")
-    ] = None,
-    image_size: Annotated[
-        int | None, typer.Option(help="Pixels a side, for an image folder of mixed sizes.")
-    ] = None,
+    data: Data = None,
+    data_root: DataRoot = None,
+    download: Download = None,
+    image_size: ImageSize = None,
     conditional: Annotated[
         bool | None,
         typer.Option("--conditional/--unconditional", help="Whether the network learns labels."),
     ] = None,
-    epsilon: Annotated[float | None, typer.Option(help="ε of this run.")] = None,
+    epsilon: RunEpsilon = None,
     noise: Annotated[
         bool | None,
         typer.Option("--noise/--no-noise", help="Without: a baseline that is NOT private."),
     ] = None,
-    delta: Annotated[float | None, typer.Option(help="δ at which ε is quoted.")] = None,
+    delta: RunDelta = None,
     adjacency: Annotated[
         str | None, typer.Option(help="zero-out, replace or add-remove (without Phase I).")
     ] = None,
     calibrate_by: Annotated[
         str | None, typer.Option(help="sound; or published, as printed: NO guarantee.")
     ] = None,
-    budget: Annotated[
-        float | None, typer.Option(help="Most ε that all runs on these data may reach together.")
-    ] = None,
+    budget: Budget = None,
     profile: Annotated[str | None, typer.Option(help="quick or paper.")] = None,
     size: Annotated[str | None, typer.Option(help="U-Net: tiny, small, medium or large.")] = None,
-    pretrain_data: Annotated[
-        str | None, typer.Option(help="Public images to start from: shapes, uci-digits, …, none.")
-    ] = None,
+    pretrain_data: PublicImages = None,
     pretrain_epochs: Annotated[float | None, typer.Option(help="Passes over them.")] = None,
     boundary: Annotated[
         int | None, typer.Option(help="dp-promise: S, first time step of Phase I.")
@@ -118,17 +125,13 @@ def synthesize_command(
     physical_batch: Annotated[
         int | None, typer.Option(help="Records at a time; measured if left out.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, …")] = None,
-    seed: Annotated[int | None, typer.Option(help="Public randomness; never the noise.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder.")] = None,
-    ledger: Annotated[
-        Path | None, typer.Option(help="Budget book of the data; default: beside them.")
-    ] = None,
-    tensorboard: Annotated[
-        bool | None, typer.Option("--tensorboard", help="Write TensorBoard event files too.")
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    device: Device = None,
+    seed: Seed = None,
+    out: Out = None,
+    ledger: LedgerFile = None,
+    tensorboard: Tensorboard = None,
+    config: SettingsFile = None,
+    resume: Resume = False,
     as_json: Json = False,
 ) -> None:
     """Run it; the help text is `_EXAMPLES`."""
@@ -173,7 +176,7 @@ def synthesize_command(
         "ledger": ledger,
         "tensorboard": tensorboard,
     }
-    settings = _settings(options, config, out if resume else None, resume)
+    settings = _settings(options, config, out, resume)
     folder = out or Path("runs") / f"synthesize-{datetime.now(UTC):%Y%m%d-%H%M%S}"
 
     from fedtranscribe.synthesize import prepare, synthesize
@@ -203,26 +206,18 @@ synthesize_command.__doc__ = _EXAMPLES
 
 
 def _settings(
-    options: dict[str, Any], config: Path | None, started: Path | None, resume: bool
+    options: dict[str, Any], config: Path | None, out: Path | None, resume: bool
 ) -> SynthesizeSettings:
-    """The command line over the settings file over what a resumed run was started with."""
-    if resume and started is None:
-        raise ConfigError("Expected --out with --resume: it names the run to go on with.")
-    values: dict[str, Any] = {}
-    if started is not None and (started / "config.toml").exists():
-        values = read_toml(started / "config.toml")
-        values.pop("run", None)
-    given = read_toml(config) if config is not None else {}
-    typed = {name: value for name, value in options.items() if value is not None}
-    method = str({"method": "dp-promise", **values, **given, **typed}["method"])
+    started, given, typed = layers(options, config, out, resume=resume)
+    method = str({"method": "dp-promise", **started, **given, **typed}["method"])
     own = _taken(typed, method)
     said = {**given, **typed}
     if said.get("noise") is False:
         _expect_nothing_to_calibrate(said)
-    tables = {name: {**_table(values, name), **_table(given, name)} for name in _OWN}
+    tables = {name: {**_table(started, name), **_table(given, name)} for name in _OWN}
     if own:
         tables[_table_of(method)] |= own
-    return build(SynthesizeSettings, {**values, **said, **tables})
+    return build(SynthesizeSettings, {**started, **said, **tables})
 
 
 def _taken(typed: dict[str, Any], method: str) -> dict[str, Any]:
@@ -281,26 +276,6 @@ def show(result: dict[str, Any], folder: Path) -> None:
     if score is not None:
         console.print(f"CNN trained on samples, tested on real images: {score:.1%}")
         console.print(f"[dim]{result['accuracy_on']}[/dim]")
-    privacy = Table(title="Privacy", title_justify="left")
-    privacy.add_column("figure")
-    privacy.add_column("value", justify="right")
-    stated = f"ε, sound ({result['unit']}, {result['adjacency']}, δ = {result['delta']:g})"
-    privacy.add_row(stated, _figure(result["epsilon"]))
-    for adjacency, value in result["sound"].items():
-        if adjacency != result["adjacency"]:
-            privacy.add_row(f"ε, sound ({result['unit']}, {adjacency})", _figure(value))
-    published = result["published"]
-    if published is not None:
-        privacy.add_row("published formula, no guarantee", _figure(published["epsilon"]))
-    if result["ledger"] is not None:
-        spent = result["ledger"]["epsilon"]
-        privacy.add_row("ε of all runs on these data so far", _figure(spent))
-    console.print(privacy)
-    if published is not None:
-        console.print(f"[dim]Why the published figure is no guarantee: {published['reason']}[/dim]")
+    show_privacy(console, result)
     console.print(f"Network, samples and figures: {folder}")
     console.print(f"Draw images with: fedtranscribe sample {folder} --num 1000 --out samples.npz")
-
-
-def _figure(value: float | None) -> str:
-    return "infinite: no guarantee" if value is None else f"{value:.4g}"

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from fedtranscribe.cli.options import Json, group
+from fedtranscribe.cli.options import DataRoot, Json, group
 from fedtranscribe.cli.output import emit
 from fedtranscribe.cli.progress import StageBars
 from fedtranscribe.config import TranscribeSettings, build, read_toml
@@ -33,7 +33,7 @@ def train(
     teacher_weights: Annotated[
         str | None, typer.Option(help="'imagenet' or a file: a public start.")
     ] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Where named data sets lie.")] = None,
+    data_root: DataRoot = None,
     download: Annotated[bool, typer.Option("--download", help="Fetch a missing data set.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
     seed: Annotated[int, typer.Option(help="Public randomness.")] = 0,

@@ -8,11 +8,28 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from fedtranscribe.cli.options import Json
+from fedtranscribe.cli.options import (
+    Budget,
+    Data,
+    DataRoot,
+    Device,
+    Download,
+    ImageSize,
+    Json,
+    LedgerFile,
+    Out,
+    PublicImages,
+    Resume,
+    RunDelta,
+    RunEpsilon,
+    Seed,
+    SettingsFile,
+    Tensorboard,
+)
 from fedtranscribe.cli.output import emit
 from fedtranscribe.cli.progress import StageBars
-from fedtranscribe.config import TranscribeSettings, build, read_toml
-from fedtranscribe.errors import ConfigError
+from fedtranscribe.cli.runs import layers, show_privacy
+from fedtranscribe.config import TranscribeSettings, build
 
 # From a diffusion model on two cores: some minutes, once.
 _SAMPLES = 2_000
@@ -42,45 +59,31 @@ def transcribe_command(
         str | None, typer.Option(help="'imagenet' or a file: the teacher's public start.")
     ] = None,
     student: Annotated[str | None, typer.Option(help="Student architecture.")] = None,
-    data: Annotated[
-        str | None, typer.Option(help="Private data: a name, an .npz file, or an image folder.")
-    ] = None,
-    data_root: Annotated[Path | None, typer.Option(help="Where named data sets lie.")] = None,
-    download: Annotated[
-        bool | None, typer.Option("--download", help="Fetch a missing data set.")
-    ] = None,
-    image_size: Annotated[
-        int | None, typer.Option(help="Pixels a side, for an image folder of mixed sizes.")
-    ] = None,
-    public_data: Annotated[
-        str | None, typer.Option(help="Public images to start from: shapes, uci-digits, …, none.")
-    ] = None,
+    data: Data = None,
+    data_root: DataRoot = None,
+    download: Download = None,
+    image_size: ImageSize = None,
+    public_data: PublicImages = None,
     generator: Annotated[
         Path | None,
         typer.Option(help="Run of `synthesize`: its samples are asked, its cost is added."),
     ] = None,
     shards: Annotated[int | None, typer.Option(help="Disjoint teachers to train.")] = None,
     privacy: Annotated[str | None, typer.Option(help="data, label or vote.")] = None,
-    epsilon: Annotated[float | None, typer.Option(help="ε of this run.")] = None,
-    delta: Annotated[float | None, typer.Option(help="δ at which ε is quoted.")] = None,
+    epsilon: RunEpsilon = None,
+    delta: RunDelta = None,
     unit: Annotated[str | None, typer.Option(help="record or holder.")] = None,
-    budget: Annotated[
-        float | None, typer.Option(help="Most ε that all runs on these data may reach together.")
-    ] = None,
+    budget: Budget = None,
     rows: Annotated[int | None, typer.Option(help="Synthetic rows to ask in all.")] = None,
     top_k: Annotated[int | None, typer.Option(help="Student's top-k mask.")] = None,
     calibrate_by: Annotated[str | None, typer.Option(help="sound or published.")] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, …")] = None,
-    seed: Annotated[int | None, typer.Option(help="Public randomness; never the noise.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run folder.")] = None,
-    ledger: Annotated[
-        Path | None, typer.Option(help="Budget book of the data; default: beside them.")
-    ] = None,
-    tensorboard: Annotated[
-        bool | None, typer.Option("--tensorboard", help="Write TensorBoard event files too.")
-    ] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file with settings.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")] = False,
+    device: Device = None,
+    seed: Seed = None,
+    out: Out = None,
+    ledger: LedgerFile = None,
+    tensorboard: Tensorboard = None,
+    config: SettingsFile = None,
+    resume: Resume = False,
     force: Annotated[
         bool, typer.Option("--force", help="Run although nothing can be learned.")
     ] = False,
@@ -111,7 +114,8 @@ def transcribe_command(
         "ledger": ledger,
         "tensorboard": tensorboard,
     }
-    settings = _settings(options, config, out if resume else None, resume)
+    started, given, typed = layers(options, config, out, resume=resume)
+    settings = build(TranscribeSettings, {**started, **given, **typed})
     folder = out or Path("runs") / f"transcribe-{datetime.now(UTC):%Y%m%d-%H%M%S}"
 
     from fedtranscribe.transcribe import prepare, transcribe
@@ -150,22 +154,6 @@ def _generator(settings: TranscribeSettings, bars: StageBars) -> Any:
     )
 
 
-def _settings(
-    options: dict[str, Any], config: Path | None, started: Path | None, resume: bool
-) -> TranscribeSettings:
-    """The command line over the settings file over what a resumed run was started with."""
-    if resume and started is None:
-        raise ConfigError("Expected --out with --resume: it names the run to go on with.")
-    values: dict[str, Any] = {}
-    if started is not None and (started / "config.toml").exists():
-        values = read_toml(started / "config.toml")
-        values.pop("run", None)
-    if config is not None:
-        values |= read_toml(config)
-    values |= {name: value for name, value in options.items() if value is not None}
-    return build(TranscribeSettings, values)
-
-
 def show(result: dict[str, Any], folder: Path) -> None:
     """Print a finished run: accuracy, then privacy, then where things are."""
     console = Console()
@@ -183,19 +171,5 @@ def show(result: dict[str, Any], folder: Path) -> None:
             scores.add_row(name, f"{result['accuracy'][key]:.1%}")
     console.print(scores)
     console.print(f"[dim]{result['accuracy_on']}[/dim]")
-    privacy = Table(title="Privacy", title_justify="left")
-    privacy.add_column("figure")
-    privacy.add_column("value", justify="right")
-    privacy.add_row(
-        f"ε, sound ({result['unit']}, {result['adjacency']}, δ = {result['delta']:g})",
-        f"{result['epsilon']:.4g}",
-    )
-    for adjacency, value in result["sound"].items():
-        if adjacency != result["adjacency"]:
-            privacy.add_row(f"ε, sound ({result['unit']}, {adjacency})", f"{value:.4g}")
-    published = result["published"]
-    privacy.add_row("published formula, no guarantee", f"{published['epsilon']:.4g}")
-    privacy.add_row("ε of all runs on these data so far", f"{result['ledger']['epsilon']:.4g}")
-    console.print(privacy)
-    console.print(f"[dim]Why the published figure is no guarantee: {published['reason']}[/dim]")
+    show_privacy(console, result)
     console.print(f"Results, networks and figures: {folder}")

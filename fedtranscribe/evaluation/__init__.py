@@ -1,6 +1,7 @@
 """What was learned, measured the way the field measures it.
 
 settings     what an evaluation can be told
+choices      names by commas, or words for several of them
 classifiers  names of the downstream classifiers, and the ones that are not ours
 nets         MLP and CNN, chosen on synthetic images
 downstream   trained on synthetic images, tested on real ones

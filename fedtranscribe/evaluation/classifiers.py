@@ -5,8 +5,9 @@ scikit-learn, with xgboost beside them. Two settings differ from DP-MERF's. AdaB
 scikit-learn dropped SAMME.R; the linear support vectors stop at scikit-learn's own tolerance.
 """
 
-import difflib
 from typing import Any
+
+from fedtranscribe.evaluation.choices import chosen_names
 
 NETS = ("mlp", "cnn")
 SKLEARN = (
@@ -47,16 +48,7 @@ def chosen(words: str) -> tuple[str, ...]:
     Raises:
         ValueError: a name is unknown; suggests close ones.
     """
-    if words in _GROUPS:
-        return _GROUPS[words]
-    names = [name.strip() for name in words.split(",") if name.strip()]
-    for name in names:
-        if name not in ALL:
-            known = [*_GROUPS, *ALL]
-            close = difflib.get_close_matches(name, known, n=3)
-            hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
-            raise ValueError(f"no classifier {name!r}; {hint}")
-    return tuple(name for name in ALL if name in names)
+    return chosen_names(words, ALL, _GROUPS, "classifier")
 
 
 def make(name: str, seed: int) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedtranscribe.data import is_published
 from fedtranscribe.evaluation.evaluate import EVALUATION
+from fedtranscribe.files import read_object
 from fedtranscribe.transcribe.rundir import read_result
 
 _METHOD = "dpsd"
@@ -108,10 +109,10 @@ def read_run(path: Path) -> ComparedRun:
     """
     result = read_result(path)
     settings = result["settings"]
-    told = _read(path / EVALUATION)
+    told = read_object(path / EVALUATION) or {}
     # Older runs may hold in `metrics.json` what belongs under `private/`.
     scores = (result.get("accuracy") or {}) if is_published(str(settings.get("data"))) else {}
-    own = {} if scores else _read(path / "private" / "accuracy.json")
+    own = {} if scores else read_object(path / "private" / "accuracy.json") or {}
     method = str(result.get("method", _METHOD))
     kept = {key: value for key, value in settings.items() if key not in _INCIDENTAL}
     fidelity = told.get("fidelity") or {}
@@ -146,12 +147,3 @@ def _noise(result: Mapping[str, Any]) -> str | None:
     if std is None:
         return str(who) if who else None
     return f"{std:.3g} {who}" if who else f"{std:.3g}"
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where it is absent or damaged."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}

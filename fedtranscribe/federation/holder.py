@@ -11,8 +11,8 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedtranscribe.federation import masked_messages, protocol, records, training_messages
-from fedtranscribe.federation.node import Node, where
-from fedtranscribe.federation.refusals import Refusal, RefusalCode
+from fedtranscribe.federation.node import Node
+from fedtranscribe.federation.refusals import Refusal, RefusalCode, where
 
 log = logging.getLogger(__name__)
 

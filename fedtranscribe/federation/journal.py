@@ -12,6 +12,8 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
+from fedtranscribe.files import json_objects
+
 _MOST_BYTES, _COPIES = 10_000_000, 5
 _LONGEST = 100
 
@@ -70,12 +72,4 @@ def entries(path: Path | None) -> list[Mapping[str, Any]]:
     """The events in the journal's current file; a damaged line is passed over."""
     if path is None or not path.exists():
         return []
-    found = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(entry, dict):
-            found.append(entry)
-    return found
+    return list(json_objects(path.read_text(encoding="utf-8").splitlines()))

@@ -4,72 +4,35 @@ The same object answers in process, inside a Flower ClientApp and behind the hol
 """
 
 import hashlib
-import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from traceback import extract_tb
 from typing import Any
 
-from fedtranscribe.errors import (
-    BudgetExhaustedError,
-    ConfigError,
-    FedtranscribeError,
-    ModelMismatchError,
-    ProtocolError,
-    QueryConflictError,
-    UnsupportedAdjacencyError,
-)
-from fedtranscribe.exchange import Answer, AnswerKind, NoisePlan, QueryBatch, RawAnswer
+from fedtranscribe.errors import ProtocolError
+from fedtranscribe.exchange import Answer, NoisePlan, QueryBatch, RawAnswer
 from fedtranscribe.federation.capabilities import Capabilities
 from fedtranscribe.federation.masking import Masking
+from fedtranscribe.federation.mechanism_choice import mechanism_of
 from fedtranscribe.federation.policy import HolderPolicy
-from fedtranscribe.federation.refusals import Refusal, RefusalCode
+from fedtranscribe.federation.refusals import Refusal, RefusalCode, refusing
 from fedtranscribe.federation.trainings import Standing, Trained, Trainings
-from fedtranscribe.holder import Holder, Mechanism, decode_summand
+from fedtranscribe.holder import Holder, decode_summand
 from fedtranscribe.mechanisms import (
     BitSource,
-    ExponentialVoteLabels,
     NoiseSource,
-    NoisyMeanRows,
     OsBits,
     OsNoise,
     QuantisedMeanRows,
     RawMeanRows,
-    TopKRandomizedResponse,
 )
 from fedtranscribe.mechanisms.discrete import residues
-from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer
+from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.secagg import Advert, Task
 from fedtranscribe.secagg.masks import Residues
 from fedtranscribe.teachers import Teachers
 
-log = logging.getLogger(__name__)
-
 OpenLedger = Callable[[], AbstractContextManager[Ledger]]
-
-
-def mechanism_of(kind: AnswerKind, plan: NoisePlan, shards: int, k: int) -> Mechanism:
-    """What answers of a holder with so many shards pass through under a plan.
-
-    Holder and server both call it: the server to say what a run costs, the holder to book it.
-
-    Raises:
-        ConfigError: labels under another mode than `local`.
-    """
-    if kind is AnswerKind.LABEL:
-        if plan.mode is not NoiseMode.LOCAL:
-            raise ConfigError(f"Expected noise mode local with label answers, got {plan.mode}.")
-        if shards == 1:
-            return TopKRandomizedResponse(plan.strength, k)
-        return ExponentialVoteLabels(plan.strength, k)
-    layout = EnsembleLayout(plan.holders * shards, plan.holders)
-    answer = RowAnswer(kind.value)
-    if plan.mode is NoiseMode.LOCAL:
-        return NoisyMeanRows(layout, plan.strength, answer)
-    if plan.mode is NoiseMode.SECAGG:
-        return QuantisedMeanRows(layout, plan.strength, answer, k, plan.tolerated)
-    return RawMeanRows(layout, plan.strength, answer)
 
 
 class Node:
@@ -165,7 +128,7 @@ class Node:
         Raises:
             Refusal: see `RefusalCode`.
         """
-        with self._refusing(query.id):
+        with refusing(self.name, query.id):
             if plan.mode is NoiseMode.SECAGG:
                 # Integer rows leave under masks only, see `open_round`.
                 raise Refusal(RefusalCode.MALFORMED)
@@ -183,7 +146,7 @@ class Node:
             Refusal: POLICY for a cohort that the policy does not bear, CONFLICT for one with
                 strangers in it or another one than before.
         """
-        with self._refusing(run):
+        with refusing(self.name, run):
             self.policy.check_cohort(dropouts, colluders)
             return self._masks.advertise(run, names, dropouts, colluders)
 
@@ -198,7 +161,10 @@ class Node:
         """Charge and compute a query, keep the answer, and give sealed shares of its masks.
 
         Args:
-            query, plan, run, requester: as for `answer`.
+            query: as for `answer`.
+            plan: as for `answer`.
+            run: as for `answer`.
+            requester: as for `answer`.
             adverts: the keys of the run, the same ones for every query.
 
         Returns:
@@ -208,7 +174,7 @@ class Node:
             Refusal: as `answer`; CONFLICT also where the ledger knows the query but its round has
                 been forgotten: it could be masked a second time.
         """
-        with self._refusing(query.id):
+        with refusing(self.name, query.id):
             masks = self._masks
             masks.agree(run, adverts)
             cohort = masks.cohort(run)
@@ -243,17 +209,17 @@ class Node:
                 raise ProtocolError(f"Query {task.query} was opened but is not answered yet.")
             return residues(decode_summand(stored, 1, task.length)[0], task.word)
 
-        with self._refusing(query_id):
+        with refusing(self.name, query_id):
             return self._masks.mask(run, query_id, inbox, values)
 
     def sign(self, run: str, query_id: str, survivors: Iterable[str]) -> bytes:
         """A signature under whose vectors make the sum; raises as `mask`."""
-        with self._refusing(query_id):
+        with refusing(self.name, query_id):
             return self._masks.sign(run, query_id, survivors)
 
     def reveal(self, run: str, query_id: str, signatures: Mapping[str, bytes]) -> bytes:
         """Shares that open the masks of the signed sum; raises as `mask`."""
-        with self._refusing(query_id):
+        with refusing(self.name, query_id):
             return self._masks.reveal(run, query_id, signatures)
 
     # ---------------------------------------------------------------- private trainings
@@ -265,7 +231,7 @@ class Node:
             Refusal: POLICY for a method that the holder does not carry out, BUDGET, MALFORMED for
                 settings that make no sense or are not the server's to choose.
         """
-        with self._refusing(run):
+        with refusing(self.name, run):
             self.policy.check_training(asked.get("method"))
             return self._trains.advance(run, asked, seconds)
 
@@ -275,7 +241,7 @@ class Node:
         Raises:
             Refusal: CONFLICT where there is none.
         """
-        with self._refusing(run):
+        with refusing(self.name, run):
             return self._trains.result(run)
 
     # ---------------------------------------------------------------- small parts
@@ -310,39 +276,3 @@ class Node:
                 noise=self._noise,
                 bits=self._bits,
             )
-
-    @contextmanager
-    def _refusing(self, subject: str) -> Iterator[None]:
-        """Turn whatever goes wrong into a code; the holder's own log has the rest."""
-        try:
-            yield
-        except Refusal:
-            raise
-        except BudgetExhaustedError:
-            raise Refusal(RefusalCode.BUDGET) from None
-        except QueryConflictError:
-            raise Refusal(RefusalCode.CONFLICT) from None
-        except ProtocolError as error:
-            # Public: what the server sent does not continue the round as it was begun.
-            log.warning("holder %s refuses %s: %s", self.name, subject, error)
-            raise Refusal(RefusalCode.CONFLICT) from None
-        except UnsupportedAdjacencyError:
-            # This kind of answer has no cost in the unit that the policy counts in.
-            raise Refusal(RefusalCode.POLICY) from None
-        except (ConfigError, ModelMismatchError):
-            raise Refusal(RefusalCode.MALFORMED) from None
-        except Exception as error:
-            log.error("holder %s could not answer %s: %s", self.name, subject, where(error))
-            raise Refusal(RefusalCode.INTERNAL) from None
-
-
-def where(error: Exception) -> str:
-    """What went wrong and where, for the holder's own log.
-
-    Our own messages are written to hold nothing private; others' may quote a record, so of them
-    only the kind and the place are told.
-    """
-    words = str(error) if isinstance(error, FedtranscribeError) else "its text is not logged"
-    frames = extract_tb(error.__traceback__)
-    place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "an unknown place"
-    return f"{type(error).__name__} at {place}: {words}"

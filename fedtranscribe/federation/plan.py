@@ -12,7 +12,7 @@ from fedtranscribe.config import FederationSettings
 from fedtranscribe.errors import ConfigError, HopelessPlanError
 from fedtranscribe.exchange import AnswerKind, NoisePlan, expect_tolerable
 from fedtranscribe.federation.capabilities import Capabilities
-from fedtranscribe.federation.node import mechanism_of
+from fedtranscribe.federation.mechanism_choice import mechanism_of
 from fedtranscribe.mechanisms.discrete import Grid, quantised_noise_std
 from fedtranscribe.privacy.accountant import epsilon_filter, guarantee
 from fedtranscribe.privacy.calibrate import (
@@ -23,9 +23,9 @@ from fedtranscribe.privacy.calibrate import (
     noise_std,
     vote_eta,
 )
-from fedtranscribe.privacy.events import PrivacyPlan, Release
 from fedtranscribe.privacy.forecasts import Forecast, forecast, label_forecast
 from fedtranscribe.privacy.published import Published, dpsd_theorem1, dpsd_theorem2
+from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.secagg import Members
 from fedtranscribe.transcribe.plan import KINDS

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtranscribe.errors import FedtranscribeError, SimulationError
-from fedtranscribe.files import write_atomically
+from fedtranscribe.files import json_objects, read_object, write_atomically
 
 ERROR = "error.json"
 METRICS = "metrics.json"
@@ -43,13 +43,7 @@ class Tail:
             return
         self._read += len(new)
         *whole, self._half = (self._half + new).split(b"\n")
-        for line in whole:
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(entry, dict):
-                yield entry
+        yield from json_objects(whole)
 
 
 def report_mistake(folder: Path, error: FedtranscribeError) -> None:
@@ -71,12 +65,3 @@ def raise_mistake(folder: Path) -> None:
     code = mistake.get("exit_code")
     kind = next((kind for kind in kinds if kind.exit_code == code), SimulationError)
     raise kind(str(mistake.get("error", f"The run failed; see {folder / LOG}.")))
-
-
-def read_object(path: Path) -> dict[str, Any] | None:
-    """A JSON object; None where it is absent or not whole yet."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None

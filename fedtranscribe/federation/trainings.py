@@ -40,7 +40,7 @@ CHOSEN = frozenset({"method", "epsilon", "delta", "seed", *TrainingOptions.model
 _TOLD = (
     *("method", "epsilon", "delta", "unit", "adjacency", "accountant", "sound", "published"),
     *("private", "stamp", "caveats", "sigma", "steps", "run", "public_data", "records"),
-    *("classes", "channels", "size", "unet", "sampling", "sha256", "resolved"),
+    *("classes", "labels", "channels", "size", "unet", "sampling", "sha256", "resolved"),
 )
 
 

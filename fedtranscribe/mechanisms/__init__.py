@@ -1,6 +1,7 @@
 """Tensors in, private tensors out; each mechanism knows its own sensitivity and cost."""
 
-from fedtranscribe.mechanisms.discrete import BitSource, OsBits, QuantisedMeanRows, SeededBits
+from fedtranscribe.mechanisms.bits import BitSource, OsBits, SeededBits
+from fedtranscribe.mechanisms.discrete import QuantisedMeanRows
 from fedtranscribe.mechanisms.gaussian import CentralNoise, MeanRows, NoisyMeanRows, RawMeanRows
 from fedtranscribe.mechanisms.labels import (
     ExponentialVoteLabels,

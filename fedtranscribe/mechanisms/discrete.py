@@ -6,13 +6,11 @@ holders with all of the noise, once. The sampler is our own: libraries that draw
 number at a time, and an answer has 200,000.
 """
 
-import hashlib
 import math
-import os
 from dataclasses import dataclass
 from decimal import Context, Decimal, localcontext
 from fractions import Fraction
-from typing import Protocol, Self
+from typing import Self
 
 import numpy as np
 import torch
@@ -21,9 +19,10 @@ from torch import Tensor
 
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.exchange import AnswerKind
+from fedtranscribe.mechanisms.bits import BitSource
 from fedtranscribe.mechanisms.normalize import clip_rows, simplex_rows
 from fedtranscribe.privacy.calibrate import DIAMETERS, ROUNDING, EnsembleLayout, RowAnswer
-from fedtranscribe.privacy.events import Release
+from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.privacy.zcdp import ZeroConcentrated, discrete_sum_rho, zcdp_rho
 
@@ -35,66 +34,6 @@ _FINEST, _FINE_ENOUGH = 24, 20
 _DEVIATIONS = 16
 # A double holds 52 bits of a decoded sum and its sign exactly.
 _LIMITS = {32: 2**31, 64: 2**52}
-
-
-# ---------------------------------------------------------------- bits
-
-
-class BitSource(Protocol):
-    """Draws uniform 64-bit words.
-
-    Attributes:
-        private: whether a run that used it may call itself private.
-    """
-
-    private: bool
-
-    def for_query(self, query_id: str) -> "BitSource":
-        """The source to use for one query."""
-        ...
-
-    def words(self, count: int) -> NDArray[np.uint64]:
-        """So many words, every one uniform."""
-        ...
-
-
-class OsBits:
-    """Words from the operating system's CSPRNG."""
-
-    private = True
-
-    def for_query(self, query_id: str) -> Self:
-        """The same source: OS entropy does not repeat."""
-        return self
-
-    def words(self, count: int) -> NDArray[np.uint64]:
-        """So many words, every one uniform."""
-        return np.frombuffer(os.urandom(8 * count), dtype=np.uint64)
-
-
-class SeededBits:
-    """Repeatable words for tests; whatever they touch is NOT private.
-
-    Args:
-        seed: any number.
-        label: tells holders apart, so that two of them never draw the same noise.
-    """
-
-    private = False
-
-    def __init__(self, seed: int, label: str = "") -> None:
-        self._seed = seed
-        self._label = label
-        digest = hashlib.blake2b(f"bits/{seed}/{label}".encode(), digest_size=16).digest()
-        self._rng = np.random.default_rng(int.from_bytes(digest, "big"))
-
-    def for_query(self, query_id: str) -> "SeededBits":
-        """Words that depend on seed, label and query alone, in whatever order queries come."""
-        return SeededBits(self._seed, f"{self._label}/{query_id}")
-
-    def words(self, count: int) -> NDArray[np.uint64]:
-        """So many words, every one uniform."""
-        return np.frombuffer(self._rng.bytes(8 * count), dtype=np.uint64)
 
 
 # ---------------------------------------------------------------- the sampler

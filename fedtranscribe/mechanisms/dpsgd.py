@@ -10,7 +10,6 @@ own back end, and its data loader; and it hands an average of local averages to 
 all back ends share the lines below, and a rank whose part is empty needs nothing special.
 """
 
-import math
 from collections.abc import Callable
 
 import torch
@@ -31,14 +30,13 @@ from fedtranscribe.mechanisms.per_sample import (
 )
 from fedtranscribe.mechanisms.physical import explained_memory, memory_budget, records_that_fit
 from fedtranscribe.mechanisms.poisson import PoissonBatches
+from fedtranscribe.mechanisms.public_grid import on_grid
 from fedtranscribe.privacy.calibrate import ROUNDING
 
 __all__ = ["Backend", "DpSgdPlan", "DpSgdStep", "Inputs", "Loss", "PoissonBatches", "add_clipped"]
 
 Draw = Callable[[Tensor], Inputs]
 """Indices [b] -> what the loss takes, each [b, K, ...]; called once for each index of a step."""
-
-_GRID_BITS = 8
 
 
 class DpSgdStep:
@@ -166,8 +164,7 @@ class DpSgdStep:
         if std == 0:
             return total
         # Low bits of a float64 sum still depend on the records; see `NoisyMeanRows`.
-        grid = math.ldexp(1.0, math.frexp(std)[1] - 1 - _GRID_BITS)
-        return [(tensor / grid).round_().mul_(grid) for tensor in total]
+        return [on_grid(tensor, std) for tensor in total]
 
     def _drawn(self, draw: Draw, indices: Tensor) -> Inputs:
         inputs = draw(indices)

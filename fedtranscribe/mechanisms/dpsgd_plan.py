@@ -7,7 +7,8 @@ import math
 from dataclasses import dataclass
 
 from fedtranscribe.errors import ConfigError, PrivacyError
-from fedtranscribe.privacy.events import PoissonGaussian, Release
+from fedtranscribe.privacy.events import PoissonGaussian
+from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
 
 

@@ -16,12 +16,13 @@ from fedtranscribe.errors import ConfigError
 from fedtranscribe.exchange import AnswerKind
 from fedtranscribe.mechanisms.noise import NoiseSource
 from fedtranscribe.mechanisms.normalize import clip_rows, simplex_rows
+from fedtranscribe.mechanisms.public_grid import grid_of, on_grid
 from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer, row_mu
-from fedtranscribe.privacy.events import Event, Gaussian, Release
+from fedtranscribe.privacy.events import Event, Gaussian
+from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
 
 _WORDS = {NoiseMode.LOCAL: "noisy", NoiseMode.CENTRAL: "central"}
-_GRID_BITS = 8
 # Answers fit into float16 with room for the far tail of the noise, or are sent as float32.
 _HALF_STDS = 16
 _LARGEST_HALF = 65_504.0
@@ -97,7 +98,7 @@ class NoisyMeanRows(MeanRows):
     @property
     def grid(self) -> float:
         """Released values are multiples of this power of two, about 1/256 of the noise's std."""
-        return _grid(self.own_std)
+        return grid_of(self.own_std)
 
     def privatise(self, rows: Tensor, noise: NoiseSource) -> Tensor:
         """Add the noise.
@@ -177,14 +178,8 @@ def _bounded(rows: Tensor, answer: RowAnswer) -> Tensor:
     return clip_rows(rows) if answer is RowAnswer.GRADIENT else simplex_rows(rows)
 
 
-def _grid(std: float) -> float:
-    # Wide against float64's spacing, yet it adds less than 1e-6 to the noise's std.
-    return math.ldexp(1.0, math.frexp(std)[1] - 1 - _GRID_BITS)
-
-
 def _noisy(values: Tensor, std: float, noise: NoiseSource) -> Tensor:
-    grid = _grid(std)
-    noisy = ((values + noise.gaussian(values.shape, std)) / grid).round() * grid
+    noisy = on_grid(values + noise.gaussian(values.shape, std), std)
     # Decided by the public std, so that it tells nothing; the clamp is post-processing.
     if _HALF_STDS * std < _LARGEST_HALF:
         noisy = noisy.clamp(-_LARGEST_HALF, _LARGEST_HALF).half()

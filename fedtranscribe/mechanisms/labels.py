@@ -13,7 +13,9 @@ from fedtranscribe.errors import ConfigError
 from fedtranscribe.exchange import AnswerKind
 from fedtranscribe.mechanisms.noise import NoiseSource
 from fedtranscribe.mechanisms.normalize import expect_block, gather_rows
-from fedtranscribe.privacy.events import Event, ExponentialVotes, RandomizedResponse, Release
+from fedtranscribe.privacy.events import Event
+from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
+from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
 
 
@@ -44,10 +46,7 @@ class TopKRandomizedResponse:
 
     def __post_init__(self) -> None:
         """Refuse what tells everything or nothing."""
-        if not (self.epsilon0 > 0 and math.isfinite(self.epsilon0)):
-            raise ConfigError(f"Expected epsilon0={self.epsilon0} > 0 and finite.")
-        if self.k < 2:
-            raise ConfigError(f"Expected k={self.k} >= 2; a set of one class tells nothing.")
+        _expect_to_tell("epsilon0", self.epsilon0, self.k)
 
     kind = AnswerKind.LABEL
 
@@ -95,10 +94,7 @@ class ExponentialVoteLabels:
 
     def __post_init__(self) -> None:
         """Refuse what tells everything or nothing."""
-        if not (self.eta > 0 and math.isfinite(self.eta)):
-            raise ConfigError(f"Expected eta={self.eta} > 0 and finite.")
-        if self.k < 2:
-            raise ConfigError(f"Expected k={self.k} >= 2; a set of one class tells nothing.")
+        _expect_to_tell("eta", self.eta, self.k)
 
     kind = AnswerKind.LABEL
 
@@ -149,6 +145,13 @@ def vote_counts(logits: Iterable[Tensor], index_sets: Tensor) -> Tensor:
         votes *= torch.isfinite(block).all(-1, keepdim=True)
         counts += gather_rows(votes, index_sets).sum(0)
     return counts
+
+
+def _expect_to_tell(name: str, strength: float, k: int) -> None:
+    if not (strength > 0 and math.isfinite(strength)):
+        raise ConfigError(f"Expected {name}={strength} > 0 and finite.")
+    if k < 2:
+        raise ConfigError(f"Expected k={k} >= 2; a set of one class tells nothing.")
 
 
 def _expect_width(counts: Tensor, k: int) -> None:

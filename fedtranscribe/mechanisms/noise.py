@@ -1,6 +1,5 @@
 """Where randomness that protects people comes from: the operating system, never a seed."""
 
-import hashlib
 import math
 import os
 from collections.abc import Sequence
@@ -10,6 +9,8 @@ import numpy as np
 import torch
 from scipy.special import ndtri
 from torch import Tensor
+
+from fedtranscribe.mechanisms.bits import seeded_generator
 
 _MANTISSA = 53
 
@@ -81,8 +82,7 @@ class SeededNoise:
     def __init__(self, seed: int, label: str = "") -> None:
         self._seed = seed
         self._label = label
-        digest = hashlib.blake2b(f"{seed}/{label}".encode(), digest_size=16).digest()
-        self._rng = np.random.default_rng(int.from_bytes(digest, "big"))
+        self._rng = seeded_generator(f"{seed}/{label}")
 
     def for_query(self, query_id: str) -> "SeededNoise":
         """Noise that depends on seed, label and query alone, in whatever order queries come."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms.discrete import BitSource, OsBits
+from fedtranscribe.mechanisms.bits import BitSource, OsBits
 from fedtranscribe.mechanisms.dpsgd_plan import DpSgdPlan
 
 

@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.mechanisms.noise import NoiseSource
+from fedtranscribe.mechanisms.public_grid import on_grid
 from fedtranscribe.models.schedule import Schedule, spread
 from fedtranscribe.models.unet import Denoiser
-
-_GRID_BITS = 8
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,6 +104,5 @@ class NoisyRecords:
         return self.cache[indices]
 
     def _noisy(self, images: Tensor, noise: NoiseSource) -> Tensor:
-        grid = math.ldexp(1.0, math.frexp(self._std)[1] - 1 - _GRID_BITS)
         exact = self._scale * images.double() + noise.gaussian(images.shape, self._std)
-        return ((exact / grid).round() * grid).float()
+        return on_grid(exact, self._std).float()

@@ -30,27 +30,23 @@ Guarantee:
     written after the checkpoint must not have left the holder.
 """
 
-import json
-import math
 from collections.abc import Callable
-from dataclasses import asdict
 from enum import StrEnum
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms.discrete import BitSource
+from fedtranscribe.mechanisms.bits import BitSource
 from fedtranscribe.mechanisms.dpsgd import Backend, DpSgdPlan
 from fedtranscribe.mechanisms.noise import NoiseSource
-from fedtranscribe.methods.dp_promise_inputs import check_images, checked_labels
 from fedtranscribe.methods.dp_sad_adversary import Adversary
 from fedtranscribe.methods.dp_sad_losses import Course, StudentLoss
 from fedtranscribe.methods.dp_sad_networks import Networks, make_networks
 from fedtranscribe.methods.dp_sad_optimisers import make_optimiser, set_rate
-from fedtranscribe.methods.dp_sad_private import PrivateRecords
-from fedtranscribe.methods.dp_sad_published import published_step
+from fedtranscribe.methods.dp_sad_published import published_caveats, published_step
 from fedtranscribe.methods.dp_sad_settings import (
     Concatenation,
     DpSadSettings,
@@ -62,9 +58,9 @@ from fedtranscribe.methods.dp_sad_settings import (
     tiny_settings,
 )
 from fedtranscribe.methods.dp_sad_teacher import TeacherTraining
-from fedtranscribe.models.ema import Ema
-from fedtranscribe.models.sampling import sample
-from fedtranscribe.models.unet import Denoiser
+from fedtranscribe.methods.input_checks import check_images, checked_labels, checked_public
+from fedtranscribe.methods.private_records import PrivateRecords
+from fedtranscribe.methods.staged import StagedTraining, Steps, uncounted
 
 __all__ = [
     "Concatenation",
@@ -81,9 +77,6 @@ __all__ = [
     "tiny_settings",
 ]
 
-# stage, steps done, steps in all
-Progress = Callable[[str, int, int], None]
-
 
 class Stage(StrEnum):
     """Where a run is; in this order."""
@@ -94,11 +87,7 @@ class Stage(StrEnum):
     DONE = "done"
 
 
-def silent(stage: str, done: int, total: int) -> None:
-    """Show nothing."""
-
-
-class DpSad:
+class DpSad(StagedTraining[Stage, DpSadSettings]):
     """Distils a private diffusion model in one place, and samples from it.
 
     Args:
@@ -116,11 +105,8 @@ class DpSad:
         physical_batch: records at a time in DP-SGD; None measures it.
 
     Attributes:
-        stage: what the next step belongs to.
-        done: steps of it that were taken.
-        denoiser: the student.
-        ema: its `network` holds the student's averaged weights.
-        plan: each private training as DP-SGD.
+        plan: each private training as DP-SGD; the rest are those of `StagedTraining`, with the
+            student for the denoiser.
 
     Raises:
         ConfigError: images outside [-1, 1] or of another shape than the networks', labels absent
@@ -149,27 +135,26 @@ class DpSad:
             raise ConfigError(
                 "Expected public images for teacher=public; give some, or take teacher=dp."
             )
-        if public is not None:
-            check_images(public, student, "public")
-        self.settings = settings
-        self.denoiser = student.train()
-        self._discriminator, self._rng = networks.discriminator, rng
-        shown = _public_images(public, public_labels, student)
+        shown = checked_public(public, public_labels, student)
+        super().__init__(
+            student,
+            settings,
+            stages=self._planned(settings, len(images), len(shown[0])),
+            end=Stage.DONE,
+            facts={
+                "records": len(images),
+                "public_images": len(shown[0]),
+                "public_labels": public_labels is not None,
+            },
+            rng=rng,
+        )
         self._teacher = TeacherTraining(networks.teacher, settings, shown, rng)
-        self._public_count, self._labelled = len(shown[0]), public_labels is not None
-        private = settings.private_steps(len(images))
-        self._steps = {
-            Stage.PRETRAINING: settings.pretrain_steps(self._public_count),
-            Stage.TEACHER: private if settings.private_teacher else 0,
-            Stage.STUDENT: private,
-        }
+        self._taught_labels = settings.private_teacher or public_labels is not None
+        self._discriminator = networks.discriminator
+        self._adversary: Adversary | None = None
         self.plan = DpSgdPlan(
-            len(images),
-            settings.batch,
-            private,
-            settings.noise_multiplier,
-            settings.clip,
-            settings.copies,
+            *(len(images), settings.batch, settings.private_steps(len(images))),
+            *(settings.noise_multiplier, settings.clip, settings.copies),
         )
         noisy, sound = settings.noise_multiplier > 0, settings.gradients is Gradients.SOUND
         self._protected, self._as_printed = noisy and sound, noisy and not sound
@@ -185,147 +170,87 @@ class DpSad:
             physical_batch=physical_batch,
             device=next(student.parameters()).device,
         )
-        self.ema = Ema(student, settings.ema_decay)
-        self._enter(Stage.PRETRAINING)
-        self._go_on()
+        self._begin()
 
     def caveats(self) -> tuple[str, ...]:
         """Why this run is NOT private; empty if it is."""
-        settings, reasons = self.settings, []
+        settings, reasons = self.settings, list[str]()
         if settings.noise_multiplier == 0:
             reasons.append("It trains without clipping and noise (noise_multiplier=0).")
         if settings.gradients is Gradients.PUBLISHED:
-            reasons.append(
-                "Eq. 17 as published has no guarantee: it clips in image space, and the Jacobian "
-                "behind that depends on the private image, without a bound; the noise is divided "
-                f"by T={settings.schedule.steps}, what a record adds is not."
-            )
-            learners = {
-                "teacher": settings.private_teacher,
-                "discriminator": settings.private_discriminator,
-            }
-            reasons += [
-                f"The {name} learns from private records without any protection."
-                for name, private in learners.items()
-                if private
-            ]
+            reasons += published_caveats(settings)
         if self._seeded:
             reasons.append("Noise or batches come from a seed.")
         return tuple(reasons)
-
-    def steps_of(self, stage: Stage) -> int:
-        """Steps that a stage has in all; public."""
-        return self._steps.get(stage, 0)
-
-    @property
-    def finished(self) -> bool:
-        """Whether every stage is through."""
-        return self.stage is Stage.DONE
-
-    def train(self, steps: int | None = None, progress: Progress = silent) -> bool:
-        """Go on by so many optimiser steps, or to the end; may be called again and again.
-
-        Args:
-            steps: at most; None for all that are left.
-            progress: called after each step with (stage, steps done, steps in all) and nothing
-                else, since a loss on private images is private.
-
-        Returns:
-            Whether training is finished.
-
-        Raises:
-            ConfigError: memory ran out; says which setting to lower.
-        """
-        left = math.inf if steps is None else steps
-        while left > 0 and not self.finished:
-            self._one_step()
-            self.done += 1
-            left -= 1
-            progress(self.stage.value, self.done, self._steps[self.stage])
-            self._go_on()
-        return self.finished
 
     def sample(
         self,
         labels: Tensor,
         rng: torch.Generator,
-        progress: Callable[[int, int], None] = lambda done, total: None,
+        progress: Callable[[int, int], None] = uncounted,
     ) -> Tensor:
-        """Images of the student's averaged weights: free post-processing.
+        """Images of the student's averaged weights; see `StagedTraining.sample`.
 
-        Args:
-            labels: int64 [n]; without student conditioning they change nothing.
-            rng: source of x_T and ξ; never the one of the training, whose position tells the sizes
-                of secret batches.
-            progress: called with (images done, images in all).
-
-        Returns:
-            float32 [n, c, h, w] in [-1, 1].
+        Without student conditioning labels change nothing.
         """
-        settings = self.settings
-        if not settings.student_conditioning:
+        if not self.settings.student_conditioning:
             labels = torch.full_like(labels, self.denoiser.null_label)
-        return sample(
-            self.ema.network, settings.schedule, labels, settings.sampling, rng, progress=progress
-        )
+        return super().sample(labels, rng, progress)
 
-    # ---------------------------------------------------------------- stages
+    # ---------------------------------------------------------------- Algorithm 1
 
-    def _enter(self, stage: Stage) -> None:
-        """Who learns in a stage."""
+    def _planned(self, settings: DpSadSettings, records: int, shown: int) -> dict[Stage, Steps]:
+        private = settings.private_steps(records)
+        again = private if settings.private_teacher else 0
+        public = settings.pretrain_steps(shown)
+        return {
+            Stage.PRETRAINING: Steps(public, DpSad._pretraining_step, "pretrain_batch"),
+            Stage.TEACHER: Steps(again, DpSad._teacher_step, "physical_batch"),
+            Stage.STUDENT: Steps(private, DpSad._student_step, "physical_batch"),
+        }
+
+    def _ready(self, stage: Stage) -> Optimizer | None:
         settings = self.settings
-        self.stage, self.done = stage, 0
-        self._optimiser = self._adversary = None
         self._teacher.stop()
+        self._adversary = None
         # What gradients on private records were clipped to.
         clip = settings.clip if self._protected else 1.0
         if stage is Stage.PRETRAINING:
             self._teacher.begin(1.0)
         elif stage is Stage.TEACHER:
             self._teacher.begin(clip)
-        elif stage is Stage.STUDENT:
-            as_printed = settings.clip if self._as_printed else clip
-            self._optimiser = make_optimiser(settings.optimiser, self.denoiser, as_printed)
-            if self._discriminator is not None:
-                divisor = clip if settings.private_discriminator else 1.0
-                self._adversary = Adversary(self._discriminator, settings, self._rng, divisor)
+        if stage is not Stage.STUDENT:
+            return None
+        if self._discriminator is not None:
+            divisor = clip if settings.private_discriminator else 1.0
+            self._adversary = Adversary(self._discriminator, settings, self._rng, divisor)
+        as_printed = settings.clip if self._as_printed else clip
+        return make_optimiser(settings.optimiser, self.denoiser, as_printed)
 
-    def _go_on(self) -> None:
-        """Enter the next stage that has steps, when this one is through."""
-        if self.finished or self.done < self._steps[self.stage]:
-            return
+    def _take_over(self) -> None:
+        self._teacher.settle()
         if self.stage is not Stage.STUDENT:
-            self._teacher.settle()
-        later = list(Stage)[list(Stage).index(self.stage) + 1 :]
-        self._enter(next(s for s in later if s is Stage.DONE or self._steps[s]))
-        if self.stage is Stage.STUDENT:
-            if self.settings.start is Start.TEACHER:
-                self.denoiser.load_state_dict(self._teacher.network.state_dict())
-                self.ema.restart(self.denoiser)
-            if self._adversary is not None and not self.settings.private_discriminator:
-                self._adversary.pool = self._teacher.pool()
+            return
+        if self.settings.start is Start.TEACHER:
+            self.denoiser.load_state_dict(self._teacher.network.state_dict())
+            self.ema.restart(self.denoiser)
+        if self._adversary is not None and not self.settings.private_discriminator:
+            self._adversary.pool = self._teacher.pool()
 
-    def _one_step(self) -> None:
-        done, total = self.done, self._steps[self.stage]
-        try:
-            if self.stage is Stage.PRETRAINING:
-                self._teacher.public_step(done, total)
-            elif self.stage is Stage.TEACHER:
-                self._teacher.private_step(done, total, self._records)
-            else:
-                self._student_step(done, total)
-        except torch.OutOfMemoryError:
-            batch = "pretrain_batch" if self.stage is Stage.PRETRAINING else "physical_batch"
-            raise ConfigError(
-                f"Memory ran out in {self.stage}; lower {batch}, or take a smaller U-Net."
-            ) from None
+    def _pretraining_step(self) -> None:
+        """The teacher on public images, which the paper takes for granted."""
+        self._teacher.public_step(self.done, self.steps_of(self.stage))
 
-    def _student_step(self, done: int, total: int) -> None:
+    def _teacher_step(self) -> None:
+        """Line 1: the teacher on private records."""
+        self._teacher.private_step(self.done, self.steps_of(self.stage), self._records)
+
+    def _student_step(self) -> None:
         """Lines 4-7: the student's step, then the discriminator's."""
         assert self._optimiser is not None
+        done, total = self.done, self.steps_of(self.stage)
         set_rate(self._optimiser, self.settings.lr, done, total)
-        labelled = self.settings.private_teacher or self._labelled
-        course = Course(self.settings, self._teacher.network, labelled, self._rng)
+        course = Course(self.settings, self._teacher.network, self._taught_labels, self._rng)
         loss = StudentLoss(self.settings, self._discriminator)
         if self._as_printed:
             self._published_step(loss, course)
@@ -353,71 +278,21 @@ class DpSad:
 
     # ---------------------------------------------------------------- interrupt and resume
 
-    def state(self) -> dict[str, Any]:
-        """Everything `load_state` needs to go on as if nothing had happened: plain values, tensors.
-
-        The tensors are those in use: write them before the next step.
-        Steps done after it and then again are steps that nobody accounted for: once this has left
-        the holder, what follows from it may be computed once only.
-        """
+    def _own_state(self) -> dict[str, Any]:
         judge = self._discriminator
         return {
-            "plan": self._public_plan(),
-            "stage": self.stage.value,
-            "done": self.done,
-            "denoiser": self.denoiser.state_dict(),
-            "optimiser": None if self._optimiser is None else self._optimiser.state_dict(),
-            "ema": self.ema.state(),
             "teacher": self._teacher.state(),
             "discriminator": None if judge is None else judge.state_dict(),
             "adversary": None if self._adversary is None else self._adversary.state(),
             "physical_batch": dict(self._records.measured),
-            "rng": self._rng.get_state(),
         }
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from `state()` of the same plan.
-
-        Raises:
-            ConfigError: a checkpoint of other settings or another number of records.
-        """
-        saved = state["plan"]
-        for name, value in self._public_plan().items():
-            if saved.get(name) != value:
-                raise ConfigError(
-                    f"The checkpoint was made with {name}={saved.get(name)}, this run has {value}; "
-                    "give the same settings, or start a new run."
-                )
-        self.denoiser.load_state_dict(state["denoiser"])
+    def _load_own_state(self, state: dict[str, Any]) -> None:
+        self._teacher.load_state(state["teacher"])
         if self._discriminator is not None:
             self._discriminator.load_state_dict(state["discriminator"])
-        self.ema.load_state(state["ema"])
-        self._enter(Stage(state["stage"]))
-        self.done = state["done"]
-        self._teacher.load_state(state["teacher"])
-        if self._optimiser is not None:
-            self._optimiser.load_state_dict(state["optimiser"])
         if self._adversary is not None:
             if not (self.settings.private_discriminator or self.settings.private_teacher):
                 self._adversary.pool = self._teacher.pool()
             self._adversary.load_state(state["adversary"])
         self._records.measured = dict(state["physical_batch"])
-        self._rng.set_state(state["rng"].cpu())
-
-    def _public_plan(self) -> dict[str, Any]:
-        """All that has to be the same in a run that goes on."""
-        facts = {**asdict(self.settings), "records": self.plan.records}
-        facts["public_images"] = self._public_count
-        facts["public_labels"] = self._labelled
-        return json.loads(json.dumps(facts))
-
-
-def _public_images(
-    images: Tensor | None, labels: Tensor | None, student: Denoiser
-) -> tuple[Tensor, Tensor]:
-    """Images [m, …] and labels [m]; null labels where there are none, m = 0 without images."""
-    if images is None:
-        images = torch.empty(0, student.channels, student.size, student.size)
-    if labels is None:
-        return images, torch.full((len(images),), student.null_label)
-    return images, checked_labels(labels, len(images), student)

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.mechanisms.dpsgd import Inputs
+from fedtranscribe.methods.denoising import random_rows
 from fedtranscribe.methods.dp_sad_losses import Course, discriminator_losses, output_of, shown
 from fedtranscribe.methods.dp_sad_optimisers import make_optimiser, set_rate
-from fedtranscribe.methods.dp_sad_private import PrivateRecords
 from fedtranscribe.methods.dp_sad_settings import DpSadSettings
+from fedtranscribe.methods.private_records import PrivateRecords
 from fedtranscribe.models.discriminator import Discriminator
 from fedtranscribe.models.unet import Denoiser
 
@@ -73,7 +74,9 @@ class Adversary:
             )
         else:
             self._optimiser.zero_grad()
-            discriminator_losses(network, *compared(*self._some(student))).mean().backward()
+            batch, device = self._settings.discriminator_batch, next(student.parameters()).device
+            some = random_rows(self.pool, batch, self._rng, device)
+            discriminator_losses(network, *compared(*some)).mean().backward()
             self._optimiser.step()
         # The student's loss looks through it, and must not gather gradients for it.
         network.requires_grad_(False)
@@ -90,11 +93,3 @@ class Adversary:
         self._optimiser.load_state_dict(state["optimiser"])
         if state["drawn"] is not None:
             self.pool = state["drawn"]
-
-    def _some(self, student: Denoiser) -> tuple[Tensor, Tensor]:
-        assert self.pool is not None
-        images, labels = self.pool
-        rng, device = self._rng, next(student.parameters()).device
-        shape = (self._settings.discriminator_batch,)
-        picked = torch.randint(len(images), shape, generator=rng, device=rng.device).cpu()
-        return images[picked].to(device), labels[picked].to(device)

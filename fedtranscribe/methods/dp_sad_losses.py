@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtranscribe.methods.denoising import random_steps
 from fedtranscribe.methods.dp_sad_settings import Concatenation, DpSadSettings, Weighting
 from fedtranscribe.models.discriminator import Discriminator
 from fedtranscribe.models.schedule import Schedule, spread
@@ -113,7 +114,7 @@ class Course:
             labels: int64 [n], there too.
         """
         settings, teacher = self.settings, self.teacher
-        r, z = random_steps(settings.schedule, x_0, self.rng)
+        r, z = random_steps(settings.schedule.times, x_0, self.rng)
         x_r = settings.schedule.noisy(x_0, r, z)
         keep, step = (
             factor.to(x_0.device, x_0.dtype) for factor in posterior_factors(settings.schedule, r)
@@ -196,19 +197,6 @@ def output_of(student: Denoiser, rows: Rows) -> Tensor:
     """x_{θ,r−1} [n, c, h, w]."""
     guess = student(rows.x_r, rows.r, rows.labels)
     return posterior_mean(rows.x_r, guess, rows.keep, rows.step)
-
-
-def noise_losses(denoiser: Denoiser, x_t: Tensor, t: Tensor, labels: Tensor, z: Tensor) -> Tensor:
-    """Eq. 2 of each row [n], which the teacher learns from."""
-    return (denoiser(x_t, t, labels) - z).square().flatten(1).mean(1)
-
-
-def random_steps(schedule: Schedule, x_0: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """A step in 1..T and standard normal noise for each row, on the images' device."""
-    shape, device = x_0.shape[:1], rng.device
-    t = torch.randint(1, schedule.steps + 1, shape, generator=rng, device=device)
-    z = torch.randn(x_0.shape, generator=rng, device=device)
-    return t.to(x_0.device), z.to(x_0.device)
 
 
 def _squared(one: Tensor, other: Tensor) -> Tensor:

@@ -21,7 +21,26 @@ import torch
 from fedtranscribe.mechanisms.noise import NoiseSource
 from fedtranscribe.mechanisms.per_sample import trainable
 from fedtranscribe.methods.dp_sad_losses import Rows, StudentLoss, output_of
+from fedtranscribe.methods.dp_sad_settings import DpSadSettings
 from fedtranscribe.models.unet import Denoiser
+
+
+def published_caveats(settings: DpSadSettings) -> tuple[str, ...]:
+    """Why a run as printed is NOT private."""
+    learners = {
+        "teacher": settings.private_teacher,
+        "discriminator": settings.private_discriminator,
+    }
+    return (
+        "Eq. 17 as published has no guarantee: it clips in image space, and the Jacobian behind "
+        "that depends on the private image, without a bound; the noise is divided by "
+        f"T={settings.schedule.steps}, what a record adds is not.",
+        *(
+            f"The {name} learns from private records without any protection."
+            for name, private in learners.items()
+            if private
+        ),
+    )
 
 
 def add_published(student: Denoiser, loss: StudentLoss, rows: Rows, clip: float) -> None:

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fedtranscribe.mechanisms.dpsgd import Inputs
-from fedtranscribe.methods.dp_sad_losses import noise_losses, random_steps
+from fedtranscribe.methods.denoising import noise_losses, random_rows, random_steps
 from fedtranscribe.methods.dp_sad_optimisers import make_optimiser, set_rate
-from fedtranscribe.methods.dp_sad_private import PrivateRecords
 from fedtranscribe.methods.dp_sad_settings import DpSadSettings, Optimiser
+from fedtranscribe.methods.private_records import PrivateRecords
 from fedtranscribe.models.ema import Ema
 from fedtranscribe.models.sampling import sample
 from fedtranscribe.models.unet import Denoiser, drop_labels
@@ -54,10 +54,9 @@ class TeacherTraining:
         self.optimiser = make_optimiser(Optimiser.ADAM, self.network, divisor)
 
     def settle(self) -> None:
-        """End a stage: from now on the teacher is its average, and learns no more."""
+        """Between stages: from now on the teacher is its average."""
         self.network.load_state_dict(self._ema.network.state_dict())
         self._ema.restart(self.network)
-        self.stop()
 
     def stop(self) -> None:
         """Answer only."""
@@ -68,12 +67,10 @@ class TeacherTraining:
         """One step on public images."""
         assert self.optimiser is not None
         set_rate(self.optimiser, self._settings.pretrain_lr, done, total)
-        images, labels = self._public
-        rng, shape = self._rng, (self._settings.pretrain_batch,)
-        picked = torch.randint(len(images), shape, generator=rng, device=rng.device).cpu()
-        rows = self._rows(images[picked].to(self._device), labels[picked].to(self._device))
+        batch = self._settings.pretrain_batch
+        shown = random_rows(self._public, batch, self._rng, self._device)
         self.optimiser.zero_grad()
-        noise_losses(self.network, *rows).mean().backward()
+        noise_losses(self.network, *self._rows(*shown)).mean().backward()
         self.optimiser.step()
         self._ema.update(self.network)
 
@@ -99,7 +96,7 @@ class TeacherTraining:
 
     def _rows(self, x_0: Tensor, labels: Tensor) -> Inputs:
         """(x_t, t, y, z), for `noise_losses`."""
-        t, z = random_steps(self._settings.schedule, x_0, self._rng)
+        t, z = random_steps(self._settings.schedule.times, x_0, self._rng)
         labels = drop_labels(labels, self.network.null_label, self._settings.label_drop, self._rng)
         return self._settings.schedule.noisy(x_0, t, z), t, labels, z
 

@@ -79,28 +79,36 @@ def pretrain_generator(
     return float(reconstruction.detach())
 
 
-def pretrain_student(
-    student: Classifier, images: Tensor, labels: Tensor, steps: int, rng: torch.Generator
+def train_classifier(
+    network: Classifier,
+    images: Tensor,
+    labels: Tensor,
+    steps: int,
+    rng: torch.Generator,
+    batch: int = _BATCH,
 ) -> float:
-    """Train the student in place on labelled public images; what it then scores is the baseline.
+    """Train a classifier in place, on labelled images that are drawn with repetition.
+
+    A student on public images: what it then scores is the baseline. It protects nobody's images.
 
     Args:
-        student: classifier to train.
-        images: public images, uint8 [n, ch, s, s].
-        labels: public labels, int64 [n], of the same classes as the private data.
+        network: classifier to train.
+        images: uint8 [n, ch, s, s].
+        labels: int64 [n].
         steps: optimiser steps.
         rng: source of batches.
+        batch: images per step.
 
     Returns:
         Cross-entropy of the last step, in nats.
     """
-    device = next(student.parameters()).device
-    optimiser = torch.optim.Adam(student.parameters(), lr=1e-3)
-    student.train()
+    device = next(network.parameters()).device
+    optimiser = torch.optim.Adam(network.parameters(), lr=1e-3)
+    network.train()
     loss = torch.zeros(())
     for _ in range(steps):
-        picked = torch.randint(0, len(images), (_BATCH,), generator=rng)
-        logits = student(images[picked].to(device).float() / 255)
+        picked = torch.randint(0, len(images), (batch,), generator=rng)
+        logits = network(images[picked].to(device).float() / 255)
         loss = F.cross_entropy(logits, labels[picked].to(device))
         optimiser.zero_grad(set_to_none=True)
         loss.backward()

@@ -39,6 +39,11 @@ class Schedule:
                 f"Expected 0 < first={self.first} <= last={self.last} < 1 for the noise schedule."
             )
 
+    @property
+    def times(self) -> range:
+        """1..T."""
+        return range(1, self.steps + 1)
+
     @cached_property
     def betas(self) -> Tensor:
         """β_1..β_T, float64 [T]."""

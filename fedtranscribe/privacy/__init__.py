@@ -26,20 +26,12 @@ from fedtranscribe.privacy.calibrate import (
 from fedtranscribe.privacy.closed_forms import gaussian_delta, gaussian_epsilon, gaussian_mu
 from fedtranscribe.privacy.diffusion import Discriminator, DpPromisePlan, DpSadPlan, Teacher
 from fedtranscribe.privacy.diffusion_noise import CalibrateBy, calibrated, sound_epsilon
-from fedtranscribe.privacy.events import (
-    Event,
-    ExponentialVotes,
-    Gaussian,
-    PoissonGaussian,
-    PrivacyPlan,
-    RandomizedResponse,
-    Release,
-    Together,
-    event_from_json,
-)
+from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian, Together, event_from_json
 from fedtranscribe.privacy.forecasts import Forecast, Verdict, forecast, label_forecast
+from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
 from fedtranscribe.privacy.ledger import Head, Ledger, Reservation
 from fedtranscribe.privacy.published import Published, published_sigma
+from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.released_images import ReleasedImages
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 

@@ -22,25 +22,17 @@ from scipy.stats import binom
 
 from fedtranscribe.errors import ConfigError, UnsupportedAdjacencyError
 from fedtranscribe.privacy import loss
+from fedtranscribe.privacy.checks import expect_delta
 from fedtranscribe.privacy.closed_forms import (
-    expect_delta,
     gaussian_delta,
     gaussian_epsilon,
     renyi_delta,
     renyi_epsilon,
 )
-from fedtranscribe.privacy.events import (
-    Event,
-    ExponentialVotes,
-    Gaussian,
-    PoissonGaussian,
-    PrivacyPlan,
-    RandomizedResponse,
-    Release,
-    Together,
-    flat,
-)
+from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian, Together, flat
 from fedtranscribe.privacy.filters import renyi_curve, renyi_filter
+from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
+from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.released_images import ReleasedImages
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.privacy.zcdp import ZeroConcentrated

@@ -11,8 +11,10 @@ from enum import StrEnum
 
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.privacy.accountant import epsilon as epsilon_of_plan
-from fedtranscribe.privacy.closed_forms import expect_delta, expect_epsilon, gaussian_mu
-from fedtranscribe.privacy.events import Event, ExponentialVotes, RandomizedResponse
+from fedtranscribe.privacy.checks import expect_delta, expect_epsilon
+from fedtranscribe.privacy.closed_forms import gaussian_mu
+from fedtranscribe.privacy.events import Event
+from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
 from fedtranscribe.privacy.units import Unit
 
 

@@ -7,7 +7,7 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
-from fedtranscribe.errors import ConfigError
+from fedtranscribe.privacy.checks import expect_delta, expect_epsilon
 
 ORDERS = 1 + np.geomspace(1e-5, 1e9, 6_000)
 """Rényi orders tried; each gives a bound, so that a coarse grid costs tightness, never truth."""
@@ -88,26 +88,6 @@ def renyi_delta(curve: np.ndarray, epsilon: float) -> float:
     """δ at ε by the best of `ORDERS`; the inverse of `renyi_epsilon`."""
     logs = (ORDERS - 1) * (curve - epsilon + np.log1p(-1 / ORDERS)) - np.log(ORDERS)
     return math.exp(min(0.0, float(logs.min())))
-
-
-def expect_epsilon(epsilon: float) -> None:
-    """Refuse an ε that promises nothing.
-
-    Raises:
-        ConfigError: not positive, or not finite.
-    """
-    if not (epsilon > 0 and math.isfinite(epsilon)):
-        raise ConfigError(f"Expected epsilon={epsilon} > 0 and finite.")
-
-
-def expect_delta(delta: float) -> None:
-    """Refuse a δ that is no small probability.
-
-    Raises:
-        ConfigError: outside (0, 1).
-    """
-    if not 0 < delta < 1:
-        raise ConfigError(f"Expected 0 < delta={delta} < 1.")
 
 
 def root(function: Callable[[float], float], lower: float, upper: float) -> float:

@@ -22,7 +22,7 @@ from enum import StrEnum
 
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.privacy.calibrate import ROUNDING
-from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian, Release, Together
+from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian, Together
 from fedtranscribe.privacy.published import (
     TIME_STEPS,
     Published,
@@ -32,6 +32,7 @@ from fedtranscribe.privacy.published import (
     sampling_probability,
     sgd_steps,
 )
+from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.released_images import ReleasedImages
 from fedtranscribe.privacy.units import Adjacency, Unit
 

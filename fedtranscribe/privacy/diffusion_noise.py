@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.privacy.accountant import epsilon as epsilon_of_plan
-from fedtranscribe.privacy.closed_forms import expect_delta, expect_epsilon
+from fedtranscribe.privacy.checks import expect_delta, expect_epsilon
 from fedtranscribe.privacy.diffusion import DpPromisePlan, DpSadPlan
 from fedtranscribe.privacy.published import TIME_STEPS
 from fedtranscribe.privacy.released_images import ReleasedImages

@@ -39,7 +39,8 @@ import numpy as np
 
 from fedtranscribe.privacy import loss
 from fedtranscribe.privacy.closed_forms import ORDERS, order_costs
-from fedtranscribe.privacy.events import Event, PoissonGaussian, ReleasedImages, flat
+from fedtranscribe.privacy.events import Event, PoissonGaussian, flat
+from fedtranscribe.privacy.released_images import ReleasedImages
 
 
 def renyi_curve(events: Sequence[Event]) -> np.ndarray:

@@ -38,7 +38,7 @@ from fedtranscribe.privacy.accountant import epsilon_filter
 from fedtranscribe.privacy.book import Book
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.chain import Entry, Head, Kind, canonical
-from fedtranscribe.privacy.events import Release
+from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 
 __all__ = ["ACCOUNTANT", "Budget", "Head", "Ledger", "Reservation", "RunSummary"]

@@ -22,15 +22,9 @@ from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
 from fedtranscribe.privacy.closed_forms import root
-from fedtranscribe.privacy.events import (
-    Event,
-    PoissonGaussian,
-    RandomizedResponse,
-    ReleasedImages,
-    Together,
-    flat,
-)
-from fedtranscribe.privacy.released_images import largest_loss
+from fedtranscribe.privacy.events import Event, PoissonGaussian, Together, flat
+from fedtranscribe.privacy.label_events import RandomizedResponse
+from fedtranscribe.privacy.released_images import ReleasedImages, largest_loss
 from fedtranscribe.privacy.units import Adjacency
 
 GRID = 1e-4

@@ -10,13 +10,8 @@ from dataclasses import dataclass
 
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.privacy.accountant import epsilon as epsilon_of_plan
-from fedtranscribe.privacy.closed_forms import (
-    expect_delta,
-    expect_epsilon,
-    gaussian_epsilon,
-    root,
-    zcdp_epsilon,
-)
+from fedtranscribe.privacy.checks import expect_delta, expect_epsilon
+from fedtranscribe.privacy.closed_forms import gaussian_epsilon, root, zcdp_epsilon
 from fedtranscribe.privacy.events import PoissonGaussian
 from fedtranscribe.privacy.units import Adjacency
 

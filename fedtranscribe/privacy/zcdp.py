@@ -12,12 +12,8 @@ from typing import Any, ClassVar
 from scipy.special import log_ndtr
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.privacy.closed_forms import (
-    expect_delta,
-    expect_epsilon,
-    zcdp_delta,
-    zcdp_epsilon,
-)
+from fedtranscribe.privacy.checks import expect_delta, expect_epsilon
+from fedtranscribe.privacy.closed_forms import zcdp_delta, zcdp_epsilon
 
 
 @dataclass(frozen=True)

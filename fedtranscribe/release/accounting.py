@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from fedtranscribe.errors import UnsupportedAdjacencyError
 from fedtranscribe.privacy.accountant import guarantee
-from fedtranscribe.privacy.events import PrivacyPlan, Release
+from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.release.statement import HolderRelease
 

@@ -21,7 +21,7 @@ from fedtranscribe.models.diffusion import Synthesizer, load_synthesizer
 from fedtranscribe.release.digests import first_difference
 from fedtranscribe.release.statement import PrivacyStatement, read_statement
 from fedtranscribe.transcribe.rundir import DENOISER, GENERATOR, STUDENT
-from fedtranscribe.transcribe.session import predict, sample_images
+from fedtranscribe.transcribe.session import labelled_samples, predict
 
 _BATCH = 250
 
@@ -110,12 +110,7 @@ class Release:
         if n < 1:
             raise ConfigError(f"Expected n={n} >= 1.")
         drawn = int.from_bytes(os.urandom(7), "big") if seed is None else seed
-        if isinstance(self.generator, Synthesizer):
-            labels = torch.arange(n) % max(1, self.generator.classes)
-            return self.generator.draw(labels, drawn), labels
-        assert self.student is not None
-        images = sample_images(self.generator, n, drawn)
-        return images, predict(self.student, images)
+        return labelled_samples(self.generator, self.student, n, drawn)
 
 
 def load(folder: Path, verify: bool = True) -> Release:

@@ -31,7 +31,7 @@ class _Part(BaseModel):
 
 
 class ReleaseRecord(_Part):
-    """One line of `events.jsonl` in the accountant's words; see `privacy.events.Release`."""
+    """One line of `events.jsonl` in the accountant's words; see `privacy.Release`."""
 
     mechanism: _Name
     rows: Annotated[int, Field(ge=1)]

@@ -5,7 +5,6 @@ held-out records, no name or path of their data, nothing about teachers beyond t
 ledger its head and totals and never an answer. Nothing under `private/` is read, ledgers excepted.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from fedtranscribe.evaluation.audit.claims import Given, events_of, read_events
 from fedtranscribe.evaluation.audit.findings import Claim
 from fedtranscribe.evaluation.audit.risk import Risk, risk_of
 from fedtranscribe.evaluation.evaluate import EVALUATION
+from fedtranscribe.files import json_objects, read_object
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.tracking import PROGRESS
@@ -138,7 +138,7 @@ def read_facts(path: Path, ledger: Path | None = None) -> RunFacts:
     told = is_published(str(result["settings"].get("data")))
     scores = (result.get("accuracy") or {}) if told else {}
     curve = (result.get("curve") or {}) if told else {}
-    evaluation = _read(path / EVALUATION)
+    evaluation = read_object(path / EVALUATION) or {}
     known = {_TOLD_SCORES[name]: scores[name] for name in _TOLD_SCORES if name in scores}
     return RunFacts(
         path=path,
@@ -147,7 +147,7 @@ def read_facts(path: Path, ledger: Path | None = None) -> RunFacts:
         scores=known,
         curve=(list(curve.get("rows") or []), list(curve.get("accuracy") or [])),
         evaluation=evaluation,
-        audit=_read(path / AUDIT),
+        audit=read_object(path / AUDIT) or {},
         inversion=_bytes(path / INVERSION),
         progress=_lines(path / PROGRESS),
         risk=_risk(result, given),
@@ -202,24 +202,7 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]
 
 def _lines(path: Path) -> list[dict[str, Any]]:
     """JSON lines; those that are none are left out."""
-    found = []
-    for line in (_bytes(path) or b"").decode("utf-8", "replace").splitlines():
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            found.append(value)
-    return found
-
-
-def _read(path: Path) -> dict[str, Any]:
-    """A JSON object; empty where it is absent or damaged."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return value if isinstance(value, dict) else {}
+    return list(json_objects((_bytes(path) or b"").decode("utf-8", "replace").splitlines()))
 
 
 def _bytes(path: Path) -> bytes | None:

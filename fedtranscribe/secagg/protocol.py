@@ -274,7 +274,8 @@ def unmask(
     """After stage 4: the sum of the survivors' values, modulo 2^word.
 
     Args:
-        members, task: as the holders know them.
+        members: as the holders know them.
+        task: as the holders know it.
         senders: who sent shares in stage 1.
         signed: the survivors, as they were signed.
         vectors: masked vectors by name; those of others than survivors play no part.

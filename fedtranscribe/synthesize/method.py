@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.config import SynthesizeSettings
-from fedtranscribe.mechanisms.discrete import BitSource
+from fedtranscribe.mechanisms.bits import BitSource
 from fedtranscribe.mechanisms.dpsgd import Backend
 from fedtranscribe.mechanisms.noise import NoiseSource
 from fedtranscribe.methods.staged import Progress

@@ -9,7 +9,7 @@ import torch
 from fedtranscribe.config import SynthesizeSettings, TranscribeSettings
 from fedtranscribe.data import DataSplit, is_published, load
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms.discrete import BitSource, OsBits
+from fedtranscribe.mechanisms.bits import BitSource, OsBits
 from fedtranscribe.mechanisms.dpsgd import Backend
 from fedtranscribe.mechanisms.noise import NoiseSource, OsNoise
 from fedtranscribe.models.diffusion import to_signed

@@ -26,7 +26,7 @@ from torch import Tensor
 from fedtranscribe.config import SynthesizeSettings, read_toml
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import FedtranscribeError, UnsupportedAdjacencyError
-from fedtranscribe.mechanisms.discrete import BitSource
+from fedtranscribe.mechanisms.bits import BitSource
 from fedtranscribe.mechanisms.noise import NoiseSource
 from fedtranscribe.models.diffusion import load_synthesizer
 from fedtranscribe.privacy.budget import Budget

@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fedtranscribe.data import DataSplit, is_published, load
@@ -13,7 +12,7 @@ from fedtranscribe.errors import ConfigError, CorruptWeightsError
 from fedtranscribe.models import Classifier, Generator, load_network
 from fedtranscribe.models.diffusion import Synthesizer, load_synthesizer
 from fedtranscribe.transcribe.rundir import DENOISER, GENERATOR, OWN_LABELS, STUDENT, read_result
-from fedtranscribe.transcribe.session import Progress, predict, sample_images, silent
+from fedtranscribe.transcribe.session import Progress, labelled_samples, silent
 
 _DIFFUSION_SAMPLES = 3_000
 
@@ -126,10 +125,5 @@ class FinishedRun:
             )
         if n < 1:
             raise ConfigError(f"Expected samples={n} >= 1.")
-        if isinstance(self.generator, Synthesizer):
-            labels = torch.arange(n) % max(1, self.generator.classes)
-            done = partial(progress, "synthetic images")
-            return self.generator.draw(labels, seed, done), labels
-        assert self.student is not None
-        images = sample_images(self.generator, n, seed)
-        return images, predict(self.student, images)
+        done = partial(progress, "synthetic images")
+        return labelled_samples(self.generator, self.student, n, seed, done)

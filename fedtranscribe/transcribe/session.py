@@ -15,8 +15,9 @@ from fedtranscribe.data import ImageSet, draw_shapes, load
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.holder import Holder
 from fedtranscribe.methods.dpsd import DPSD
-from fedtranscribe.methods.pretraining import pretrain_generator, pretrain_student
+from fedtranscribe.methods.pretraining import pretrain_generator, train_classifier
 from fedtranscribe.models import Classifier, Generator, build, save_network
+from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.teachers import Teachers
 from fedtranscribe.tracking import Report, ignore
@@ -182,7 +183,7 @@ def build_student_side(
 
         pretrain_generator(generator, public.images, steps, rng, show)
         if public.name != PUBLIC_SHAPES and public.classes == classes:
-            pretrain_student(student, public.images, public.labels, steps, rng)
+            train_classifier(student, public.images, public.labels, steps, rng)
     return StudentSide(student, generator, rng)
 
 
@@ -257,6 +258,26 @@ def save_networks(run: RunDirectory, side: StudentSide) -> None:
     """Write the two networks that may be released."""
     save_network(side.student, run.path / STUDENT)
     save_network(side.generator, run.path / GENERATOR)
+
+
+def labelled_samples(
+    generator: Generator | Synthesizer,
+    student: Classifier | None,
+    n: int,
+    seed: int,
+    done: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[Tensor, Tensor]:
+    """Synthetic images uint8 [n, ch, s, s] and their labels int64 [n]: post-processing.
+
+    The student labels what a generator makes; a diffusion model is asked for every class alike,
+    and one without labels gives 0 to all.
+    """
+    if isinstance(generator, Synthesizer):
+        labels = torch.arange(n) % max(1, generator.classes)
+        return generator.draw(labels, seed, done), labels
+    assert student is not None
+    images = sample_images(generator, n, seed)
+    return images, predict(student, images)
 
 
 def sample_images(generator: Generator, n: int, seed: int) -> Tensor:

@@ -12,11 +12,10 @@ from scipy import stats
 
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.mechanisms import RowBound, discrete, mean_rows
+from fedtranscribe.mechanisms.bits import OsBits, SeededBits
 from fedtranscribe.mechanisms.discrete import (
     Grid,
-    OsBits,
     QuantisedMeanRows,
-    SeededBits,
     discrete_gaussian,
     quantised_noise_std,
     residues,

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtranscribe.mechanisms.discrete import SeededBits
+from fedtranscribe.mechanisms.bits import SeededBits
 from fedtranscribe.mechanisms.dpsgd import Backend
 from fedtranscribe.mechanisms.noise import SeededNoise
 from fedtranscribe.methods.dp_sad import DpSad, DpSadSettings, Networks, Stage, make_networks

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms.discrete import OsBits, SeededBits
+from fedtranscribe.mechanisms.bits import OsBits, SeededBits
 from fedtranscribe.mechanisms.dpsgd import Backend
 from fedtranscribe.mechanisms.noise import OsNoise, SeededNoise
 from fedtranscribe.methods.dp_promise import (

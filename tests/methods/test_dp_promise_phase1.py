@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedtranscribe.mechanisms.discrete import SeededBits
+from fedtranscribe.mechanisms.bits import SeededBits
 from fedtranscribe.mechanisms.noise import SeededNoise
 from fedtranscribe.methods.dp_promise import DpPromise, DpPromiseSettings, NoisyImages, PhaseOne
 from fedtranscribe.methods.dp_promise_phase1 import (

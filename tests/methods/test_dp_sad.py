@@ -8,7 +8,7 @@ from sad_runs import CLASSES, PRIVATE_TEACHER, RECORDS, SIDE, TINY, blobs, parts
 from torch import Tensor, nn
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms.discrete import OsBits
+from fedtranscribe.mechanisms.bits import OsBits
 from fedtranscribe.mechanisms.dpsgd import Backend
 from fedtranscribe.mechanisms.noise import OsNoise, SeededNoise
 from fedtranscribe.methods.dp_sad import (

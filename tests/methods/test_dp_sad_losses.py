@@ -6,6 +6,7 @@ import torch
 from sad_runs import TINY
 from torch import Tensor, nn
 
+from fedtranscribe.methods.denoising import noise_losses
 from fedtranscribe.methods.dp_sad import Concatenation, Weighting
 from fedtranscribe.methods.dp_sad_losses import (
     Course,
@@ -13,7 +14,6 @@ from fedtranscribe.methods.dp_sad_losses import (
     StudentLoss,
     discriminator_losses,
     guided_noise,
-    noise_losses,
     posterior_factors,
     posterior_mean,
     shown,

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from fedtranscribe.privacy.accountant import epsilon_filter
 from fedtranscribe.privacy.budget import Budget
-from fedtranscribe.privacy.events import Event, Gaussian, Release
+from fedtranscribe.privacy.events import Event, Gaussian
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
 
 DATA = "digits"

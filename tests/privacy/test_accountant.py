@@ -20,15 +20,9 @@ from fedtranscribe.privacy.accountant import (
     sound_table,
 )
 from fedtranscribe.privacy.closed_forms import gaussian_epsilon, zcdp_epsilon
-from fedtranscribe.privacy.events import (
-    Event,
-    ExponentialVotes,
-    Gaussian,
-    PoissonGaussian,
-    PrivacyPlan,
-    RandomizedResponse,
-    Release,
-)
+from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian
+from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
+from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.released_images import ReleasedImages
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 

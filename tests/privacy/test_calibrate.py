@@ -18,7 +18,8 @@ from fedtranscribe.privacy.calibrate import (
     row_mu,
     vote_eta,
 )
-from fedtranscribe.privacy.events import ExponentialVotes, Gaussian, RandomizedResponse
+from fedtranscribe.privacy.events import Gaussian
+from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
 from fedtranscribe.privacy.units import Unit
 
 DELTA = 1e-5

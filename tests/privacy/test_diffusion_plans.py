@@ -16,8 +16,9 @@ from fedtranscribe.privacy.diffusion_noise import (
     smallest_boundary,
     sound_epsilon,
 )
-from fedtranscribe.privacy.events import Gaussian, PoissonGaussian, PrivacyPlan, Release, Together
+from fedtranscribe.privacy.events import Gaussian, PoissonGaussian, Together
 from fedtranscribe.privacy.published import TIME_STEPS
+from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.released_images import ReleasedImages
 from fedtranscribe.privacy.units import Adjacency, Unit
 

@@ -12,15 +12,14 @@ from fedtranscribe.errors import ConfigError, UnsupportedAdjacencyError
 from fedtranscribe.privacy.closed_forms import gaussian_delta
 from fedtranscribe.privacy.events import (
     Event,
-    ExponentialVotes,
     Gaussian,
     PoissonGaussian,
-    RandomizedResponse,
-    Release,
     Together,
     event_from_json,
     flat,
 )
+from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
+from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.released_images import ReleasedImages
 from fedtranscribe.privacy.units import Adjacency, Unit
 

@@ -21,16 +21,10 @@ from fedtranscribe.privacy.closed_forms import (
     renyi_epsilon,
     zcdp_epsilon,
 )
-from fedtranscribe.privacy.events import (
-    Event,
-    ExponentialVotes,
-    Gaussian,
-    PoissonGaussian,
-    RandomizedResponse,
-    Release,
-    Together,
-)
+from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian, Together
 from fedtranscribe.privacy.filters import renyi_curve, renyi_filter
+from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
+from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.released_images import ReleasedImages
 from fedtranscribe.privacy.zcdp import ZeroConcentrated
 

@@ -21,8 +21,10 @@ from fedtranscribe.errors import (
 from fedtranscribe.privacy.accountant import epsilon_filter
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.chain import Kind, canonical
-from fedtranscribe.privacy.events import Gaussian, RandomizedResponse, Release
+from fedtranscribe.privacy.events import Gaussian
+from fedtranscribe.privacy.label_events import RandomizedResponse
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
 
 

@@ -14,7 +14,8 @@ from scipy.stats import binom
 from fedtranscribe.privacy import loss
 from fedtranscribe.privacy.accountant import epsilon
 from fedtranscribe.privacy.closed_forms import gaussian_delta, gaussian_epsilon
-from fedtranscribe.privacy.events import Gaussian, PoissonGaussian, RandomizedResponse
+from fedtranscribe.privacy.events import Gaussian, PoissonGaussian
+from fedtranscribe.privacy.label_events import RandomizedResponse
 from fedtranscribe.privacy.units import Adjacency
 
 DELTA = 1e-5

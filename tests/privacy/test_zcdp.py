@@ -19,7 +19,8 @@ from fedtranscribe.privacy.closed_forms import (
     zcdp_delta,
     zcdp_epsilon,
 )
-from fedtranscribe.privacy.events import Gaussian, RandomizedResponse, event_from_json
+from fedtranscribe.privacy.events import Gaussian, event_from_json
+from fedtranscribe.privacy.label_events import RandomizedResponse
 from fedtranscribe.privacy.zcdp import (
     ZeroConcentrated,
     discrete_sum_rho,

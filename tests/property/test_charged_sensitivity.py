@@ -22,7 +22,8 @@ from fedtranscribe.mechanisms import (
     vote_counts,
 )
 from fedtranscribe.privacy.calibrate import EnsembleLayout, RowAnswer
-from fedtranscribe.privacy.events import ExponentialVotes, Gaussian, RandomizedResponse
+from fedtranscribe.privacy.events import Gaussian
+from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
 from fedtranscribe.privacy.units import Adjacency, Unit
 
 MANY = settings(max_examples=120, deadline=None)

@@ -6,10 +6,10 @@ import pytest
 
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.exchange import AnswerKind, NoisePlan
-from fedtranscribe.federation.node import mechanism_of
+from fedtranscribe.federation.mechanism_choice import mechanism_of
 from fedtranscribe.privacy.accountant import epsilon, sound_table
 from fedtranscribe.privacy.calibrate import NoiseMode
-from fedtranscribe.privacy.events import Release
+from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.release.accounting import by_adjacency, by_holder, by_unit, recompute
 from fedtranscribe.release.statement import HolderRelease, ReleaseRecord

@@ -9,7 +9,7 @@ import pytest
 from fedtranscribe.mechanisms import NoisyMeanRows
 from fedtranscribe.privacy.accountant import guarantee
 from fedtranscribe.privacy.calibrate import EnsembleLayout, RowAnswer
-from fedtranscribe.privacy.events import PrivacyPlan
+from fedtranscribe.privacy.release_plan import PrivacyPlan
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.transcribe.finished import FinishedRun
 from tests.evaluation.conftest import make_run

@@ -8,7 +8,8 @@ import pytest
 import torch
 from scipy import stats
 
-from fedtranscribe.mechanisms.discrete import OsBits, QuantisedMeanRows, residues
+from fedtranscribe.mechanisms.bits import OsBits
+from fedtranscribe.mechanisms.discrete import QuantisedMeanRows, residues
 from fedtranscribe.privacy.calibrate import EnsembleLayout, RowAnswer
 from fedtranscribe.secagg import Task
 from tests.secagg.cohorts import Played, cohort_of, holders_of

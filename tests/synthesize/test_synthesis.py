@@ -23,8 +23,8 @@ from fedtranscribe.methods.dp_promise import DpPromise
 from fedtranscribe.models.diffusion import load_synthesizer
 from fedtranscribe.privacy.accountant import sound_table
 from fedtranscribe.privacy.chain import Kind
-from fedtranscribe.privacy.events import Release
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.synthesize import Training, prepare, synthesize
 from fedtranscribe.synthesize.run import opened_ledger

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -25,6 +24,7 @@ from fedtranscribe.evaluation.audit.bounds import (
     mean_rank,
 )
 from fedtranscribe.evaluation.audit.findings import Claim, Finding, proved
+from fedtranscribe.methods.pretraining import train_classifier
 from fedtranscribe.models import Classifier, build
 from fedtranscribe.models.diffusion import Synthesizer, to_signed
 
@@ -33,7 +33,6 @@ _BATCH = 250
 _TRAINING_BATCH = 64
 # Of a diffusion model: where its loss is looked at.
 _STEPS = 9
-_LR = 1e-3
 _SPREAD = 1e-6
 
 EXCHANGEABLE = (
@@ -280,15 +279,7 @@ def _reference(
         student.architecture, student.classes, student.channels, student.size, seed=seed
     ).to(device)
     rng = torch.Generator().manual_seed(seed)
-    optimiser = torch.optim.Adam(network.parameters(), lr=_LR)
-    network.train()
-    for _ in range(steps):
-        rows = torch.randint(0, len(images), (_TRAINING_BATCH,), generator=rng)
-        logits = network(images[rows].to(device).float() / 255)
-        loss = F.cross_entropy(logits, labels[rows].to(device))
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        optimiser.step()
+    train_classifier(network, images, labels, steps, rng, _TRAINING_BATCH)
     return network
 
 

@@ -1,12 +1,12 @@
 """What an audit can be told."""
 
-import difflib
 from pathlib import Path
 from typing import Any
 
 from pydantic import Field, field_validator
 
 from fedtranscribe.config import Settings
+from fedtranscribe.evaluation.choices import chosen_names
 
 ATTACKS = ("game", "loss", "reference", "generator", "inversion", "canaries")
 ON_RECORDS = ATTACKS[1:]
@@ -25,16 +25,7 @@ def chosen(words: str) -> tuple[str, ...]:
     Raises:
         ValueError: a name is unknown; suggests close ones.
     """
-    if words in _GROUPS:
-        return _GROUPS[words]
-    names = [name.strip() for name in words.split(",") if name.strip()]
-    for name in names:
-        if name not in ATTACKS:
-            known = [*_GROUPS, *ATTACKS]
-            close = difflib.get_close_matches(name, known, n=3)
-            hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(known)}"
-            raise ValueError(f"no attack {name!r}; {hint}")
-    return tuple(name for name in ATTACKS if name in names)
+    return chosen_names(words, ATTACKS, _GROUPS, "attack")
 
 
 class AuditSettings(Settings):

@@ -1,11 +1,11 @@
-"""The only way of DP-SAD's trainings to the private records: steps on Poisson batches of them."""
+"""The way to private images with their labels: training steps on Poisson batches of them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 
-from fedtranscribe.mechanisms.discrete import BitSource
+from fedtranscribe.mechanisms.bits import BitSource
 from fedtranscribe.mechanisms.dpsgd import (
     Backend,
     DpSgdPlan,
@@ -38,7 +38,7 @@ class PrivateRecords:
         device: of the networks.
 
     Attributes:
-        noise: as given, for Eq. 17 as printed.
+        noise: as given, for DP-SAD's Eq. 17 as printed.
         measured: physical batch of each training that was measured, by name.
 
     Guarantee:
@@ -93,7 +93,8 @@ class PrivateRecords:
         """
         plan = self._plan
         if not self._protected:
-            self._plain_step(who, done, network, loss, prepare, optimiser)
+            parts = self.parts(who, done)
+            self._plain_step((loss(network, *prepare(*part)) for part in parts), optimiser)
             return
 
         def draw(indices: Tensor) -> Inputs:
@@ -119,20 +120,12 @@ class PrivateRecords:
             if len(part):
                 yield self._copies(part)
 
-    def _plain_step(
-        self,
-        who: str,
-        done: int,
-        network: nn.Module,
-        loss: Loss,
-        prepare: Prepare,
-        optimiser: torch.optim.Optimizer,
-    ) -> None:
+    def _plain_step(self, losses: Iterable[Tensor], optimiser: torch.optim.Optimizer) -> None:
         """Without clipping and noise; NOT private."""
         total = self._plan.batch * self._plan.multiplicity
         optimiser.zero_grad()
-        for part in self.parts(who, done):
-            (loss(network, *prepare(*part)).sum() / total).backward()
+        for part in losses:
+            (part.sum() / total).backward()
         optimiser.step()
 
     def _poisson(self, who: str, done: int) -> Tensor:

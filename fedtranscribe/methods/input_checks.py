@@ -1,4 +1,4 @@
-"""What images and labels have to be before dp-promise does anything with them."""
+"""What images and labels have to be before a diffusion method does anything with them."""
 
 import torch
 from torch import Tensor
@@ -8,7 +8,7 @@ from fedtranscribe.models.unet import Denoiser
 
 
 def check_images(images: Tensor, denoiser: Denoiser, whose: str) -> None:
-    """Shape and range; the range is what Phase I's sensitivity rests on.
+    """Shape and range; the range is what the sensitivity of dp-promise's Phase I rests on.
 
     Args:
         images: [n, c, h, w].
@@ -48,3 +48,20 @@ def checked_labels(labels: Tensor | None, records: int, denoiser: Denoiser) -> T
     if bool((labels < 0).any()) or bool((labels >= denoiser.classes).any()):
         raise ConfigError(f"Expected every label within 0..{denoiser.classes - 1}.")
     return labels
+
+
+def checked_public(
+    images: Tensor | None, labels: Tensor | None, denoiser: Denoiser
+) -> tuple[Tensor, Tensor]:
+    """Public images [m, c, h, w] and labels [m]: null labels where there are none, m = 0 likewise.
+
+    Raises:
+        ConfigError: as for private ones.
+    """
+    if images is None:
+        images = torch.empty(0, denoiser.channels, denoiser.size, denoiser.size)
+    else:
+        check_images(images, denoiser, "public")
+    if labels is None:
+        return images, torch.full((len(images),), denoiser.null_label)
+    return images, checked_labels(labels, len(images), denoiser)

@@ -1,0 +1,61 @@
+"""What commands that make a run share: settings out of three places, and its privacy at the end."""
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fedtranscribe.config import read_toml
+from fedtranscribe.errors import ConfigError
+
+Layers = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+
+
+def layers(
+    options: dict[str, Any], config: Path | None, out: Path | None, *, resume: bool
+) -> Layers:
+    """Settings of the run that is resumed, of the settings file, of the command line; the last win.
+
+    Args:
+        options: by name; None where nothing was typed.
+        config: the settings file.
+        out: the run's folder, which a resumed run was started with.
+        resume: whether it goes on.
+
+    Raises:
+        ConfigError: nothing says which run to go on with, or a file is absent or no TOML.
+    """
+    if resume and out is None:
+        raise ConfigError("Expected --out with --resume: it names the run to go on with.")
+    started: dict[str, Any] = {}
+    if resume and out is not None and (out / "config.toml").exists():
+        started = read_toml(out / "config.toml")
+        started.pop("run", None)
+    given = read_toml(config) if config is not None else {}
+    return started, given, {name: value for name, value in options.items() if value is not None}
+
+
+def show_privacy(console: Console, result: dict[str, Any]) -> None:
+    """Print what a finished run cost; only sound figures are called ε."""
+    privacy = Table(title="Privacy", title_justify="left")
+    privacy.add_column("figure")
+    privacy.add_column("value", justify="right")
+    stated = f"ε, sound ({result['unit']}, {result['adjacency']}, δ = {result['delta']:g})"
+    privacy.add_row(stated, _figure(result["epsilon"]))
+    for adjacency, value in result["sound"].items():
+        if adjacency != result["adjacency"]:
+            privacy.add_row(f"ε, sound ({result['unit']}, {adjacency})", _figure(value))
+    published = result["published"]
+    if published is not None:
+        privacy.add_row("published formula, no guarantee", _figure(published["epsilon"]))
+    if result["ledger"] is not None:
+        spent = result["ledger"]["epsilon"]
+        privacy.add_row("ε of all runs on these data so far", _figure(spent))
+    console.print(privacy)
+    if published is not None:
+        console.print(f"[dim]Why the published figure is no guarantee: {published['reason']}[/dim]")
+
+
+def _figure(value: float | None) -> str:
+    return "infinite: no guarantee" if value is None else f"{value:.4g}"

@@ -1,0 +1,44 @@
+"""What numbers of the law have to be, whoever is given them."""
+
+import math
+
+from fedtranscribe.errors import ConfigError
+
+
+def expect(holds: bool, what: str) -> None:
+    """Refuse what does not hold; `what` names the value and its bound.
+
+    Raises:
+        ConfigError: it does not hold.
+    """
+    if not holds:
+        raise ConfigError(f"Expected {what}.")
+
+
+def expect_count(count: int) -> None:
+    """Refuse to count fewer than one.
+
+    Raises:
+        ConfigError: less than 1.
+    """
+    expect(count >= 1, f"count={count} >= 1")
+
+
+def expect_epsilon(epsilon: float) -> None:
+    """Refuse an ε that promises nothing.
+
+    Raises:
+        ConfigError: not positive, or not finite.
+    """
+    if not (epsilon > 0 and math.isfinite(epsilon)):
+        raise ConfigError(f"Expected epsilon={epsilon} > 0 and finite.")
+
+
+def expect_delta(delta: float) -> None:
+    """Refuse a δ that is no small probability.
+
+    Raises:
+        ConfigError: outside (0, 1).
+    """
+    if not 0 < delta < 1:
+        raise ConfigError(f"Expected 0 < delta={delta} < 1.")
