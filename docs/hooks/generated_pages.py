@@ -197,7 +197,7 @@ def _about(field: FieldInfo) -> str:
 
 def _prose(text: str) -> str:
     """Plain text as Markdown: `code` stays code, signs that Markdown takes for its own do not."""
-    parts = " ".join(text.replace("\\[", "[").split()).split("`")
+    parts = " ".join(text.split()).split("`")
     # Every other part stands between two backquotes.
     parts[::2] = [
         re.sub(r"[\\*_<>\[\]|]", lambda sign: f"&#{ord(sign[0])};", p) for p in parts[::2]

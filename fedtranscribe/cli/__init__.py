@@ -9,6 +9,7 @@ import sys
 from typing import Annotated
 
 import typer
+import typer.core
 
 from fedtranscribe import __version__
 from fedtranscribe.cli.audit import audit_command, plant_command
@@ -32,6 +33,10 @@ _INTERRUPTED = 130
 # Read when torch is loaded. By default its threads wait spinning, which beside another busy process
 # makes training ten times slower.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# It escapes brackets of help texts for rich wherever rich is installed, although rich does not
+# print them here: "\\[required]".
+typer.core.HAS_RICH = False
 
 # Typer carries click inside itself since 0.2x, so that `import click` would name another class.
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]

@@ -41,7 +41,8 @@ Examples:
   fedtranscribe synthesize --epsilon 10                        # packaged digits, dp-promise
   fedtranscribe synthesize --no-noise                          # the same WITHOUT privacy
   fedtranscribe synthesize --pretrain-data shapes --epsilon 1
-  fedtranscribe synthesize --data scans.npz --out runs/scans
+  fedtranscribe synthesize --method dp-sad --data scans.npz --out runs/scans
+  fedtranscribe synthesize --data scans.npz --pretrain-data shapes --labels kmeans
   fedtranscribe synthesize --resume --out runs/scans           # go on after an interrupt
   fedtranscribe synthesize --data mnist --data-root DIR --profile paper --epsilon 10
 
@@ -71,6 +72,10 @@ def synthesize_command(
         bool | None,
         typer.Option("--conditional/--unconditional", help="Whether the network learns labels."),
     ] = None,
+    labels: Annotated[
+        str | None, typer.Option(help="own, or kmeans: clusters of the public images.")
+    ] = None,
+    clusters: Annotated[int | None, typer.Option(help="How many, with --labels kmeans.")] = None,
     epsilon: RunEpsilon = None,
     noise: Annotated[
         bool | None,
@@ -142,6 +147,8 @@ def synthesize_command(
         "download": download,
         "image_size": image_size,
         "conditional": conditional,
+        "labels": labels,
+        "clusters": clusters,
         "epsilon": epsilon,
         "noise": noise,
         "delta": delta,

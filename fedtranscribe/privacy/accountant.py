@@ -93,7 +93,8 @@ def delta_of(events: Sequence[Event], epsilon: float) -> float:
     if not merged:
         return 0.0
     if _only_in_zcdp(merged):
-        return renyi_delta(renyi_curve(merged), epsilon)
+        dominated = gaussian_delta(_total_mu(merged), epsilon)
+        return min(1.0, renyi_delta(renyi_curve(merged), epsilon), dominated)
     mu, others = _split(merged)
     if not others:
         bounds = [gaussian_delta(mu, epsilon)]
@@ -202,8 +203,10 @@ def _composed(mu: float, others: tuple[Event, ...], rough: float) -> PrivacyLoss
 @lru_cache(maxsize=256)
 def _quote(merged: tuple[Event, ...], delta: float) -> tuple[float, str]:
     if _only_in_zcdp(merged):
-        # Without a gain from sampling anywhere this is the conversion of the sum of all ρ.
-        return renyi_epsilon(renyi_curve(merged), delta), ZCDP
+        # Without a gain from sampling anywhere the first is the conversion of the sum of all ρ;
+        # a plan that is mostly Gaussian has less under the Gaussian that dominates all of it.
+        dominated = gaussian_epsilon(_total_mu(merged), delta)
+        return min((renyi_epsilon(renyi_curve(merged), delta), ZCDP), (dominated, DOMINATED))
     mu, others = _split(merged)
     candidates: list[tuple[float, str]] = []
     if not others:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ledger_cases import DELTA, RECORD, ZERO_OUT, epsilon_of, open_ledger
 
@@ -42,6 +42,7 @@ ANY = st.one_of(PLAIN, st.sampled_from([IMAGES, STEPS, RUN, replace(STEPS, count
 
 
 @given(events=st.lists(ANY, min_size=1, max_size=5), delta=st.sampled_from([1e-5, 1e-6]))
+@example(events=[Gaussian(0.5), ZeroConcentrated(1 / 64)], delta=1e-6)
 @settings(deadline=None, max_examples=25)
 def test_no_filter_is_below_the_same_plan_fixed_beforehand(
     events: list[Event], delta: float

@@ -149,11 +149,13 @@ def test_dp_sad_has_its_own_options():
     resolved: DpSadSettings = plan.settings
     assert (resolved.teacher, resolved.guidance, resolved.batch) == ("dp", 0.5, 100)
     assert plan.schedule.steps == 200
-    assert plan.steps == {"teacher": 400, "student": 400}
+    assert plan.steps == {"teacher": 320, "student": 320}
     assert method.public_data(settings, DIGITS) is None
-    assert method.public_data(PLAIN, DIGITS) == "shapes"
+    public = PLAIN.model_copy(update={"dp_sad": DpSadOptions(teacher="public")})
+    assert method.public_data(PLAIN, DIGITS) is None  # the quick profile's teacher is private
+    assert method.public_data(public, DIGITS) == "shapes"
     with pytest.raises(ConfigError, match="--pretrain-data"):
-        method.plan(PLAIN, DIGITS, 0)
+        method.plan(public, DIGITS, 0)
     more = settings.model_copy(update={"dp_sad": DpSadOptions(teacher="dp", batch=4001)})
     with pytest.raises(ConfigError, match="batch=4001 <= 4000"):
         method.plan(more, DIGITS, 0)
