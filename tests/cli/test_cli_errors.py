@@ -120,7 +120,7 @@ def test_main_exits_with_the_code() -> None:
 
 def test_help_shows_brackets_as_they_are(capsys: pytest.CaptureFixture[str]) -> None:
     """Typer escapes them for rich, which does not print our help."""
-    assert main(["simulate", "--help"]) == 0
+    assert cli.run(["simulate", "--help"]) == 0
     shown = capsys.readouterr().out
     assert "[required]" in shown
     assert "\\[" not in shown
