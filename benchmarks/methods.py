@@ -7,8 +7,8 @@ the package; finished ones in `--work` are kept, interrupted ones go on. Writes
 `results/methods.md`: what classifiers know of real held-out digits that learned from 3,000
 synthetic images alone.
 
-The public set `uci-digits` has 8x8 pixels, other writers and other pens. DPSD may ask for labels of
-it where the diffusion trainers may start from it; each method is shown with and without.
+The public set `uci-digits` has 8x8 pixels, other writers and other pens: DPSD may ask for labels of
+it where the diffusion trainers start from it. Without `--only` each method runs with and without it.
 """
 
 import argparse

@@ -31,7 +31,11 @@ _UNTOLD = frozenset(
         *("download", "resume", "force", "timeout", "first_timeout", "retries", "retry_after"),
     }
 )
-_TOLD_SCORES = {"student": "student", "public_set_alone": "student, public images alone"}
+_TOLD_SCORES = {
+    "student": "student",
+    "public_set_alone": "student, public images alone",
+    "downstream": "CNN that learned from synthetic images alone",
+}
 
 
 @dataclass(frozen=True)
@@ -97,6 +101,17 @@ class RunFacts:
     def data(self) -> str:
         """Name of the data, where it may be told."""
         return str(self.result["settings"].get("data")) if self.told else OWN_DATA
+
+    @property
+    def diffusion(self) -> bool:
+        """Whether one network was trained on the records, and no rows were answered."""
+        return "sampling" in self.result
+
+    @property
+    def taught(self) -> float | None:
+        """Accuracy of a CNN that learned from synthetic images alone, where it may be told."""
+        measured = (self.evaluation.get("downstream") or {}).get("cnn") if self.told else None
+        return self.scores.get(_TOLD_SCORES["downstream"], measured)
 
     @property
     def epsilon(self) -> float | None:

@@ -107,7 +107,8 @@ def render(facts: RunFacts) -> str:
     verdict = judge(facts)
     rows, values = facts.curve
     alone = facts.scores.get("student, public images alone")
-    spent = lines(facts.given, facts.adjacency, facts.delta, rows)
+    # A training is one release: there is no course of ε to draw.
+    spent = [] if facts.diffusion else lines(facts.given, facts.adjacency, facts.delta, rows)
     samples, classes = _samples(facts)
     return _rendered(
         "run.html.jinja",
@@ -186,7 +187,9 @@ def _key_figures(facts: RunFacts) -> list[Figure]:
     found = [Figure("ε, sound", figure(facts.epsilon), under if facts.epsilon else "no guarantee")]
     if "student" in facts.scores:
         found.append(Figure("student’s accuracy", percent(facts.scores["student"]), "held out"))
-    if result.get("rows"):
+    if facts.diffusion:
+        found += _of_training(facts)
+    elif result.get("rows"):
         kind = str(result.get("privacy") or "")
         found.append(Figure("rows answered", f"{int(result['rows']):,}", kind and f"kind: {kind}"))
     shards = result.get("shards") or {}
@@ -199,6 +202,16 @@ def _key_figures(facts: RunFacts) -> list[Figure]:
         where = str(result.get("noise") or "local")
         found.append(Figure("noise", f"{float(result['noise_std']):.4g}", f"std, added: {where}"))
     return found
+
+
+def _of_training(facts: RunFacts) -> list[Figure]:
+    """Of a diffusion model: what its images teach, and how it was trained."""
+    result = facts.result
+    found = [] if facts.taught is None else [Figure("CNN on its images", percent(facts.taught))]
+    if result.get("sigma"):
+        found.append(Figure("noise", f"{float(result['sigma']):.4g}", "multiplier of every step"))
+    steps = sum((result.get("steps") or {}).values())
+    return [*found, Figure("training steps", f"{steps:,}", f"U-Net: {result.get('unet')}")]
 
 
 def _guarantees(facts: RunFacts) -> list[tuple[str, str, str, bool]]:

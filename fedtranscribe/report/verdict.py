@@ -46,7 +46,7 @@ def judge(facts: RunFacts) -> Verdict:
     if facts.result.get("epsilon") is None:
         return Verdict(
             f"NOT PRIVATE: method {facts.method} gives no guarantee for this unit.",
-            "Nothing limits what this student tells about the records it was made from.",
+            "Nothing limits what this run tells about the records it was learned from.",
             _usefulness(facts),
         )
     if facts.result.get("private") is None:
@@ -116,6 +116,8 @@ def _audited(facts: RunFacts) -> tuple[str, ...]:
 
 
 def _usefulness(facts: RunFacts) -> tuple[str, ...]:
+    if facts.diffusion:
+        return (_taught(facts),)
     score = facts.scores.get("student")
     if score is None:
         return (
@@ -123,3 +125,17 @@ def _usefulness(facts: RunFacts) -> tuple[str, ...]:
             "charged for that look.",
         )
     return (f"The student names {100 * score:.1f} % of held-out images of {facts.data} right.",)
+
+
+def _taught(facts: RunFacts) -> str:
+    if facts.taught is not None:
+        return (
+            f"A CNN that learned from its images alone names {100 * facts.taught:.1f} % of "
+            f"held-out images of {facts.data} right."
+        )
+    if facts.told:
+        return "What can be learned from its images has not been measured: run an evaluation."
+    return (
+        "What can be learned from its images, tested on the holder's own records, is not told "
+        "here: nobody charged for that look."
+    )
