@@ -3,7 +3,8 @@
     python benchmarks/figure9.py --data-root DIR --work runs/utility   # five minutes a point
 
 ε = 1 and 10 are the lines of `benchmarks/utility.py`, whose teachers (`--work`) serve here too.
-Resumable: `results/figure9.jsonl` keeps its own points. Writes `results/figure9.md` and `.png`.
+Resumable: `results/figure9.jsonl` keeps its own points. Writes `results/figure9.md` and
+`docs/images/privacy-accuracy.png`.
 """
 
 import argparse
@@ -24,6 +25,7 @@ PAPER = {
 ROWS = {0.1: 1_000, 0.3: 2_000, 3.0: 4_000}
 SHARED = {1.0: "epsilon-1", 10.0: "epsilon-10"}
 OWN_LINES = RESULTS / "figure9.jsonl"
+PICTURE = Path(__file__).parents[1] / "docs" / "images" / "privacy-accuracy.png"
 
 
 def main() -> None:
@@ -43,7 +45,7 @@ def main() -> None:
         data: [CurvePoint(line["epsilon"], *_spread(scores)) for line, scores in curve.values()]
         for data, curve in curves.items()
     }
-    draw_privacy_accuracy(points, RESULTS / "figure9.png")
+    draw_privacy_accuracy(points, PICTURE)
 
 
 def _options() -> argparse.Namespace:

@@ -8,7 +8,7 @@ the package; finished ones in `--work` are kept, interrupted ones go on. Writes
 synthetic images alone.
 
 The public set `uci-digits` has 8x8 pixels, other writers and other pens: DPSD may ask for labels of
-it where the diffusion trainers start from it. Without `--only` each method runs with and without it.
+it where the diffusion trainers start from it. Without `--only` every method runs twice.
 """
 
 import argparse
