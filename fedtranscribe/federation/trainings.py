@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtranscribe.config import SynthesizeSettings, TrainingOptions, build
-from fedtranscribe.data import DataSplit, ImageSet
+from fedtranscribe.config import PUBLIC_SHAPES, SynthesizeSettings, TrainingOptions, build
+from fedtranscribe.data import DataSplit, ImageSet, is_published
 from fedtranscribe.errors import ConfigError, ProtocolError
 from fedtranscribe.mechanisms import BitSource, NoiseSource
 from fedtranscribe.privacy.ledger import Ledger
@@ -170,6 +170,7 @@ class Trainings:
     def _open(self, run: str, asked: Mapping[str, Any]) -> _Open:
         if strange := sorted(set(asked) - CHOSEN):
             raise ConfigError(f"{strange[0]} is not for a server to choose; leave it out.")
+        _expect_public(asked.get("pretrain_data"))
         records = self._records()
         own = {"data": records.name, "ledger": self._ledger, "device": self._device}
         settings = build(SynthesizeSettings, {**asked, **own})
@@ -200,3 +201,14 @@ class Trainings:
     def _folder_of(self, run: str) -> Path:
         # The name comes from the server: it must not become a path.
         return self._folder / hashlib.sha256(run.encode()).hexdigest()[:32]
+
+
+def _expect_public(name: object) -> None:
+    """A server may name a public set, never a file: what it calls public is not protected."""
+    if name in (None, "none", PUBLIC_SHAPES):
+        return
+    if not (isinstance(name, str) and is_published(name)):
+        raise ConfigError(
+            f"Expected pretrain_data={name!r} to be the name of a published set, {PUBLIC_SHAPES!r} "
+            "or 'none': a server cannot call files of this holder public."
+        )

@@ -6,13 +6,12 @@ was measured on held-out records nothing at all unless they belong to a publishe
 
 import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedtranscribe import __version__
 from fedtranscribe.config import PUBLIC_SHAPES
-from fedtranscribe.data import available
+from fedtranscribe.data import is_benchmark
 from fedtranscribe.errors import AuditError, ConfigError, PrivacyError, StorageError
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.release.accounting import by_adjacency, by_holder, by_unit, recompute
@@ -37,10 +36,6 @@ TOLERANCE = 1e-6
 
 _OWN_DATA = "a private set of the holder"
 _OWN_PUBLIC_DATA = "a set that the holder calls public"
-_MEDMNIST = re.compile(
-    r"medmnist:(blood|breast|chest|derma|oct|organa|organc|organs|path|pneumonia|retina|tissue)"
-    r"mnist"
-)
 _SHOWN = (
     "whether to release this run at all, or this one of several: its accuracy on the holder's own "
     "held-out records was shown to the holder"
@@ -117,7 +112,7 @@ def told(run: FinishedRun) -> bool:
     Only for benchmarks known by name, and only where the run itself found them published. That a
     path does not exist, here and now, makes nothing public.
     """
-    return _is_known(str(run.result.get("data"))) and bool(run.result.get("accuracy"))
+    return is_benchmark(str(run.result.get("data"))) and bool(run.result.get("accuracy"))
 
 
 # ---------------------------------------------------------------- parts of the result
@@ -221,11 +216,7 @@ def _choices(run: FinishedRun, given: Sequence[str]) -> tuple[Choice, ...]:
 # ---------------------------------------------------------------- names of data
 
 
-def _is_known(name: str) -> bool:
-    return name in available() or _MEDMNIST.fullmatch(name) is not None
-
-
 def _public_data(name: str | None) -> str | None:
     if name is None or name == "none":
         return None
-    return name if name == PUBLIC_SHAPES or _is_known(name) else _OWN_PUBLIC_DATA
+    return name if name == PUBLIC_SHAPES or is_benchmark(name) else _OWN_PUBLIC_DATA

@@ -20,6 +20,7 @@ def test_public_names_are_exactly_these():
         "dirichlet_partition",
         "draw_shapes",
         "held_out",
+        "is_benchmark",
         "is_published",
         "load",
         "load_first",

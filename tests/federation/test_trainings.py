@@ -3,6 +3,7 @@
 import hashlib
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -214,3 +215,23 @@ def test_a_network_that_is_not_the_one_described_is_refused(settings, open_node,
     with pytest.raises(ProtocolError, match="not the one"):
         go(settings, InProcess([node]), run)
     assert not (run.path / "denoiser.safetensors").exists()
+
+
+def test_a_server_cannot_call_files_of_the_holder_public(settings, open_node, tmp_path):
+    """What pre-training sees is not protected: a file named as public would leave unbooked."""
+    other = tmp_path / "other-patients.npz"
+    images = np.random.default_rng(0).integers(0, 255, (30, 28, 28), dtype=np.uint8)
+    np.savez(other, images=images, labels=np.arange(30) % 3)
+
+    def ask(public: str) -> dict:
+        # A run's name is bound to what was asked under it.
+        wanted = {**asked_of(settings), "pretrain_data": public, "pretrain_epochs": 0.1}
+        content = training_messages.ask_train(0, f"run-{public}", wanted, 1.0)
+        told = reply_to(content, records.TRAIN, lambda number: node, "flower")
+        return told.config_records["terms"]
+
+    node = open_node()
+    for public in (str(other), f"medmnist:{other.with_suffix('')}"):
+        assert ask(public)["refusal"] == RefusalCode.MALFORMED.value
+    assert not list((tmp_path / "holder").glob("trainings/*/events.jsonl"))
+    assert "refusal" not in ask("shapes")
