@@ -1,6 +1,6 @@
 """DPSD Fig. 9 in small: accuracy over the sound ε from 0.1 to 10, MNIST and Fashion-MNIST.
 
-    python benchmarks/figure9.py --data-root DIR --work runs/utility   # five minutes a point
+    python benchmarks/figure9.py --data-root DIR --work runs/utility   # ten minutes a point
 
 ε = 1 and 10 are the lines of `benchmarks/utility.py`, whose teachers (`--work`) serve here too.
 Resumable: `results/figure9.jsonl` keeps its own points. Writes `results/figure9.md` and

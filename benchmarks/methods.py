@@ -1,6 +1,6 @@
 """DPSD, dp-promise and DP-SAD at one sound ε, on the same records, by the same evaluation.
 
-    python benchmarks/methods.py --work runs/methods       # an hour on two cores
+    python benchmarks/methods.py --work runs/methods
 
 Data: the packaged digits, 4,000 records. Every run, and the evaluation of each, is a command of
 the package; finished ones in `--work` are kept, interrupted ones go on. Writes

@@ -1,6 +1,6 @@
 """DPSD Table I in small: MNIST and Fashion-MNIST at a sound ε of 1 and 10, beside the paper.
 
-    python benchmarks/utility.py --data-root DIR     # measures; an hour with teachers
+    python benchmarks/utility.py --data-root DIR     # measures
     python benchmarks/table1.py                      # reads its lines, writes results/table1.md
 
 The paper's ε does not hold (docs/privacy.md), so its column is a claim about accuracy at a privacy
