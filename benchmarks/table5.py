@@ -254,7 +254,7 @@ def _baseline(
     for round_ in range(rounds):
         networks = []
         for number, part in enumerate(parts):
-            network = build(settings.student, *shape)
+            network = build(settings.student_architecture, *shape)
             network.load_state_dict(student.state_dict())
             rng = torch.Generator().manual_seed(
                 (settings.seed * settings.holders + number) * 10_007 + round_ + 1

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from fedtranscribe.errors import ConfigError
 
 PUBLIC_SHAPES = "shapes"
+STUDENT = "cnn-wide"
 
 
 class Settings(BaseModel):
@@ -55,6 +56,9 @@ class DpsdSettings(Settings):
         default=0.5, ge=0, le=1, description="share of the rows that are public images as they are"
     )
     generator_steps: int = Field(default=5, ge=0, description="generator and z updates per round")
+    moments_steps: int = Field(
+        default=100, ge=0, description="generator updates of a run that learns from moments"
+    )
     augment: float = Field(
         default=0.5, ge=0, le=2, description="strength of views of answered rows"
     )
@@ -111,7 +115,7 @@ class TrackingOptions(Settings):
 class StudentSettings(TrackingOptions):
     """What the student side of every run is told; `None` means: picked from public facts."""
 
-    student: str = "cnn-wide"
+    student: str | None = Field(default=None, description="architecture; none: picked")
     public_data: str | None = Field(default=PUBLIC_SHAPES, description="public images, or 'none'")
     data_root: Path | None = None
     download: bool = False
@@ -126,12 +130,17 @@ class StudentSettings(TrackingOptions):
     out: Path | None = None
     dpsd: DpsdSettings = DpsdSettings()
 
+    @property
+    def student_architecture(self) -> str:
+        """The student's architecture, where nothing else speaks for another."""
+        return self.student or STUDENT
+
 
 class TranscribeSettings(StudentSettings):
     """Everything `fedtranscribe transcribe` can be told."""
 
-    teacher: str = Field(
-        default="cnn", description="an architecture, or a folder made by `teacher train`"
+    teacher: str | None = Field(
+        default=None, description="an architecture, or a folder made by `teacher train`"
     )
     teacher_weights: str | None = None
     data: str | None = Field(
@@ -145,6 +154,9 @@ class TranscribeSettings(StudentSettings):
     calibrate_by: Literal["sound", "published"] = "sound"
     generator: Path | None = Field(
         default=None, description="run of `synthesize` whose samples are asked"
+    )
+    source: Literal["moments", "teachers"] | None = Field(
+        default=None, description="what the student learns from; none: picked from the rest"
     )
     ledger: Path | None = None
     teachers: TeacherSettings = TeacherSettings()

@@ -93,6 +93,56 @@ class QueryBatch:
 
 
 @dataclass(frozen=True)
+class MomentsQuery:
+    """Which moments of their records' features a holder is asked for: public.
+
+    Attributes:
+        id: unique within a run; the ledger binds it to `digest()` for ever.
+        centre: float32 [d], taken from the scattering coefficients of every image.
+        map: float32 [d, k], what the rest is mapped by; see `models.scattering`.
+        by_class: whether sums by class are asked beside the second moments.
+    """
+
+    id: str
+    centre: Tensor
+    map: Tensor
+    by_class: bool
+
+    def __post_init__(self) -> None:
+        """Check what is public."""
+        d = len(self.centre)
+        if self.map.ndim != 2 or len(self.map) != d or not 1 <= self.map.shape[1] <= d:
+            raise ConfigError(f"Expected a map [{d}, k] with k <= {d}, got {tuple(self.map.shape)}")
+        finite = bool(torch.isfinite(self.centre).all()) and bool(torch.isfinite(self.map).all())
+        if not finite or {self.centre.dtype, self.map.dtype} != {torch.float32}:
+            raise ConfigError("Expected a finite centre and map of float32.")
+
+    def digest(self) -> str:
+        """SHA-256 over everything the answer depends on, byte for byte."""
+        h = hashlib.sha256(f"{self.id}\0moments\0{self.by_class}{tuple(self.map.shape)}".encode())
+        for tensor in (self.centre, self.map):
+            h.update(tensor.contiguous().cpu().numpy().tobytes())
+        return h.hexdigest()
+
+
+@dataclass(frozen=True)
+class Moments:
+    """A holder's noisy moments: private by themselves.
+
+    Attributes:
+        query_id: the query's id.
+        second: float64 [k + 1, k + 1], Σ u uᵀ over records with noise.
+        by_class: float64 [k + 1, classes], Σ u e_yᵀ with noise; None if not asked for.
+        head: (sequence, hash) of the holder's ledger after charging.
+    """
+
+    query_id: str
+    second: Tensor
+    by_class: Tensor | None
+    head: tuple[int, str]
+
+
+@dataclass(frozen=True)
 class NoisePlan:
     """How the answers to a query become private; the holder binds it to the query for ever.
 

@@ -17,7 +17,6 @@ from fedtranscribe.errors import (
     ConfigError,
     CorruptLedgerError,
     ModelMismatchError,
-    QueryConflictError,
 )
 from fedtranscribe.exchange import Answer, AnswerKind, QueryBatch, RawAnswer, Summand
 from fedtranscribe.mechanisms import (
@@ -36,6 +35,7 @@ from fedtranscribe.mechanisms import (
     vote_counts,
 )
 from fedtranscribe.methods.distillation import RowGradient, decoupled_distillation, gradient_of
+from fedtranscribe.privacy.answering import answer_once
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.teachers import Teachers
@@ -147,17 +147,11 @@ class Holder:
 
     def _charged(self, query: QueryBatch) -> tuple[bytes, tuple[int, str]]:
         self._check_public_part(query)
-        booking = self._booking(query)
-        stored = self.ledger.reserve(*booking).answer
-        if stored is None:
-            stored = self._compute(query).contiguous().numpy().tobytes()
-            try:
-                self.ledger.commit(query.id, stored)
-            except QueryConflictError:
-                # Another process was asked the same and came first: its answer stands.
-                stored = self.ledger.reserve(*booking).answer
-                assert stored is not None
-        head = self.ledger.head
+
+        def compute() -> bytes:
+            return self._compute(query).contiguous().numpy().tobytes()
+
+        stored, head = answer_once(self.ledger, *self._booking(query), compute)
         return stored, (head.sequence, head.hash)
 
     def _check_public_part(self, query: QueryBatch) -> None:

@@ -59,6 +59,9 @@ def transcribe_command(
         str | None, typer.Option(help="'imagenet' or a file: the teacher's public start.")
     ] = None,
     student: Annotated[str | None, typer.Option(help="Student architecture.")] = None,
+    source: Annotated[
+        str | None, typer.Option(help="What the student learns from: moments, or teachers.")
+    ] = None,
     data: Data = None,
     data_root: DataRoot = None,
     download: Download = None,
@@ -94,6 +97,7 @@ def transcribe_command(
         "teacher": teacher,
         "teacher_weights": teacher_weights,
         "student": student,
+        "source": source,
         "data": data,
         "data_root": data_root,
         "download": download,

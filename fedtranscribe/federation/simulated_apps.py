@@ -58,7 +58,7 @@ def simulated_client_app(name: str) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         number = holder_of(message)
         settings, part = simulated_part(context, number)
-        network = build(settings.student, part.classes, part.channels, part.size)
+        network = build(settings.student_architecture, part.classes, part.channels, part.size)
         network.to(pick_device(settings.device))
         seed = settings.seed * settings.holders + number
         return answer_training(message, network, part, settings.baseline, seed)

@@ -8,6 +8,7 @@ from fedtranscribe.mechanisms.labels import (
     TopKRandomizedResponse,
     vote_counts,
 )
+from fedtranscribe.mechanisms.moments import MOMENTS, MomentSums, NoisyMoments, moment_sums
 from fedtranscribe.mechanisms.noise import NoiseSource, OsNoise, SeededNoise
 from fedtranscribe.mechanisms.normalize import (
     RowBound,
@@ -19,12 +20,15 @@ from fedtranscribe.mechanisms.normalize import (
 )
 
 __all__ = [
+    "MOMENTS",
     "BitSource",
     "CentralNoise",
     "ExponentialVoteLabels",
     "MeanRows",
+    "MomentSums",
     "NoiseSource",
     "NoisyMeanRows",
+    "NoisyMoments",
     "OsBits",
     "OsNoise",
     "QuantisedMeanRows",
@@ -36,6 +40,7 @@ __all__ = [
     "clip_rows",
     "gather_rows",
     "mean_rows",
+    "moment_sums",
     "simplex_rows",
     "unit_rows",
     "vote_counts",

@@ -1,6 +1,7 @@
 """One name -> a classifier for the task at hand."""
 
 import difflib
+from functools import partial
 from pathlib import Path
 
 from fedtranscribe.errors import (
@@ -11,17 +12,20 @@ from fedtranscribe.errors import (
 )
 from fedtranscribe.models.classifier import Classifier
 from fedtranscribe.models.initialise import fixed_randomness
-from fedtranscribe.models.small import WIDTHS, build_small, is_small
+from fedtranscribe.models.scattering import NAME as SCATTER
+from fedtranscribe.models.scattering import build_scatter
+from fedtranscribe.models.small import WIDTHS, build_small
 from fedtranscribe.models.weights import State, load_state, restore
 from fedtranscribe.models.zoo import build_zoo, zoo_names
 
 IMAGENET = "imagenet"
+_OWN = (*WIDTHS, SCATTER)
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 
 
 def available() -> list[str]:
     """Names that `build` knows: our small nets, then torchvision's where it is installed."""
-    return [*WIDTHS, *zoo_names()]
+    return [*_OWN, *zoo_names()]
 
 
 def build(
@@ -57,13 +61,14 @@ def build(
     if size < 8:
         raise ConfigError(f"Expected image size={size} >= 8 pixels.")
     with fixed_randomness(seed):
-        if is_small(name):
+        if name in _OWN:
             if weights == IMAGENET:
                 raise WeightsNotFoundError(
                     f"There are no ImageNet weights for our own {name!r}; "
                     f"choose a torchvision architecture or leave them out."
                 )
-            model = build_small(name, classes, channels, size)
+            own = build_scatter if name == SCATTER else partial(build_small, name)
+            model = own(classes, channels, size)
         elif name in zoo_names():
             model = build_zoo(name, classes, channels, size, pretrained=weights == IMAGENET)
         else:
@@ -106,11 +111,11 @@ def _in_our_layout(state: State, original_head: str | None) -> State:
 
 def _unknown(name: str) -> str:
     names = available()
-    if len(names) == len(WIDTHS):
+    if len(names) == len(_OWN):
         return (
             f"No architecture {name!r} among {', '.join(names)}; for torchvision's run: "
             f"pip install 'fedtranscribe[vision]'"
         )
     close = difflib.get_close_matches(name.lower(), names, n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(WIDTHS)}, …"
+    hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(_OWN)}, …"
     return f"No architecture {name!r}; {hint} Any torchvision classifier works by its name."

@@ -27,6 +27,7 @@ from fedtranscribe.privacy.units import Unit
 
 HOPELESS_BELOW = 200.0
 POOR_BELOW = 15_000.0
+_MOMENTS_HOPELESS = 0.1
 
 
 class Verdict(StrEnum):
@@ -100,6 +101,38 @@ def label_forecast(strength: float, classes: int, rows: int) -> Forecast:
         raise ConfigError(f"Expected rows={rows} >= 1 and strength={strength} >= 0.")
     signal = 2 * rows * _channel_capacity(strength, classes)
     return _judge(signal, classes, "it takes more teachers who vote, or a larger ε")
+
+
+def moments_forecast(records: int, classes: int, width: int, noise_std: float) -> Forecast:
+    """What noisy moments of features can teach a linear classifier.
+
+    The noise alone has eigenvalues up to √(2 k) τ. A class of n / c records adds unit rows, so
+    n / c is what its part of the sum has to stand out by. Where that is a tenth of the noise,
+    nothing is seen; where it is less than all of it, little: the packaged digits reach 45 % at
+    0.2 (ε = 0.1) and 92 % at 1.8 (ε = 1).
+
+    Args:
+        records: n.
+        classes: c.
+        width: k, entries of a row.
+        noise_std: τ of the sums by class.
+
+    Raises:
+        ConfigError: a value is out of range.
+    """
+    _expect_classes(classes)
+    if records < 1 or width < 1 or not noise_std > 0:
+        raise ConfigError(f"Expected records={records}, width={width}, noise_std={noise_std} > 0.")
+    each = records / classes
+    ratio = each / (noise_std * math.sqrt(2 * width))
+    stands = f"A class of {each:,.0f} records stands {ratio:,.2g} times above the noise"
+    if ratio < _MOMENTS_HOPELESS:
+        words = f"{stands} of the moments: they show nothing; it takes more records, or a larger ε."
+        return Forecast(ratio**2, Verdict.HOPELESS, words)
+    if ratio < 1:
+        words = f"{stands} of the moments: little is seen; it takes more records, or a larger ε."
+        return Forecast(ratio**2, Verdict.POOR, words)
+    return Forecast(ratio**2, Verdict.FINE, f"{stands} of the moments: enough to learn from.")
 
 
 def _judge(signal: float, classes: int, mend: str) -> Forecast:

@@ -205,22 +205,22 @@ class Ledger:
                 self._epsilon(budget.delta, budget.unit, budget.adjacency)
                 self._book.append(Kind.BUDGET, canonical(budget.to_json()).decode())
 
-    def check(self, release: Release) -> None:
+    def check(self, *releases: Release) -> None:
         """Whether a whole plan would fit, before its first query; books nothing.
 
         Raises:
             BudgetExhaustedError: it would exceed the budget, or there is none.
             UnsupportedAdjacencyError: it has no cost in the budget's unit and adjacency.
         """
-        self._afford(release)
+        self._afford(*releases)
 
-    def _afford(self, release: Release) -> None:
+    def _afford(self, *releases: Release) -> None:
         budget = self.budget
         if budget is None:
             raise BudgetExhaustedError(
                 f"The ledger {self._book.path} allows nothing yet; open it with a budget."
             )
-        budget.check(self._epsilon(budget.delta, budget.unit, budget.adjacency, release))
+        budget.check(self._epsilon(budget.delta, budget.unit, budget.adjacency, *releases))
 
     # Reading
 
@@ -300,15 +300,12 @@ class Ledger:
         """
         self._book.confirm(head)
 
-    def _epsilon(
-        self, delta: float, unit: Unit, adjacency: Adjacency, extra: Release | None = None
-    ) -> float:
+    def _epsilon(self, delta: float, unit: Unit, adjacency: Adjacency, *extra: Release) -> float:
         # Thousands of reservations are few different releases; equal ones compose by count. The
         # filter goes by what was booked first, and by whether anything was booked after it: the
         # order of first booking is kept, and the very first reservation stands for itself.
         tally = [(_release(content), n) for content, n in self._book.tally(Kind.RESERVE)]
-        if extra is not None:
-            tally.append((extra, 1))
+        tally += [(release, 1) for release in extra]
         if tally and tally[0][1] > 1:
             first, n = tally[0]
             tally[:1] = [(first, 1), (first, n - 1)]

@@ -32,6 +32,7 @@ from fedtranscribe.privacy.published import (
     dpsd_theorem2,
     published_sigma,
 )
+from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Unit
 
 KINDS = {"data": AnswerKind.GRADIENT, "label": AnswerKind.LABEL, "vote": AnswerKind.VOTE}
@@ -89,6 +90,10 @@ class Plan:
     forecast: Forecast
     published: Published
     words: tuple[str, ...]
+
+    def releases(self, *, positional_ids: bool) -> tuple[Release, ...]:
+        """What all answers give away."""
+        return (self.mechanism.release(self.rows, positional_ids=positional_ids),)
 
 
 def default_shards(records: int) -> int:

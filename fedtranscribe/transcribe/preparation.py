@@ -4,7 +4,7 @@ import hashlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import quote
 
 import torch
@@ -16,6 +16,7 @@ from fedtranscribe.models import build
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.teachers import Manifest, Teachers, load_manifest
 from fedtranscribe.tracking import check_tracking
+from fedtranscribe.transcribe.moments import TEACHER, MomentsPlan, plan_moments, with_source
 from fedtranscribe.transcribe.plan import (
     Plan,
     TaskFacts,
@@ -52,7 +53,7 @@ class Prepared:
     split: DataSplit
     public: ImageSet | None
     teacher_folder: Path | None
-    plan: Plan
+    plan: Plan | MomentsPlan
     generator: GivenGenerator | None = None
 
     @property
@@ -61,6 +62,11 @@ class Prepared:
         if self.generator is None or self.generator.data != self.settings.data:
             return ()
         return self.generator.releases
+
+    @property
+    def releases(self) -> tuple[Release, ...]:
+        """What the whole run will give away."""
+        return self.plan.releases(positional_ids=self.split.train.positional)
 
     @property
     def facts(self) -> TaskFacts:
@@ -85,41 +91,22 @@ def prepare(settings: TranscribeSettings, generator: GivenGenerator | None = Non
     """
     check_tracking(settings)
     device = pick_device(settings.device)
-    folder = Path(settings.teacher) if Path(settings.teacher).is_dir() else None
+    settings = with_source(settings)
+    folder = Path(settings.teacher) if settings.teacher else None
+    if folder is not None and not folder.is_dir():
+        folder = None
     manifest = load_manifest(folder) if folder else None
     settings = settings.model_copy(update=_data_of(settings, manifest))
     assert settings.data is not None  # _data_of fills it in
     split = load(settings.data, settings.data_root, settings.download, settings.image_size)
     facts = _facts(split.train)
-    if folder is not None and manifest is not None:
-        given = Teachers(folder, device)
-        given.check(facts.classes, facts.channels, facts.size)
-        given.verify()
-        if manifest.data_id != split.train.data_id:
-            raise ModelMismatchError(
-                f"The teachers in {folder} were trained on {manifest.data_id!r}, not on "
-                f"{split.train.data_id!r}: their ledger is that of {manifest.data_id!r}; "
-                "leave out --data."
-            )
-        if settings.shards not in (None, manifest.shards):
-            raise ConfigError(
-                f"The teachers in {folder} were trained on shards={manifest.shards}, not "
-                f"{settings.shards}; leave out --shards, or train others."
-            )
-        shards, mode = manifest.shards, manifest.mode
-    else:
-        # Unknown names, missing weights and missing networks are found here, before any work.
-        build(
-            settings.teacher,
-            facts.classes,
-            facts.channels,
-            facts.size,
-            weights=settings.teacher_weights,
+    build(settings.student_architecture, facts.classes, facts.channels, facts.size)
+    if settings.source == "moments":
+        plan: Plan | MomentsPlan = plan_moments(
+            settings, facts.records, facts.classes, facts.channels, facts.size
         )
-        shards = settings.shards or default_shards(facts.records)
-        mode = training_mode(settings.teacher, settings.teacher_weights)
-    build(settings.student, facts.classes, facts.channels, facts.size)
-    plan = make_plan(settings, facts, shards, mode)
+    else:
+        plan = make_plan(settings, facts, *_ensemble(settings, split, folder, manifest, device))
     if generator is None:
         public = public_images(settings, facts.channels, facts.size)
     else:
@@ -133,6 +120,43 @@ def prepare(settings: TranscribeSettings, generator: GivenGenerator | None = Non
         whole = settings.dpsd.model_copy(update={"public_share": 1.0})
         settings = settings.model_copy(update={"dpsd": whole})
     return Prepared(settings, device, split, public, folder, plan, generator)
+
+
+def _ensemble(
+    settings: TranscribeSettings,
+    split: DataSplit,
+    folder: Path | None,
+    manifest: Manifest | None,
+    device: torch.device,
+) -> tuple[int, Literal["full", "heads"]]:
+    """How many teachers there are or will be, and how they are trained; checks given ones.
+
+    Raises:
+        FedtranscribeError: they do not fit the data or the settings; nothing has been spent.
+    """
+    facts = _facts(split.train)
+    if folder is None or manifest is None:
+        assert settings.teacher is not None  # with_source fills it in
+        # Unknown names, missing weights and missing networks are found here, before any work.
+        shape = facts.classes, facts.channels, facts.size
+        build(settings.teacher, *shape, weights=settings.teacher_weights)
+        shards = settings.shards or default_shards(facts.records)
+        return shards, training_mode(settings.teacher, settings.teacher_weights)
+    given = Teachers(folder, device)
+    given.check(facts.classes, facts.channels, facts.size)
+    given.verify()
+    if manifest.data_id != split.train.data_id:
+        raise ModelMismatchError(
+            f"The teachers in {folder} were trained on {manifest.data_id!r}, not on "
+            f"{split.train.data_id!r}: their ledger is that of {manifest.data_id!r}; "
+            "leave out --data."
+        )
+    if settings.shards not in (None, manifest.shards):
+        raise ConfigError(
+            f"The teachers in {folder} were trained on shards={manifest.shards}, not "
+            f"{settings.shards}; leave out --shards, or train others."
+        )
+    return manifest.shards, manifest.mode
 
 
 def ledger_path(settings: TranscribeSettings, images: ImageSet) -> Path:
@@ -158,7 +182,7 @@ def make_manifest(
     key = hashlib.blake2b(f"{images.data_id}/{settings.seed}".encode(), digest_size=16).hexdigest()
     return Manifest.model_validate(
         {
-            "architecture": settings.teacher,
+            "architecture": settings.teacher or TEACHER,
             "mode": mode,
             "classes": images.classes,
             "channels": images.channels,

@@ -3,6 +3,7 @@
 config.toml               the settings, resolved
 events.jsonl              one line per answered query: mechanism, rows, cost
 checkpoints/state.pt      everything needed to go on, the query in flight included
+checkpoints/moments-*.pt  what was asked for the student's private start
 metrics.json              the result, both figures, the accuracy curve
 progress.jsonl            one line per round: rows, ε so far, losses
 images.png, accuracy.png  synthetic samples; accuracy over answered rows
@@ -13,6 +14,7 @@ private/teachers/         the holder's own; never part of a release
 import io
 import json
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ import torch
 
 from fedtranscribe.config import Settings, read_toml
 from fedtranscribe.errors import ConfigError, StorageError
-from fedtranscribe.exchange import AnswerKind, QueryBatch
+from fedtranscribe.exchange import AnswerKind, MomentsQuery, QueryBatch
 from fedtranscribe.files import unwritable, write_atomically
 
 STUDENT = "student.safetensors"
@@ -185,6 +187,26 @@ class RunDirectory:
             raise StorageError(
                 f"{self._answer} is damaged ({type(error).__name__}); start a new run with "
                 "another --out. The ledgers keep what was spent."
+            ) from None
+
+    def keep_moments_query(self, place: int, make: Callable[[], MomentsQuery]) -> MomentsQuery:
+        """The stored question about moments of that number; made and stored if there is none.
+
+        Raises:
+            StorageError: the file is not readable.
+        """
+        path = self.path / "checkpoints" / f"moments-{place}.pt"
+        if not path.exists():
+            query, buffer = make(), io.BytesIO()
+            torch.save(vars(query), buffer)
+            write_atomically(path, buffer.getvalue())
+            return query
+        try:
+            return MomentsQuery(**torch.load(path, weights_only=True))
+        except Exception as error:  # torch raises many kinds for a damaged file
+            raise StorageError(
+                f"{path} is damaged ({type(error).__name__}); start a new run with another --out. "
+                "The ledger keeps what was spent."
             ) from None
 
     @property

@@ -15,15 +15,19 @@ from fedtranscribe.data import ImageSet, draw_shapes, load
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.holder import Holder
 from fedtranscribe.methods.dpsd import DPSD
+from fedtranscribe.methods.moments import fit_public_map
 from fedtranscribe.methods.pretraining import pretrain_generator, train_classifier
 from fedtranscribe.models import Classifier, Generator, build, save_network
 from fedtranscribe.models.diffusion import Synthesizer
+from fedtranscribe.models.scattering import NAME as SCATTER
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.teachers import Teachers
 from fedtranscribe.tracking import Report, ignore
 from fedtranscribe.transcribe.rundir import GENERATOR, STUDENT, Checkpoint, RunDirectory
 
 _PUBLIC_SHAPES = 8_000
+# So many public images show the axes of the student's features well enough.
+_AXES = 4_000
 _EVALUATION_BATCH = 250
 _CURVE_POINTS = 20
 _ANSWERED = "rows answered"
@@ -135,13 +139,13 @@ def public_images(settings: StudentSettings, channels: int, size: int) -> ImageS
             )
         return public
     asked = math.ceil(settings.dpsd.public_share * (settings.rows or settings.dpsd.rows))
-    images = _shapes(max(_PUBLIC_SHAPES, asked), channels, size, settings.seed)
+    images = _shapes(channels, size, settings.seed, max(_PUBLIC_SHAPES, asked))
     # Nominal labels: nobody trains on them.
     return ImageSet(PUBLIC_SHAPES, PUBLIC_SHAPES, images, torch.zeros(len(images)).long(), 2)
 
 
 @lru_cache(maxsize=1)
-def _shapes(count: int, channels: int, size: int, seed: int) -> torch.Tensor:
+def _shapes(channels: int, size: int, seed: int, count: int = _PUBLIC_SHAPES) -> Tensor:
     # Drawing thousands takes seconds, and one run after the other asks for the same.
     return draw_shapes(count, channels, size, torch.Generator().manual_seed(seed))
 
@@ -167,7 +171,8 @@ def build_student_side(
         progress: shows the pre-training.
     """
     rng = torch.Generator().manual_seed(settings.seed)
-    student = build(settings.student, classes, channels, size, seed=settings.seed).to(device)
+    architecture = settings.student_architecture
+    student = build(architecture, classes, channels, size, seed=settings.seed).to(device)
     generator = Generator(
         settings.dpsd.latent_dim,
         channels,
@@ -175,6 +180,9 @@ def build_student_side(
         settings.dpsd.generator_width,
         seed=settings.seed,
     ).to(device)
+    if architecture == SCATTER:
+        axes = public.images if public is not None else _shapes(channels, size, settings.seed)
+        fit_public_map(student, axes[:_AXES], settings.seed)
     if public is not None:
         steps = settings.dpsd.pretrain_steps
 

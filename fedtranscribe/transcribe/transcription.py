@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from fedtranscribe.config import TranscribeSettings
+from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import HopelessPlanError
 from fedtranscribe.holder import Holder
+from fedtranscribe.mechanisms import OsNoise
 from fedtranscribe.methods.dpsd import DPSD
+from fedtranscribe.moments_holder import MomentsHolder
 from fedtranscribe.privacy.accountant import guarantee, sound_table
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.ledger import Ledger
@@ -21,6 +24,8 @@ from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.teachers import Teachers, train_teachers
 from fedtranscribe.tracking import Tracker
+from fedtranscribe.transcribe.moments import MomentsPlan, learn_from_moments
+from fedtranscribe.transcribe.plan import Plan
 from fedtranscribe.transcribe.preparation import Prepared, ledger_path, make_manifest
 from fedtranscribe.transcribe.report import draw_curve, draw_images, figures_available
 from fedtranscribe.transcribe.rundir import RunDirectory, check_writable
@@ -84,40 +89,35 @@ def transcribe(
         say("this run was complete already; nothing was spent")
         return run.read_metrics() | {"accuracy": run.read_scores()}
     with _open_ledger(prepared) as ledger:
-        release = plan.mechanism.release(plan.rows, positional_ids=prepared.split.train.positional)
-        _say_cost(prepared, release, say)
+        _say_cost(prepared, say)
         if not ledger.releases(run.run_id):
-            ledger.check(release)
-        teachers = _teachers(prepared, run, progress)
-        holder = Holder(
-            teachers,
-            plan.mechanism,
-            ledger,
-            run.run_id,
-            positional_ids=prepared.split.train.positional,
-        )
-        return _run(prepared, run, holder, progress)
+            ledger.check(*prepared.releases)
+        if isinstance(plan, MomentsPlan):
+            return _run_on_moments(prepared, plan, run, ledger, progress)
+        return _run_on_answers(prepared, plan, run, ledger, progress)
 
 
 # ---------------------------------------------------------------- running
 
 
-def _say_cost(prepared: Prepared, release: Release, say: Say) -> None:
+def _say_cost(prepared: Prepared, say: Say) -> None:
     """Both figures, before anything is spent."""
-    published, stated = prepared.plan.published, _stated(prepared, release)
+    published, stated = prepared.plan.published, _stated(prepared, prepared.releases)
     if prepared.before:
-        own = _guaranteed(prepared.settings, (release,))
+        own = _guaranteed(prepared.settings, prepared.releases)
         say(f"its answers cost ε = {own.epsilon:.4g}, and the generator was trained on these data")
+    formula = "no published formula counts moments"
+    if published is not None:
+        formula = f"the published formula prints {published.epsilon:.4g}, which is no guarantee"
     say(
         f"this run costs ε = {stated.epsilon:.4g} ({stated.unit}, {stated.adjacency}, "
-        f"δ = {stated.delta:g}, {stated.accountant}); the published formula prints "
-        f"{published.epsilon:.4g}, which is no guarantee"
+        f"δ = {stated.delta:g}, {stated.accountant}); {formula}"
     )
 
 
-def _stated(prepared: Prepared, release: Release) -> Guarantee:
+def _stated(prepared: Prepared, releases: tuple[Release, ...]) -> Guarantee:
     """The headline: what the student has cost, with the generator that it learned from."""
-    return _guaranteed(prepared.settings, (*prepared.before, release))
+    return _guaranteed(prepared.settings, (*prepared.before, *releases))
 
 
 def _guaranteed(settings: TranscribeSettings, releases: tuple[Release, ...]) -> Guarantee:
@@ -126,11 +126,10 @@ def _guaranteed(settings: TranscribeSettings, releases: tuple[Release, ...]) -> 
     return guarantee(PrivacyPlan(releases, unit, Adjacency.ZERO_OUT, settings.delta))
 
 
-def _teachers(prepared: Prepared, run: RunDirectory, progress: Progress) -> Teachers:
+def _teachers(prepared: Prepared, plan: Plan, run: RunDirectory, progress: Progress) -> Teachers:
     folder = prepared.teacher_folder
     if folder is None:
-        folder = run.private / "teachers"
-        plan, train = prepared.plan, prepared.split.train
+        folder, train = run.private / "teachers", prepared.split.train
         manifest = make_manifest(prepared.settings, train, plan.shards, plan.mode)
 
         def show(done: int, total: int) -> None:
@@ -152,27 +151,30 @@ def _open_ledger(prepared: Prepared) -> Ledger:
     return ledger
 
 
-def _run(
-    prepared: Prepared, run: RunDirectory, holder: Holder, progress: Progress
+def _run_on_moments(
+    prepared: Prepared, plan: MomentsPlan, run: RunDirectory, ledger: Ledger, progress: Progress
 ) -> dict[str, Any]:
-    settings, plan, facts, test = (
-        prepared.settings,
-        prepared.plan,
-        prepared.facts,
-        prepared.split.test,
-    )
+    settings, train = prepared.settings, prepared.split.train
+    side = _student_side(prepared, prepared.public, progress)
+    holder = MomentsHolder(train, ledger, run.run_id, device=prepared.device)
+    learn_from_moments(side, plan, holder, run, settings, progress)
+    run.write_events([release.to_json() for release in ledger.releases(run.run_id)])
+    run.write_scores({"student": _accuracy(prepared, side)})
+    return _finish(prepared, run, ledger, side, Curve())
+
+
+def _run_on_answers(
+    prepared: Prepared, plan: Plan, run: RunDirectory, ledger: Ledger, progress: Progress
+) -> dict[str, Any]:
+    settings, test = prepared.settings, prepared.split.test
+    positional = prepared.split.train.positional
+    teachers = _teachers(prepared, plan, run, progress)
+    holder = Holder(teachers, plan.mechanism, ledger, run.run_id, positional_ids=positional)
     stored = run.load_checkpoint()
     # What a checkpoint holds has been pre-trained already.
-    public = None if stored else prepared.public
-    side = build_student_side(
-        settings, facts.classes, facts.channels, facts.size, public, prepared.device, progress
-    )
-
-    def evaluate() -> float:
-        return accuracy(side.student, test.images, test.labels)
-
+    side = _student_side(prepared, None if stored else prepared.public, progress)
     if stored is None:
-        run.write_scores({"public_set_alone": evaluate()})
+        run.write_scores({"public_set_alone": _accuracy(prepared, side)})
     method = DPSD(
         side.student,
         side.generator,
@@ -183,45 +185,59 @@ def _run(
         run=run.run_id,
         public=prepared.public.images if prepared.public is not None else None,
     )
-    public_test = prepared.declared_public
     track = Tracker(run.path, settings)
 
     def report(line: Mapping[str, Any]) -> None:
-        track({**line, "epsilon": _stated(prepared, holder.release(line["done"])).epsilon})
+        so_far = (holder.release(line["done"]),)
+        track({**line, "epsilon": _stated(prepared, so_far).epsilon})
 
     curve = run_rounds(
         method,
         holder,
         run,
         stored,
-        evaluate if public_test else None,
+        (lambda: _accuracy(prepared, side)) if prepared.declared_public else None,
         progress,
         report,
         before=prepared.before,
     )
-    scores = run.read_scores() | {"student": evaluate()}
-    if public_test:
-        scores |= ensemble_accuracy([holder.teachers], test.images, test.labels)
+    scores = run.read_scores() | {"student": _accuracy(prepared, side)}
+    if prepared.declared_public:
+        scores |= ensemble_accuracy([teachers], test.images, test.labels)
     run.write_scores(scores)
+    return _finish(prepared, run, ledger, side, curve)
+
+
+def _student_side(prepared: Prepared, public: ImageSet | None, progress: Progress) -> StudentSide:
+    facts, settings = prepared.facts, prepared.settings
+    shape = facts.classes, facts.channels, facts.size
+    return build_student_side(settings, *shape, public, prepared.device, progress)
+
+
+def _accuracy(prepared: Prepared, side: StudentSide) -> float:
+    test = prepared.split.test
+    return accuracy(side.student, test.images, test.labels)
+
+
+def _finish(
+    prepared: Prepared, run: RunDirectory, ledger: Ledger, side: StudentSide, curve: Curve
+) -> dict[str, Any]:
+    """Write networks, figures and metrics; the result."""
+    scores = run.read_scores()
     save_networks(run, side)
     _figures(run, side, curve, scores)
-    metrics = _metrics(prepared, run, holder, curve) | {"accuracy": scores if public_test else None}
+    told = scores if prepared.declared_public else None
+    metrics = _metrics(prepared, run, ledger, curve) | {"accuracy": told}
     run.write_metrics(metrics)
     return metrics | {"accuracy": scores}
 
 
-def _metrics(
-    prepared: Prepared,
-    run: RunDirectory,
-    holder: Holder,
-    curve: Curve,
-) -> dict[str, Any]:
-    settings, plan = prepared.settings, prepared.plan
-    unit = Unit(settings.unit)
-    release: Release = holder.release(plan.rows)
-    stated = _stated(prepared, release)
-    total = holder.ledger.total(settings.delta, unit, Adjacency.ZERO_OUT)
-    sound = sound_table([*prepared.before, release], unit, settings.delta)
+def _metrics(prepared: Prepared, run: RunDirectory, ledger: Ledger, curve: Curve) -> dict[str, Any]:
+    settings, plan, releases = prepared.settings, prepared.plan, prepared.releases
+    unit, published = Unit(settings.unit), plan.published
+    stated = _stated(prepared, releases)
+    total = ledger.total(settings.delta, unit, Adjacency.ZERO_OUT)
+    sound = sound_table([*prepared.before, *releases], unit, settings.delta)
     return {
         "epsilon": stated.epsilon,
         "delta": stated.delta,
@@ -231,16 +247,16 @@ def _metrics(
         "noise_std": plan.noise_std,
         "signal": plan.forecast.signal,
         "sound": {adjacency.value: epsilon for adjacency, epsilon in sound.items()},
-        "published": {"epsilon": plan.published.epsilon, "reason": plan.published.reason},
+        "published": published and {"epsilon": published.epsilon, "reason": published.reason},
         "ledger": {"epsilon": total.epsilon, "accountant": total.accountant},
-        "private": holder.noise.private,
+        "private": OsNoise.private,
         "run": run.run_id,
-        "rows": plan.rows,
+        "rows": sum(release.rows for release in releases),
         "teachers": plan.shards,
-        "privacy": settings.privacy,
+        "privacy": "moments" if settings.source == "moments" else settings.privacy,
         "data": settings.data,
         "public_data": settings.public_data if prepared.generator is None else None,
-        "generator": _generator(prepared, release),
+        "generator": _generator(prepared),
         "accuracy_on": (
             "held-out images of a published benchmark, declared public"
             if prepared.declared_public
@@ -251,10 +267,10 @@ def _metrics(
     }
 
 
-def _generator(prepared: Prepared, release: Release) -> dict[str, Any] | None:
+def _generator(prepared: Prepared) -> dict[str, Any] | None:
     if prepared.generator is None:
         return None
-    own = _guaranteed(prepared.settings, (release,))
+    own = _guaranteed(prepared.settings, prepared.releases)
     return {
         "run": prepared.generator.run,
         "data": prepared.generator.data,

@@ -12,9 +12,12 @@ from fedtranscribe.evaluation.audit.claims import Given, epsilon_of
 from fedtranscribe.evaluation.audit.findings import Claim, Finding
 from fedtranscribe.evaluation.audit.game import Privatiser, play
 from fedtranscribe.mechanisms import (
+    MOMENTS,
     CentralNoise,
     ExponentialVoteLabels,
+    MomentSums,
     NoisyMeanRows,
+    NoisyMoments,
     OsBits,
     OsNoise,
     QuantisedMeanRows,
@@ -55,6 +58,20 @@ class MaskedSum:
         return total
 
 
+@dataclass(frozen=True)
+class PairOfFeatures:
+    """Noisy moments of two features and two classes, as rows of 8 numbers."""
+
+    mechanism: NoisyMoments
+
+    def privatise(self, rows: Tensor, source: Any) -> Tensor:
+        """Flattened sums [n, 8] -> the same with noise, each row for itself."""
+        square = rows.double().reshape(-1, 2, 2, 2)
+        told = self.mechanism.privatise(MomentSums(square[:, 0], square[:, 1]), source)
+        assert told.by_class is not None
+        return torch.stack([told.second, told.by_class], dim=1).reshape(-1, 8)
+
+
 def play_run(
     result: Mapping[str, Any],
     given: Given,
@@ -82,7 +99,9 @@ def play_run(
     releases = next(iter(given.values()), ())
     if not releases:
         return None
-    release, event = releases[0], releases[0].costs.get(Unit.RECORD, {}).get(adjacency)
+    # Of two releases of moments the second tells of classes as well.
+    release = releases[-1] if releases[0].mechanism == MOMENTS else releases[0]
+    event = release.costs.get(Unit.RECORD, {}).get(adjacency)
     rows, mechanism, second, first = 1, None, None, None
     if isinstance(event, RandomizedResponse):
         mechanism = TopKRandomizedResponse(event.epsilon0, event.classes)
@@ -92,6 +111,9 @@ def play_run(
         # A vote that moves from a crowd to an empty class moves the normalisation as well.
         first, second = torch.zeros(2, 1, event.classes)
         first[0, 0], first[0, 1], second[0, 1] = 1, others, others + 1
+    elif release.mechanism == MOMENTS:
+        mechanism = PairOfFeatures(NoisyMoments(float(result["noise_std"]), by_class=True))
+        first, second = _worst_records(adjacency)
     elif event is not None and result.get("noise_std"):
         mechanism, rows, first, second = _gaussian(
             result, release.rows, math.sqrt(2 * event.zcdp_rho)
@@ -148,6 +170,21 @@ def _gaussian(
     else:
         mechanism = NoisyMeanRows(layout, std, answer)
     return mechanism, rows, first, second
+
+
+def _worst_records(adjacency: Adjacency) -> tuple[Tensor, Tensor]:
+    """What one record adds to the sums in two worlds that lie as far apart as any, [1, 8] each."""
+    here = torch.tensor([1.0, 0.0], dtype=torch.float64)
+    there = torch.zeros_like(here)
+    if adjacency is Adjacency.REPLACE:
+        # u·u' = −1/2 in the same class, where the proof of `NoisyMoments` has its worst case.
+        there = torch.tensor([-0.5, math.sqrt(0.75)], dtype=torch.float64)
+    classed = [torch.stack([u, torch.zeros_like(u)], dim=1) for u in (here, there)]
+    first, second = (
+        torch.stack([torch.outer(u, u), by_class]).reshape(1, 8)
+        for u, by_class in zip((here, there), classed, strict=True)
+    )
+    return first, second
 
 
 def _teachers(result: Mapping[str, Any]) -> int:

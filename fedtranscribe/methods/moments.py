@@ -1,0 +1,190 @@
+"""A private start for the student: its last layer from noisy moments of the holder's records.
+
+Two questions, and everything else is post-processing:
+
+    public images ──principal axes──> map ──holder──> Σ u uᵀ + noise          (which axes matter)
+    axes scaled by what they carry ──> map ──holder──> Σ u uᵀ, Σ u e_yᵀ + noise ──ridge──> head
+
+One sum over n records meets the noise once, and n is large; an answer about a synthetic image
+comes from teachers who know n/M records each, and shares its noise with thousands of others.
+Noisy sums of features are the warm start of DP-MERF (Harder et al. 2021) and DP-FETA; the ridge
+regression on noisy moments is that of AdaSSP (Wang 2018), and the features those of Tramèr and
+Boneh (2021).
+
+Guarantee:
+    None of its own: functions of public images and of private answers.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fedtranscribe.config import DpsdSettings
+from fedtranscribe.exchange import Moments, MomentsQuery
+from fedtranscribe.mechanisms import NoisyMoments
+from fedtranscribe.methods.dpsd import generator_loss
+from fedtranscribe.models import Classifier, Generator, fixed_randomness
+from fedtranscribe.models.scattering import BIAS, UnitFeatures
+
+_BATCH = 250
+# Variance that every axis is taken to have at least, in terms of the mean over all of them.
+_PUBLIC_FLOOR = 0.1
+# In terms of the largest eigenvalue that noise alone makes.
+_PRIVATE_FLOOR = 0.3
+_RIDGE = 1.5
+# Ridge regression gives differences of about one between classes; as logits they want to be sharper
+_SHARPNESS = 10.0
+_GENERATOR_LR = 1e-3
+# Going back through the features takes a hundredth of a second per image.
+_GENERATOR_BATCH = 64
+# Weight of the distance between moments, which is about one at the start.
+_MATCHING = 10.0
+
+
+class AnswersMoments(Protocol):
+    """A holder, or several that add up."""
+
+    def answer(self, query: MomentsQuery, mechanism: NoisyMoments) -> Moments:
+        """Noisy moments, charged first."""
+        ...
+
+
+def fit_public_map(student: Classifier, images: Tensor, seed: int) -> None:
+    """Set the student's centre and map from public images: their principal axes, at equal scale.
+
+    Args:
+        student: a `scatter`; changed in place.
+        images: public, uint8 [n, ch, s, s].
+        seed: of the randomised decomposition.
+    """
+    features = _features(student)
+    device = features.centre.device
+    with torch.no_grad():
+        parts = [
+            features.scattering(part.to(device).float() / 255).cpu()
+            for part in images.split(_BATCH)
+        ]
+    coefficients = torch.cat(parts)
+    centre = coefficients.mean(0)
+    coefficients -= centre
+    width = features.map.shape[1]
+    with fixed_randomness(seed):
+        _, scale, axes = torch.pca_lowrank(coefficients, min(width, *coefficients.shape), False)
+    variances = scale.square() / len(coefficients)
+    floor = _PUBLIC_FLOOR * coefficients.square().sum() / coefficients.numel()
+    fitted = axes / (variances + floor).sqrt()
+    features.centre.copy_(centre)
+    # Fewer images than axes leave some of them unused.
+    features.map.zero_()[:, : fitted.shape[1]] = fitted.to(device)
+
+
+def second_moments(student: Classifier, run: str) -> MomentsQuery:
+    """The first question: which combinations of features do the records show at all?"""
+    features = _features(student)
+    return MomentsQuery(
+        f"{run}/moments-0", features.centre.cpu().clone(), features.map.cpu().clone(), False
+    )
+
+
+def class_moments(
+    query: MomentsQuery, answer: Moments, mechanism: NoisyMoments, run: str
+) -> MomentsQuery:
+    """The second question: the same features, each axis scaled by what the first answer showed."""
+    second = answer.second[:-1, :-1]
+    values, axes = torch.linalg.eigh(second)
+    floor = _PRIVATE_FLOOR * _noise_edge(mechanism, len(second))
+    scaled = axes / (values.clamp_min(0) + floor).sqrt()
+    fitted = query.map.double() @ scaled
+    fitted = (fitted / fitted.norm() * math.sqrt(len(second))).float()
+    return MomentsQuery(f"{run}/moments-1", query.centre, fitted, True)
+
+
+def set_head(
+    student: Classifier, query: MomentsQuery, answer: Moments, mechanism: NoisyMoments
+) -> None:
+    """Ridge regression of the labels on the features, from their noisy moments alone.
+
+    The ridge exceeds the largest eigenvalue that the noise may have, so that the noisy second
+    moments are safely inverted at every ε.
+
+    Args:
+        student: a `scatter`; its map and head are set in place.
+        query: the second question.
+        answer: to it.
+        mechanism: that it went through.
+    """
+    assert answer.by_class is not None
+    width = len(answer.second)
+    ridge = _RIDGE * _noise_edge(mechanism, width)
+    targets = answer.by_class - answer.by_class.mean(1, keepdim=True)
+    solved = torch.linalg.solve(answer.second + ridge * torch.eye(width).double(), targets)
+    features = _features(student)
+    with torch.no_grad():
+        features.centre.copy_(query.centre)
+        features.map.copy_(query.map)
+        student.head.weight.copy_(_SHARPNESS * solved.T)
+        student.head.bias.zero_()
+
+
+def _noise_edge(mechanism: NoisyMoments, width: int) -> float:
+    """About the largest eigenvalue of the noise: 2·(τ/√2)·√k, by the semicircle law."""
+    return mechanism.noise_std * math.sqrt(2 * width)
+
+
+def _features(student: Classifier) -> UnitFeatures:
+    if not isinstance(student.backbone, UnitFeatures):
+        raise ValueError(f"Expected a student of fixed features, got {student.architecture!r}.")
+    return student.backbone
+
+
+def train_generator(
+    generator: Generator,
+    student: Classifier,
+    answer: Moments,
+    settings: DpsdSettings,
+    rng: torch.Generator,
+    progress: Callable[[int, int], None],
+) -> float:
+    """Teach the generator images whose features have the records' moments: free.
+
+    The loss is that of DPSD Eq. 8, with the finished student as the judge, plus the distance
+    between the sums by class of what is generated, classed by the student, and those that the
+    holder told (DP-MERF, on features of ours).
+
+    Args:
+        generator: maps z [n, latent] to images; trained in place.
+        student: after `set_head`; only judges.
+        answer: to the second question.
+        settings: of the method.
+        rng: source of z.
+        progress: called with (steps done, steps in all).
+
+    Returns:
+        Loss of the last step.
+    """
+    assert answer.by_class is not None
+    device = next(generator.parameters()).device
+    # The constant entry counts the records, class by class.
+    shares = answer.by_class[-1].clamp_min(0)
+    constant = math.sqrt(1 + BIAS**2) / BIAS
+    target = (answer.by_class / (shares.sum() * constant).clamp_min(1)).float().to(device)
+    optimiser = torch.optim.Adam(generator.parameters(), lr=_GENERATOR_LR, betas=(0.5, 0.99))
+    student.eval().requires_grad_(False)
+    generator.train()
+    loss = torch.zeros(())
+    for step in range(settings.moments_steps):
+        z = torch.randn(_GENERATOR_BATCH, generator.latent_dim, generator=rng).to(device)
+        images = generator(z)
+        features = student.features(images)
+        classes = student.head(features).softmax(-1)
+        distance = (features.T @ classes / len(z) - target).square().sum() / target.square().sum()
+        loss = _MATCHING * distance + generator_loss(student, images, settings)
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        optimiser.step()
+        progress(step + 1, settings.moments_steps)
+    student.requires_grad_(True)
+    return float(loss.detach())

@@ -1,0 +1,171 @@
+"""`scatter`: a linear classifier on fixed wavelet features, which no record has shaped.
+
+Scattering (Bruna and Mallat 2013): |x ∗ ψ| over scales and orientations, once more on the result,
+each averaged over a small neighbourhood. Nothing in it is learned, so it costs no budget, and a
+linear layer on it does what a small network needs thousands of clean labels for.
+
+    images ──scattering──> [n, d] ──(− centre) · map──> unit rows [n, k + 1] ──head──> logits
+
+Centre, map and head are the weights. Every row has norm one (or is zero), so that a sum of outer
+products of rows has a sensitivity that is known: see `mechanisms.moments`.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from fedtranscribe.models.classifier import Classifier, InputAdapter
+
+NAME = "scatter"
+
+_ORIENTATIONS = 8
+_SLANT = 0.5  # width of a wavelet along its wave over that across
+_FINE, _COARSE = 0.8, 1.6  # std of the envelopes, in pixels; half as fine is an octave lower
+_AVERAGE = 1.6
+_STRIDE = 4
+_POOLED_SIDE = 8  # at most so many places a side, however large the images
+_WIDTH = 500
+BIAS = 0.3
+"""The constant entry of a row, which stands for the bias, before the row is scaled to norm one."""
+_TINY = 1e-12
+
+
+class Scattering(nn.Module):
+    """Images [n, ch, s, s] in [0, 1] -> scattering coefficients [n, d] of two scales.
+
+    Per channel 81 maps: the average, 16 of first order, 64 of second.
+    """
+
+    fine: Tensor
+    coarse: Tensor
+    average: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        angles = [math.pi * i / _ORIENTATIONS for i in range(_ORIENTATIONS)]
+        fine = [_wavelet(_FINE, angle, 3 * math.pi / 4) for angle in angles]
+        coarse = [_wavelet(_COARSE, angle, 3 * math.pi / 8) for angle in angles]
+        # Constants of the code, so no part of the weights.
+        self.register_buffer("fine", torch.cat(fine)[:, None], persistent=False)
+        self.register_buffer("coarse", torch.cat(coarse)[:, None], persistent=False)
+        self.register_buffer("average", _bell(_AVERAGE)[None, None], persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """float [n, ch, s, s] -> float [n, d]."""
+        fine = _modulus(images, self.fine, 1)
+        coarse = _modulus(images, self.coarse, 2)
+        second = _modulus(fine, self.coarse, 2)
+        maps = [
+            _filtered(images, self.average, _STRIDE),
+            _filtered(fine, self.average, _STRIDE),
+            _filtered(coarse, self.average, _STRIDE // 2),
+            _filtered(second, self.average, _STRIDE // 2),
+        ]
+        joined = torch.cat(maps, dim=1)
+        if joined.shape[-1] > _POOLED_SIDE:
+            joined = F.adaptive_avg_pool2d(joined, _POOLED_SIDE)
+        return joined.flatten(1)
+
+
+class UnitFeatures(nn.Module):
+    """Images [n, ch, s, s] -> rows [n, k + 1] of norm one: scattering, a linear map, a constant.
+
+    Args:
+        raw: d, how many scattering coefficients there are.
+        width: k.
+    """
+
+    centre: Tensor
+    map: Tensor
+
+    def __init__(self, raw: int, width: int) -> None:
+        super().__init__()
+        self.scattering = Scattering()
+        self.register_buffer("centre", torch.zeros(raw))
+        self.register_buffer("map", torch.randn(raw, width) / math.sqrt(raw))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """float [n, ch, s, s] -> float [n, k + 1]."""
+        return unit_rows_of(self.scattering(images), self.centre, self.map)
+
+
+def unit_rows_of(coefficients: Tensor, centre: Tensor, mapping: Tensor) -> Tensor:
+    """Rows [n, k + 1] of scattering coefficients [n, d], in their precision.
+
+    A row has norm one; where the coefficients are not finite, or all mapped to zero, it is zero.
+
+    Args:
+        coefficients: [n, d].
+        centre: [d].
+        mapping: [d, k].
+    """
+    mapped = (coefficients - centre) @ mapping
+    norm = mapped.norm(dim=1, keepdim=True)
+    told = torch.isfinite(norm) & (norm > _TINY)
+    unit = torch.where(told, mapped, 0.0) / torch.where(told, norm, 1.0)
+    constant = torch.where(told, torch.full_like(norm, BIAS), 0.0)
+    return torch.cat([unit, constant], dim=1) / math.sqrt(1 + BIAS**2)
+
+
+def coefficient_count(channels: int, size: int) -> int:
+    """d, how many scattering coefficients an image has."""
+    with torch.no_grad():
+        return Scattering()(torch.zeros(1, channels, size, size)).shape[1]
+
+
+def row_width(channels: int, size: int) -> int:
+    """k + 1, entries of a row of features."""
+    return min(_WIDTH, coefficient_count(channels, size)) + 1
+
+
+def build_scatter(classes: int, channels: int, size: int) -> Classifier:
+    """The classifier, its map drawn from torch's current generator."""
+    width = row_width(channels, size)
+    backbone = UnitFeatures(coefficient_count(channels, size), width - 1)
+    adapter = InputAdapter([0.0] * channels, [1.0] * channels, size)
+    return Classifier(NAME, channels, size, adapter, backbone, nn.Linear(width, classes))
+
+
+def _wavelet(std: float, angle: float, frequency: float) -> Tensor:
+    """A Morlet wavelet, real and imaginary part [2, p, p]; its mean is zero."""
+    half = math.ceil(5 * std)
+    axis = torch.arange(-half, half + 1, dtype=torch.float64)
+    y, x = torch.meshgrid(axis, axis, indexing="ij")
+    along = x * math.cos(angle) + y * math.sin(angle)
+    across = y * math.cos(angle) - x * math.sin(angle)
+    envelope = torch.exp(-(along.square() + (_SLANT * across).square()) / (2 * std**2))
+    envelope = envelope / envelope.sum()
+    wave = envelope * torch.cos(frequency * along)
+    real = wave - envelope * wave.sum()
+    return torch.stack([real, envelope * torch.sin(frequency * along)]).float()
+
+
+def _bell(std: float) -> Tensor:
+    """A Gaussian window [p, p] of sum one."""
+    half = math.ceil(4 * std)
+    line = torch.exp(-torch.arange(-half, half + 1, dtype=torch.float64).square() / (2 * std**2))
+    return (torch.outer(line, line) / line.sum() ** 2).float()
+
+
+def _filtered(images: Tensor, kernels: Tensor, stride: int) -> Tensor:
+    """Every channel with every kernel [q, 1, p, p]: [n, ch · q, ⌈s / stride⌉, ⌈s / stride⌉]."""
+    n, channels, size, _ = images.shape
+    half = kernels.shape[-1] // 2
+    single = images.reshape(n * channels, 1, size, size)
+    # Reflected as often as it takes where the image is smaller than half a kernel.
+    left = half
+    while left > 0:
+        step = min(left, single.shape[-1] - 1)
+        single = F.pad(single, (step,) * 4, mode="reflect")
+        left -= step
+    found = F.conv2d(single, kernels, stride=stride)
+    return found.reshape(n, channels * len(kernels), *found.shape[-2:])
+
+
+def _modulus(images: Tensor, kernels: Tensor, stride: int) -> Tensor:
+    """|x ∗ ψ| for pairs of real and imaginary kernels: [n, ch · q / 2, …]."""
+    pairs = _filtered(images, kernels, stride).unflatten(1, (-1, 2))
+    # The tiny number keeps the gradient finite where nothing is seen.
+    return (pairs.square().sum(2) + _TINY).sqrt()

@@ -1,0 +1,121 @@
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedtranscribe.data import ImageSet
+from fedtranscribe.errors import (
+    BudgetExhaustedError,
+    ConfigError,
+    ModelMismatchError,
+    QueryConflictError,
+)
+from fedtranscribe.exchange import MomentsQuery
+from fedtranscribe.mechanisms import NoisyMoments, SeededNoise
+from fedtranscribe.models.scattering import Scattering, coefficient_count, unit_rows_of
+from fedtranscribe.moments_holder import MomentsHolder
+from fedtranscribe.privacy.budget import Budget
+from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.units import Adjacency, Unit
+
+RAW = coefficient_count(1, 8)
+
+
+def records(ids: tuple[str, ...] | None = None) -> ImageSet:
+    rng = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (6, 1, 8, 8), generator=rng, dtype=torch.uint8)
+    return ImageSet("tiny", "tiny", images, torch.tensor([0, 1, 2, 0, 1, 2]), 3, ids)
+
+
+def query(name: str = "q", *, by_class: bool = True, raw: int = RAW) -> MomentsQuery:
+    mapped = torch.randn(raw, 4, generator=torch.Generator().manual_seed(1))
+    return MomentsQuery(name, torch.zeros(raw), mapped, by_class)
+
+
+@pytest.fixture
+def ledger(tmp_path: Path):
+    budget = Budget(1.0, 1e-5, Unit.RECORD, Adjacency.ZERO_OUT)
+    with Ledger.open(tmp_path / "ledger.sqlite", "tiny", budget) as opened:
+        yield opened
+
+
+def holder(ledger: Ledger, images: ImageSet | None = None, noise: object = None) -> MomentsHolder:
+    return MomentsHolder(
+        images or records(), ledger, "run", device=torch.device("cpu"), noise=noise
+    )
+
+
+QUIET = NoisyMoments(1e-6, by_class=True)
+PRIVATE = NoisyMoments(50.0, by_class=True)
+
+
+def test_the_answer_is_the_sum_over_records_and_noise(tmp_path: Path):
+    unlimited = Budget(math.inf, 1e-5, Unit.RECORD, Adjacency.ZERO_OUT)
+    with Ledger.open(tmp_path / "open.sqlite", "tiny", unlimited) as open_ledger:
+        told = holder(open_ledger, noise=SeededNoise(0)).answer(query(), QUIET)
+    images = records()
+    with torch.no_grad():
+        coefficients = Scattering()(images.images.float() / 255).double()
+    rows = unit_rows_of(coefficients, torch.zeros(RAW).double(), query().map.double())
+    assert torch.allclose(told.second, rows.T @ rows, atol=1e-4)
+    assert told.by_class is not None
+    one_hot = torch.eye(3).double()[images.labels]
+    assert torch.allclose(told.by_class, rows.T @ one_hot, atol=1e-4)
+
+
+def test_records_of_one_person_weigh_as_one_record(tmp_path: Path):
+    unlimited = Budget(math.inf, 1e-5, Unit.RECORD, Adjacency.ZERO_OUT)
+    with Ledger.open(tmp_path / "open.sqlite", "tiny", unlimited) as open_ledger:
+        images = records(("a", "a", "a", "b", "c", "d"))
+        told = holder(open_ledger, images).answer(query(), QUIET)
+    # Every row has norm one, so the trace counts persons.
+    assert float(told.second.trace()) == pytest.approx(4, abs=1e-3)
+
+
+def test_a_query_is_charged_once_and_replayed(ledger: Ledger):
+    asked = holder(ledger)
+    first, again = asked.answer(query(), PRIVATE), asked.answer(query(), PRIVATE)
+    assert torch.equal(first.second, again.second)
+    assert first.by_class is not None and again.by_class is not None
+    assert torch.equal(first.by_class, again.by_class)
+    assert len(ledger.releases("run")) == 1
+    assert first.head[0] <= again.head[0]
+
+
+def test_a_query_id_stays_bound_to_its_content_and_noise(ledger: Ledger):
+    asked = holder(ledger)
+    asked.answer(query(), PRIVATE)
+    other = MomentsQuery("q", query().centre + 1, query().map, True)
+    with pytest.raises(QueryConflictError):
+        asked.answer(other, PRIVATE)
+    with pytest.raises(QueryConflictError):
+        asked.answer(query(), NoisyMoments(60.0, by_class=True))
+    assert len(ledger.releases("run")) == 1
+
+
+def test_a_spent_budget_is_noticed_before_a_record_is_touched(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(MomentsHolder, "_blocks", lambda *_: pytest.fail("a record was touched"))
+    with pytest.raises(BudgetExhaustedError):
+        holder(ledger).answer(query(), QUIET)
+    assert ledger.releases("run") == []
+
+
+def test_what_does_not_fit_is_refused_before_it_is_booked(ledger: Ledger):
+    with pytest.raises(ModelMismatchError, match=f"centre of {RAW} coefficients"):
+        holder(ledger).answer(query(raw=10), PRIVATE)
+    with pytest.raises(ConfigError, match="mechanism for the moments"):
+        holder(ledger).answer(query(by_class=False), PRIVATE)
+    assert ledger.releases("run") == []
+
+
+def test_queries_that_are_none_are_refused():
+    good = query()
+    with pytest.raises(ConfigError, match="finite"):
+        MomentsQuery("q", good.centre, good.map * torch.nan, True)
+    with pytest.raises(ConfigError, match="float32"):
+        MomentsQuery("q", good.centre.double(), good.map, True)
+    with pytest.raises(ConfigError, match="k <="):
+        MomentsQuery("q", good.centre[:2], good.map, True)

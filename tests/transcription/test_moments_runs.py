@@ -1,0 +1,129 @@
+import json
+from pathlib import Path
+
+import pytest
+
+from fedtranscribe.config import TranscribeSettings
+from fedtranscribe.errors import ConfigError, HopelessPlanError
+from fedtranscribe.moments_holder import MomentsHolder
+from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.transcribe import prepare, transcribe
+from fedtranscribe.transcribe.moments import plan_moments, with_source
+from tests.conftest import TINY_DPSD
+
+
+@pytest.fixture
+def settings(tiny_data: Path) -> TranscribeSettings:
+    """A run that learns from moments, in seconds."""
+    dpsd = TINY_DPSD.model_copy(update={"moments_steps": 1})
+    return TranscribeSettings(data=str(tiny_data), epsilon=50, dpsd=dpsd)
+
+
+def ledger_of(settings: TranscribeSettings) -> Ledger:
+    path = next(Path(str(settings.data)).parent.glob("*.ledger.sqlite"))
+    return Ledger.open_read_only(path)
+
+
+def test_a_run_costs_what_it_says_and_says_what_it_told(
+    settings: TranscribeSettings, tmp_path: Path
+):
+    result = transcribe(prepare(settings), tmp_path / "run")
+    assert result["epsilon"] == pytest.approx(50, rel=1e-6)
+    assert result["sound"]["add-remove"] == pytest.approx(50, rel=1e-6)
+    assert result["sound"]["replace"] > 50
+    assert (result["privacy"], result["rows"], result["teachers"]) == ("moments", 2, 0)
+    assert result["published"] is None
+    with ledger_of(settings) as ledger:
+        total = ledger.total(1e-5, Unit.RECORD, Adjacency.ZERO_OUT).epsilon
+        assert total == pytest.approx(50, rel=1e-6)
+    lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    assert [json.loads(line)["mechanism"] for line in lines] == ["noisy-moments"] * 2
+    for name in ("student.safetensors", "generator.safetensors", "images.png"):
+        assert (tmp_path / "run" / name).stat().st_size > 0
+    stored = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert stored["accuracy"] is None, "held-out records of one's own are private"
+    assert result["accuracy"]["student"] > 0.5, "three shades of grey"
+
+
+@pytest.mark.parametrize("crash_after", [0, 1, 2])
+def test_a_crash_between_questions_spends_nothing_twice(
+    settings: TranscribeSettings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    crash_after: int,
+):
+    calls, whole = [], MomentsHolder.answer
+
+    def crashing(self, query, mechanism):
+        if len(calls) == crash_after:
+            raise KeyboardInterrupt
+        calls.append(query.id)
+        answer = whole(self, query, mechanism)
+        if len(calls) == crash_after == 2:
+            raise KeyboardInterrupt
+        return answer
+
+    prepared = prepare(settings)
+    with monkeypatch.context() as patched:
+        patched.setattr(MomentsHolder, "answer", crashing)
+        with pytest.raises(KeyboardInterrupt):
+            transcribe(prepared, tmp_path / "run")
+    result = transcribe(prepare(settings), tmp_path / "run", resume=True)
+    assert result["epsilon"] == pytest.approx(50, rel=1e-6)
+    with ledger_of(settings) as ledger:
+        assert len(ledger.releases(result["run"])) == 2
+        total = ledger.total(1e-5, Unit.RECORD, Adjacency.ZERO_OUT).epsilon
+        assert total == pytest.approx(50, rel=1e-6)
+
+
+def test_moments_are_what_a_run_learns_from_where_nobody_said_more():
+    picked = with_source(TranscribeSettings())
+    assert (picked.source, picked.student, picked.teacher) == ("moments", "scatter", None)
+    assert with_source(picked) == picked, "a resumed run picks the same"
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [
+        {"teacher": "cnn"},
+        {"student": "cnn-wide"},
+        {"shards": 10},
+        {"rows": 100},
+        {"top_k": 3},
+        {"privacy": "data"},
+        {"privacy": "label"},
+        {"unit": "holder"},
+        {"calibrate_by": "published"},
+        {"generator": Path("run")},
+        {"teacher_weights": "imagenet"},
+    ],
+)
+def test_who_asks_for_what_only_teachers_can_give_gets_teachers(typed: dict):
+    picked = with_source(TranscribeSettings(**typed))
+    assert picked.source == "teachers"
+    assert (picked.teacher, picked.student) == ("cnn", "cnn-wide")
+    name = f"--{next(iter(typed)).replace('_', '-')}"
+    with pytest.raises(ConfigError, match=name):
+        with_source(TranscribeSettings(source="moments", **typed))
+
+
+def test_teachers_can_be_asked_for_by_name_alone():
+    picked = with_source(TranscribeSettings(source="teachers"))
+    assert (picked.source, picked.student, picked.teacher) == ("teachers", "cnn-wide", "cnn")
+
+
+@pytest.mark.parametrize(
+    ("records", "epsilon", "verdict"),
+    [(4_000, 10, "fine"), (4_000, 0.1, "poor"), (60_000, 0.1, "fine"), (60, 0.1, "hopeless")],
+)
+def test_the_forecast_knows_records_and_noise(records: int, epsilon: float, verdict: str):
+    made = plan_moments(TranscribeSettings(epsilon=epsilon), records, 10, 1, 28)
+    assert made.forecast.verdict.value == verdict
+
+
+def test_a_hopeless_run_spends_nothing(settings: TranscribeSettings, tmp_path: Path):
+    hopeless = settings.model_copy(update={"epsilon": 0.01})
+    with pytest.raises(HopelessPlanError, match="--force"):
+        transcribe(prepare(hopeless), tmp_path / "run")
+    assert not list(tmp_path.glob("*.ledger.sqlite"))
