@@ -14,8 +14,10 @@ OUT    := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
 # A ledger of its own: the packaged digits are public, so trying the demo twice harms nobody.
 demo: $(STAMP)
-	$(BIN)/fedtranscribe transcribe --teacher cnn --data digits --epsilon 10 --out $(OUT) \
-	    --ledger $(OUT)-ledger.sqlite
+	$(BIN)/fedtranscribe transcribe --data digits --epsilon 10 --out $(OUT)-moments \
+	    --ledger $(OUT)-moments.sqlite
+	$(BIN)/fedtranscribe transcribe --teacher cnn --data digits --epsilon 10 --out $(OUT)-teachers \
+	    --ledger $(OUT)-teachers.sqlite
 
 # A worker per core with one thread each; a file's tests stay together, for their fixtures' sake.
 test: $(STAMP)

@@ -89,11 +89,11 @@ class MomentsHolder:
         """Rows, labels and weights, some records at a time."""
         times = Counter(self.images.ids)
         weights = torch.tensor([1 / times[i] for i in self.images.ids], dtype=torch.float64)
-        centre, mapped = query.centre.double(), query.map.double()
+        centre, mapped = query.centre.to(self._device), query.map.to(self._device)
         for picked in torch.arange(len(self.images)).split(_BATCH):
             pixels = self.images.images[picked].to(self._device).float() / 255
-            # Whatever the float32 features are, the rows are bounded in float64.
-            rows = unit_rows_of(scattering(pixels).cpu().double(), centre, mapped)
+            # In float32; `moment_sums` bounds rows in float64, whatever they are.
+            rows = unit_rows_of(scattering(pixels), centre, mapped)
             yield rows, self.images.labels[picked], weights[picked]
 
     def _decode(self, stored: bytes, query: MomentsQuery, head: tuple[int, str]) -> Moments:

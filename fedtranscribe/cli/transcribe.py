@@ -34,17 +34,20 @@ from fedtranscribe.config import TranscribeSettings, build
 # From a diffusion model on two cores: some minutes, once.
 _SAMPLES = 2_000
 
-_EXAMPLES = """Transcribe teachers into a differentially private student and generator.
+_EXAMPLES = """Turn private images into a differentially private student and generator.
 
 \b
 Examples:
-  fedtranscribe transcribe                                     # packaged digits, small CNNs
+  fedtranscribe transcribe                                     # packaged digits, noisy moments
+  fedtranscribe transcribe --source teachers                   # the same, from small CNNs' votes
   fedtranscribe transcribe --teacher resnet50                  # any torchvision architecture
   fedtranscribe transcribe --teacher my-teachers --epsilon 5   # made by `teacher train`
   fedtranscribe transcribe --data scans.npz --privacy vote --out runs/scans
   fedtranscribe transcribe --generator runs/diffusion          # ask its samples, add its cost
   fedtranscribe transcribe --resume --out runs/scans           # go on after an interrupt
 
+Without a teacher, student, shards or rows the student learns from noisy moments of the
+records; with one of them, from answers of teachers on disjoint shards (DPSD).
 What is left out is picked from public facts (records, classes, shapes) and said aloud.
 Settings of the method itself go into --config FILE, tables [dpsd] and [teachers].
 """

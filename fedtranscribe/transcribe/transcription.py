@@ -14,7 +14,6 @@ from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import HopelessPlanError
 from fedtranscribe.holder import Holder
-from fedtranscribe.mechanisms import OsNoise
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.moments_holder import MomentsHolder
 from fedtranscribe.privacy.accountant import guarantee, sound_table
@@ -160,7 +159,7 @@ def _run_on_moments(
     learn_from_moments(side, plan, holder, run, settings, progress)
     run.write_events([release.to_json() for release in ledger.releases(run.run_id)])
     run.write_scores({"student": _accuracy(prepared, side)})
-    return _finish(prepared, run, ledger, side, Curve())
+    return _finish(prepared, run, holder, side, Curve())
 
 
 def _run_on_answers(
@@ -205,7 +204,7 @@ def _run_on_answers(
     if prepared.declared_public:
         scores |= ensemble_accuracy([teachers], test.images, test.labels)
     run.write_scores(scores)
-    return _finish(prepared, run, ledger, side, curve)
+    return _finish(prepared, run, holder, side, curve)
 
 
 def _student_side(prepared: Prepared, public: ImageSet | None, progress: Progress) -> StudentSide:
@@ -220,23 +219,29 @@ def _accuracy(prepared: Prepared, side: StudentSide) -> float:
 
 
 def _finish(
-    prepared: Prepared, run: RunDirectory, ledger: Ledger, side: StudentSide, curve: Curve
+    prepared: Prepared,
+    run: RunDirectory,
+    holder: Holder | MomentsHolder,
+    side: StudentSide,
+    curve: Curve,
 ) -> dict[str, Any]:
     """Write networks, figures and metrics; the result."""
     scores = run.read_scores()
     save_networks(run, side)
     _figures(run, side, curve, scores)
     told = scores if prepared.declared_public else None
-    metrics = _metrics(prepared, run, ledger, curve) | {"accuracy": told}
+    metrics = _metrics(prepared, run, holder, curve) | {"accuracy": told}
     run.write_metrics(metrics)
     return metrics | {"accuracy": scores}
 
 
-def _metrics(prepared: Prepared, run: RunDirectory, ledger: Ledger, curve: Curve) -> dict[str, Any]:
+def _metrics(
+    prepared: Prepared, run: RunDirectory, holder: Holder | MomentsHolder, curve: Curve
+) -> dict[str, Any]:
     settings, plan, releases = prepared.settings, prepared.plan, prepared.releases
     unit, published = Unit(settings.unit), plan.published
     stated = _stated(prepared, releases)
-    total = ledger.total(settings.delta, unit, Adjacency.ZERO_OUT)
+    total = holder.ledger.total(settings.delta, unit, Adjacency.ZERO_OUT)
     sound = sound_table([*prepared.before, *releases], unit, settings.delta)
     return {
         "epsilon": stated.epsilon,
@@ -249,7 +254,7 @@ def _metrics(prepared: Prepared, run: RunDirectory, ledger: Ledger, curve: Curve
         "sound": {adjacency.value: epsilon for adjacency, epsilon in sound.items()},
         "published": published and {"epsilon": published.epsilon, "reason": published.reason},
         "ledger": {"epsilon": total.epsilon, "accountant": total.accountant},
-        "private": OsNoise.private,
+        "private": holder.noise.private,
         "run": run.run_id,
         "rows": sum(release.rows for release in releases),
         "teachers": plan.shards,

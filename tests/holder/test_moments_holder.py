@@ -77,7 +77,8 @@ def test_a_query_is_charged_once_and_replayed(ledger: Ledger):
     asked = holder(ledger)
     first, again = asked.answer(query(), PRIVATE), asked.answer(query(), PRIVATE)
     assert torch.equal(first.second, again.second)
-    assert first.by_class is not None and again.by_class is not None
+    assert first.by_class is not None
+    assert again.by_class is not None
     assert torch.equal(first.by_class, again.by_class)
     assert len(ledger.releases("run")) == 1
     assert first.head[0] <= again.head[0]

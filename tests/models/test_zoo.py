@@ -71,7 +71,7 @@ def test_unknown_names_suggest_close_ones():
 
 def test_without_torchvision_the_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torchvision", None)
-    assert available() == ["cnn-small", "cnn", "cnn-wide"]
+    assert available() == ["cnn-small", "cnn", "cnn-wide", "scatter"]
     with pytest.raises(UnknownArchitectureError, match=r"fedtranscribe\[vision\]"):
         build("resnet50", 10, 1, 28)
 

@@ -149,7 +149,7 @@ def test_dp_sad_has_its_own_options():
     resolved: DpSadSettings = plan.settings
     assert (resolved.teacher, resolved.guidance, resolved.batch) == ("dp", 0.5, 100)
     assert plan.schedule.steps == 200
-    assert plan.steps == {"teacher": 200, "student": 200}
+    assert plan.steps == {"teacher": 320, "student": 320}
     assert method.public_data(settings, DIGITS) is None
     public = PLAIN.model_copy(update={"dp_sad": DpSadOptions(teacher="public")})
     assert method.public_data(PLAIN, DIGITS) is None  # the quick profile's teacher is private
