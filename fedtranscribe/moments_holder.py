@@ -30,8 +30,9 @@ class MomentsHolder:
 
     Guarantee:
         That of `NoisyMoments`, for the sum of everything the ledger has booked. Features of a
-        record depend on the record and the public query alone; records of one id share one
-        record's weight. The order is that of `answer_once`.
+        record depend on the record and the public query alone: blocks of records always have one
+        shape, because kernels round by it. Records of one id share one record's weight. The order
+        is that of `answer_once`.
     """
 
     def __init__(
@@ -57,18 +58,16 @@ class MomentsHolder:
             BudgetExhaustedError: the holder's limit would be exceeded; nothing was booked.
             QueryConflictError: the id was used for another query.
         """
-        scattering = Scattering().to(self._device)
         self._check_public_part(query, mechanism)
 
         def compute() -> bytes:
             classes = self.images.classes if query.by_class else None
-            blocks = self._blocks(query, scattering)
-            sums = moment_sums(blocks, query.map.shape[1] + 1, classes)
+            sums = moment_sums(self._blocks(query), query.map.shape[1] + 1, classes)
             return _encode(mechanism.privatise(sums, self.noise.for_query(query.id)))
 
         bound_to = f"{query.digest()} {mechanism.noise_std.hex()}"
-        booking = (query.id, bound_to, mechanism.release(), self.run)
-        stored, head = answer_once(self.ledger, *booking, compute)
+        release = mechanism.release(positional_ids=self.images.positional)
+        stored, head = answer_once(self.ledger, query.id, bound_to, release, self.run, compute)
         return self._decode(stored, query, (head.sequence, head.hash))
 
     def _check_public_part(self, query: MomentsQuery, mechanism: NoisyMoments) -> None:
@@ -83,17 +82,18 @@ class MomentsHolder:
             )
 
     @torch.no_grad()
-    def _blocks(
-        self, query: MomentsQuery, scattering: Scattering
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Rows, labels and weights, some records at a time."""
+    def _blocks(self, query: MomentsQuery) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Rows, labels and weights, some records at a time; the last block is filled with zeros."""
+        scattering = Scattering().to(self._device)
         times = Counter(self.images.ids)
         weights = torch.tensor([1 / times[i] for i in self.images.ids], dtype=torch.float64)
         centre, mapped = query.centre.to(self._device), query.map.to(self._device)
         for picked in torch.arange(len(self.images)).split(_BATCH):
-            pixels = self.images.images[picked].to(self._device).float() / 255
+            images = self.images.images[picked]
+            filled = torch.cat([images, images.new_zeros(_BATCH - len(images), *images.shape[1:])])
+            pixels = filled.to(self._device).float() / 255
             # In float32; `moment_sums` bounds rows in float64, whatever they are.
-            rows = unit_rows_of(scattering(pixels), centre, mapped)
+            rows = unit_rows_of(scattering(pixels), centre, mapped)[: len(images)]
             yield rows, self.images.labels[picked], weights[picked]
 
     def _decode(self, stored: bytes, query: MomentsQuery, head: tuple[int, str]) -> Moments:

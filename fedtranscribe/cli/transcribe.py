@@ -42,7 +42,7 @@ Examples:
   fedtranscribe transcribe --source teachers                   # the same, from small CNNs' votes
   fedtranscribe transcribe --teacher resnet50                  # any torchvision architecture
   fedtranscribe transcribe --teacher my-teachers --epsilon 5   # made by `teacher train`
-  fedtranscribe transcribe --data scans.npz --privacy vote --out runs/scans
+  fedtranscribe transcribe --data scans.npz --epsilon 5 --out runs/scans
   fedtranscribe transcribe --generator runs/diffusion          # ask its samples, add its cost
   fedtranscribe transcribe --resume --out runs/scans           # go on after an interrupt
 

@@ -1,4 +1,4 @@
-"""A private start for the student: its last layer from noisy moments of the holder's records.
+"""A student whose last layer follows from noisy moments of the holder's records.
 
 Two questions, and everything else is post-processing:
 

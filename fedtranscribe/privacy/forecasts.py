@@ -112,7 +112,7 @@ def moments_forecast(records: int, classes: int, width: int, noise_std: float) -
     0.2 (ε = 0.1) and 92 % at 1.8 (ε = 1).
 
     Args:
-        records: n.
+        records: n; where ids repeat there are fewer persons, and less is seen than is said here.
         classes: c.
         width: k, entries of a row.
         noise_std: τ of the sums by class.

@@ -4,6 +4,7 @@ When a run does, what it costs, and how it is carried out.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from fedtranscribe.config import TranscribeSettings
@@ -57,8 +58,9 @@ class MomentsPlan:
         return self.second.noise_std
 
     def releases(self, *, positional_ids: bool) -> tuple[Release, ...]:
-        """What both answers give away; moments need no ids."""
-        return self.first.release(), self.second.release()
+        """What both answers give away."""
+        both = self.first, self.second
+        return tuple(mechanism.release(positional_ids=positional_ids) for mechanism in both)
 
 
 def with_source(settings: TranscribeSettings) -> TranscribeSettings:
@@ -136,6 +138,7 @@ def learn_from_moments(
     run: RunDirectory,
     settings: TranscribeSettings,
     progress: Progress,
+    report: Callable[[int], None],
 ) -> None:
     """Ask both questions, set the student by the answers, and train the generator against it.
 
@@ -149,15 +152,18 @@ def learn_from_moments(
         run: where questions are kept.
         settings: of the run.
         progress: shows the work.
+        report: called with how many questions have been answered.
     """
     name, stage = run.run_id, "moments of the records"
     progress(stage, 0, 2)
     first = run.keep_moments_query(0, lambda: second_moments(side.student, name))
     shown = holder.answer(first, plan.first)
     progress(stage, 1, 2)
+    report(1)
     second = run.keep_moments_query(1, lambda: class_moments(first, shown, plan.first, name))
     answer = holder.answer(second, plan.second)
     progress(stage, 2, 2)
+    report(2)
     set_head(side.student, second, answer, plan.second)
 
     def show(done: int, total: int) -> None:

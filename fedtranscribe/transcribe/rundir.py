@@ -3,7 +3,7 @@
 config.toml               the settings, resolved
 events.jsonl              one line per answered query: mechanism, rows, cost
 checkpoints/state.pt      everything needed to go on, the query in flight included
-checkpoints/moments-*.pt  what was asked for the student's private start
+checkpoints/moments-*.pt  what was asked about moments of the records
 metrics.json              the result, both figures, the accuracy curve
 progress.jsonl            one line per round: rows, ε so far, losses
 images.png, accuracy.png  synthetic samples; accuracy over answered rows
@@ -197,10 +197,9 @@ class RunDirectory:
         """
         path = self.path / "checkpoints" / f"moments-{place}.pt"
         if not path.exists():
-            query, buffer = make(), io.BytesIO()
-            torch.save(vars(query), buffer)
+            buffer = io.BytesIO()
+            torch.save(vars(make()), buffer)
             write_atomically(path, buffer.getvalue())
-            return query
         try:
             return MomentsQuery(**torch.load(path, weights_only=True))
         except Exception as error:  # torch raises many kinds for a damaged file

@@ -1,7 +1,8 @@
 """One transcription from settings to result.
 
-Order: data and the public part → plan and forecast → run folder → teachers → ledger → rounds →
-result. Every mistake that can be found before the ledger is touched is found before.
+Order: data and the public part → plan and forecast → run folder → ledger → two moments, or
+teachers and rounds → result. Every mistake that can be found before the ledger is touched is found
+before.
 """
 
 import json
@@ -67,7 +68,8 @@ def transcribe(
         say: receives lines for the user.
 
     Returns:
-        The result, as written to `metrics.json`.
+        The result, as written to `metrics.json`, and beside it the accuracy, which on the holder's
+        own records is private: do not publish it.
 
     Raises:
         HopelessPlanError: nothing can be learned, and `force` was not given.
@@ -156,7 +158,13 @@ def _run_on_moments(
     settings, train = prepared.settings, prepared.split.train
     side = _student_side(prepared, prepared.public, progress)
     holder = MomentsHolder(train, ledger, run.run_id, device=prepared.device)
-    learn_from_moments(side, plan, holder, run, settings, progress)
+    track = Tracker(run.path, settings)
+
+    def report(answers: int) -> None:
+        so_far = _stated(prepared, prepared.releases[:answers]).epsilon
+        track({"stage": "moments", "done": answers, "total": 2, "epsilon": so_far})
+
+    learn_from_moments(side, plan, holder, run, settings, progress, report)
     run.write_events([release.to_json() for release in ledger.releases(run.run_id)])
     run.write_scores({"student": _accuracy(prepared, side)})
     return _finish(prepared, run, holder, side, Curve())

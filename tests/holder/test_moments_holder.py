@@ -13,6 +13,7 @@ from fedtranscribe.errors import (
 )
 from fedtranscribe.exchange import MomentsQuery
 from fedtranscribe.mechanisms import NoisyMoments, SeededNoise
+from fedtranscribe.mechanisms.moments import sensitivity
 from fedtranscribe.models.scattering import Scattering, coefficient_count, unit_rows_of
 from fedtranscribe.moments_holder import MomentsHolder
 from fedtranscribe.privacy.budget import Budget
@@ -71,6 +72,40 @@ def test_records_of_one_person_weigh_as_one_record(tmp_path: Path):
         told = holder(open_ledger, images).answer(query(), QUIET)
     # Every row has norm one, so the trace counts persons.
     assert float(told.second.trace()) == pytest.approx(4, abs=1e-3)
+
+
+def told_without_noise(images: ImageSet, path: Path) -> torch.Tensor:
+    unlimited = Budget(math.inf, 1e-5, Unit.RECORD, Adjacency.ZERO_OUT)
+    with Ledger.open(path, "tiny", unlimited) as open_ledger:
+        told = holder(open_ledger, images, SeededNoise(0)).answer(query(), QUIET)
+    assert told.by_class is not None
+    return torch.cat([told.second, told.by_class], dim=1)
+
+
+@pytest.mark.parametrize("ids", [None, ("a", "a", "b", "c", "d", "e")])
+def test_one_record_moves_the_answer_no_further_than_the_sensitivity(
+    tmp_path: Path, ids: tuple[str, ...] | None
+):
+    images = records(ids)
+    here = told_without_noise(images, tmp_path / "here.sqlite")
+    inverted, moved_label = images.images.clone(), images.labels.clone()
+    inverted[0] = 255 - inverted[0]
+    moved_label[0] = 2
+    worlds = {
+        "another image": (inverted, images.labels),
+        "another label": (images.images, moved_label),
+        "both": (inverted, moved_label),
+    }
+    for name, (pixels, labels) in worlds.items():
+        other = ImageSet("tiny", "tiny", pixels, labels, 3, ids)
+        there = told_without_noise(other, tmp_path / f"{name}.sqlite")
+        moved = float((here - there).norm())
+        assert 0.01 < moved <= sensitivity(Adjacency.REPLACE, by_class=True)
+    without = images.subset(range(1, 6))
+    if ids is None:
+        there = told_without_noise(without, tmp_path / "without.sqlite")
+        moved = float((here - there).norm())
+        assert moved == pytest.approx(sensitivity(Adjacency.ZERO_OUT, by_class=True), rel=1e-3)
 
 
 def test_a_query_is_charged_once_and_replayed(ledger: Ledger):

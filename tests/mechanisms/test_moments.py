@@ -51,13 +51,16 @@ def test_the_worst_pair_of_the_proof_is_as_bad_as_it_says():
 
 @pytest.mark.parametrize("target", [0.1, 1.0, 10.0])
 def test_the_noise_costs_what_it_was_calibrated_to(target: float):
-    made = NoisyMoments.of_mu(gaussian_mu(target, 1e-5), by_class=True).release()
+    made = NoisyMoments.of_mu(gaussian_mu(target, 1e-5), by_class=True)
+    made = made.release(positional_ids=False)
     for adjacency in (Adjacency.ZERO_OUT, Adjacency.ADD_REMOVE):
         assert epsilon([made.event(Unit.RECORD, adjacency)], 1e-5) == pytest.approx(target)
     worse = epsilon([made.event(Unit.RECORD, Adjacency.REPLACE)], 1e-5)
     assert worse > target
     # Replace is 3/2 as far: that of noise which is 3/2 as small.
-    closer = NoisyMoments.of_mu(1.5 * gaussian_mu(target, 1e-5), by_class=True).release()
+    closer = NoisyMoments.of_mu(1.5 * gaussian_mu(target, 1e-5), by_class=True)
+    closer = closer.release(positional_ids=True)
+    assert Adjacency.ADD_REMOVE not in closer.costs[Unit.RECORD], "the split goes by row number"
     same = epsilon([closer.event(Unit.RECORD, Adjacency.ZERO_OUT)], 1e-5)
     assert worse == pytest.approx(same, rel=1e-4)
     assert Unit.HOLDER not in made.costs

@@ -39,6 +39,9 @@ def test_a_run_costs_what_it_says_and_says_what_it_told(
         assert total == pytest.approx(50, rel=1e-6)
     lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
     assert [json.loads(line)["mechanism"] for line in lines] == ["noisy-moments"] * 2
+    steps = (tmp_path / "run" / "progress.jsonl").read_text().splitlines()
+    so_far = [json.loads(line)["epsilon"] for line in steps]
+    assert so_far[0] < so_far[1] == pytest.approx(50, rel=1e-6)
     for name in ("student.safetensors", "generator.safetensors", "images.png"):
         assert (tmp_path / "run" / name).stat().st_size > 0
     stored = json.loads((tmp_path / "run" / "metrics.json").read_text())

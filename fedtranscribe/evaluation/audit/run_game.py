@@ -30,6 +30,7 @@ from fedtranscribe.privacy.units import Adjacency, Unit
 _BEST_MU = 0.5
 # Only the coordinates in which two rows differ tell anything: the others are noise alone.
 _WIDTH = 2
+_MOMENTS_ANSWERS = ("answer on second moments alone", "answer on sums by class")
 
 
 @dataclass(frozen=True)
@@ -99,8 +100,12 @@ def play_run(
     releases = next(iter(given.values()), ())
     if not releases:
         return None
-    # Of two releases of moments the second tells of classes as well.
-    release = releases[-1] if releases[0].mechanism == MOMENTS else releases[0]
+    release = releases[0]
+    if release.mechanism == MOMENTS:
+        if len(releases) != len(_MOMENTS_ANSWERS):
+            return None
+        # The second tells of classes as well, and its noise is what the result names.
+        release = releases[-1]
     event = release.costs.get(Unit.RECORD, {}).get(adjacency)
     rows, mechanism, second, first = 1, None, None, None
     if isinstance(event, RandomizedResponse):
@@ -127,6 +132,8 @@ def play_run(
         source = OsBits() if isinstance(mechanism, MaskedSum) else OsNoise()
     asked = int(result.get("rows") or rows)
     words = f" to {rows:,} of the run's {asked:,} rows taken together"
+    if release.mechanism == MOMENTS:
+        words = f": the {_MOMENTS_ANSWERS[-1]}. The {_MOMENTS_ANSWERS[0]} was not played"
     return play(
         mechanism,
         first,
