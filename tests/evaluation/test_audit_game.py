@@ -13,6 +13,7 @@ from fedtranscribe.evaluation.audit.run_game import play_run
 from fedtranscribe.mechanisms import (
     CentralNoise,
     NoisyMeanRows,
+    NoisyMoments,
     QuantisedMeanRows,
     SeededBits,
     SeededNoise,
@@ -181,3 +182,22 @@ def test_no_attack_beats_the_risk_that_is_stated():
     for rate, found in risk.found.items():
         threshold = np.quantile(others, 1 - rate)
         assert (members > threshold).mean() < found + 0.01
+
+
+@pytest.mark.parametrize("adjacency", [Adjacency.ZERO_OUT, Adjacency.REPLACE])
+@pytest.mark.parametrize("fault", [1.0, 0.5])
+def test_moments_are_played_on_the_worst_pair_of_records(adjacency, fault):
+    mechanism = NoisyMoments.of_mu(0.5, by_class=True)
+    booked = mechanism.release(positional_ids=False)
+    given = {
+        "holder": (NoisyMoments.of_mu(0.3, by_class=False).release(positional_ids=False), booked)
+    }
+    result = {"private": True, "delta": DELTA, "rows": 2, "noise_std": fault * mechanism.noise_std}
+    found = play_run(result, given, adjacency, 200_000, 0.999, SeededNoise(0))
+    assert found is not None
+    assert "was not played" in found.words
+    assert found.contradicts is (fault == 0.5)
+    claimed = epsilon([booked.event(Unit.RECORD, adjacency)], DELTA)
+    assert found.lower > 0.4 * claimed
+    # A run that stopped between its two answers has no noise to play on.
+    assert play_run(result, {"holder": (booked,)}, adjacency, 1_000, 0.99) is None
