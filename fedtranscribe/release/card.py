@@ -147,6 +147,8 @@ def _rows(said: PrivacyStatement) -> list[tuple[str, str]]:
 def _answers(said: PrivacyStatement) -> str:
     if said.answers is None:
         return "one trained network" if said.rows == 1 else f"{said.rows:,} rows"
+    if said.method == said.answers:  # moments: sums over all records, no rows
+        return f"{said.rows:,} noisy sums over all records (`{said.answers}`)"
     return f"{said.rows:,} rows of kind `{said.answers}`"
 
 

@@ -189,6 +189,8 @@ def _key_figures(facts: RunFacts) -> list[Figure]:
         found.append(Figure("student’s accuracy", percent(facts.scores["student"]), "held out"))
     if facts.diffusion:
         found += _of_training(facts)
+    elif result.get("privacy") == "moments":
+        found.append(Figure("answers", f"{int(result['rows'])}", "noisy sums over all records"))
     elif result.get("rows"):
         kind = str(result.get("privacy") or "")
         found.append(Figure("rows answered", f"{int(result['rows']):,}", kind and f"kind: {kind}"))

@@ -252,6 +252,7 @@ def _metrics(
     total = holder.ledger.total(settings.delta, unit, Adjacency.ZERO_OUT)
     sound = sound_table([*prepared.before, *releases], unit, settings.delta)
     return {
+        "method": "moments" if settings.source == "moments" else "dpsd",
         "epsilon": stated.epsilon,
         "delta": stated.delta,
         "unit": stated.unit.value,

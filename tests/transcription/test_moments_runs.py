@@ -33,7 +33,7 @@ def test_a_run_costs_what_it_says_and_says_what_it_told(
     assert result["sound"]["add-remove"] == pytest.approx(50, rel=1e-6)
     assert result["sound"]["replace"] > 50
     assert (result["privacy"], result["rows"], result["teachers"]) == ("moments", 2, 0)
-    assert result["published"] is None
+    assert (result["method"], result["published"]) == ("moments", None)
     with ledger_of(settings) as ledger:
         total = ledger.total(1e-5, Unit.RECORD, Adjacency.ZERO_OUT).epsilon
         assert total == pytest.approx(50, rel=1e-6)
