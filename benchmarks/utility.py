@@ -54,6 +54,8 @@ PACKAGED = ("digits",)
 UNSEEN = slice(5_000, None)
 MOMENTS = {"moments-10": 10.0, "moments-1": 1.0, "moments-0.1": 0.1}
 MOMENTS_SEEDS = 3
+# Lines with fewer seeds are kept, but they are no entry of the leaderboard.
+LEAST_SEEDS = 3
 
 
 @dataclass(frozen=True)
@@ -289,8 +291,9 @@ def _table(lines: list[dict]) -> str:
         "Record level, δ = 1e-5, no real public data: public images are drawn by a formula "
         "(`shapes`). ε is sound, under zero-out; what the same run costs under replace stands "
         "beside it. Accuracy of the student in per cent, on the last 5,000 test images (digits: "
-        "all 1,000): mean over seeds, lowest and highest. Minutes on 2 CPU cores, median; where "
-        "teachers are asked, they were trained before and their training is not counted.",
+        "all 1,000): mean over seeds, lowest and highest. Minutes, median, on 2 CPU cores; runs on "
+        "moments other than MNIST's at ε = 10 shared the cores with another run. Where teachers "
+        "are asked, they were trained before and their training is not counted.",
         "",
         "| data | method | ε | ε, replace | student | low – high | seeds | minutes | command |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -298,7 +301,7 @@ def _table(lines: list[dict]) -> str:
     for data in DATA:
         for name in (*MOMENTS, *CASES):
             found = [x for x in lines if (x["data"], x["case"]) == (data, name)]
-            if found:
+            if len(found) >= LEAST_SEEDS:
                 rows.append(_row(data, name, found))
     return "\n".join(rows) + "\n"
 
