@@ -91,8 +91,8 @@ def _moments(data: str) -> list[CurvePoint]:
     """What runs that learn from moments reach, by rising ε."""
     lines = [x for x in _read(RESULTS / "utility.jsonl") if x["data"] == data]
     by_case = {case: [x["student"] for x in lines if x["case"] == case] for case in MOMENTS}
-    found = [CurvePoint(MOMENTS[c], *_spread(scores)) for c, scores in by_case.items() if scores]
-    return sorted(found, key=lambda point: point.epsilon)
+    rising = sorted(MOMENTS, key=MOMENTS.__getitem__)
+    return [CurvePoint(MOMENTS[c], *_spread(by_case[c])) for c in rising if by_case[c]]
 
 
 def _spread(scores: list[float]) -> tuple[float, float, float]:
