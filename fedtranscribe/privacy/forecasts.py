@@ -109,7 +109,7 @@ def moments_forecast(records: int, classes: int, width: int, noise_std: float) -
     The noise alone has eigenvalues up to √(2 k) τ. A class of n / c records adds unit rows, so
     n / c is what its part of the sum has to stand out by. Where that is a tenth of the noise,
     nothing is seen; where it is less than all of it, little: the packaged digits reach 45 % at
-    0.2 (ε = 0.1) and 92 % at 1.8 (ε = 1).
+    a quarter of it (ε = 0.1) and 91 % at twice (ε = 1).
 
     Args:
         records: n; where ids repeat there are fewer persons, and less is seen than is said here.
