@@ -12,7 +12,8 @@ OUT    := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
 .PHONY: demo test test-slow lint types imports images-lint docs check clean
 
-# A ledger of its own: the packaged digits are public, so trying the demo twice harms nobody.
+# Ledgers of their own: the packaged digits are public, so trying the demo twice harms nobody. A run of
+# ε = 10 fits under the limit of 20 that a new ledger has.
 demo: $(STAMP)
 	$(BIN)/fedtranscribe transcribe --data digits --epsilon 10 --out $(OUT)-moments \
 	    --ledger $(OUT)-moments.sqlite

@@ -13,7 +13,6 @@ Each variant is a callable handed to `DPSD` or `Holder`; the method knows nothin
 
 import argparse
 import json
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -23,7 +22,7 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.config import DpsdSettings, TranscribeSettings
-from fedtranscribe.data import DataSplit, load
+from fedtranscribe.data import DataSplit, NamedData, load
 from fedtranscribe.holder import Holder
 from fedtranscribe.mechanisms import RowBound
 from fedtranscribe.methods.distillation import classic_distillation, gradient_of
@@ -40,6 +39,8 @@ from fedtranscribe.transcribe.session import accuracy, build_student_side, publi
 
 RESULTS = Path(__file__).parent / "results"
 SHARDS = 250
+# Of each run's own ledger: the data are public, and an ablation may cost more than it plans.
+LIMIT = 100.0
 
 
 def teacher_as_discriminator(teacher: Classifier) -> GeneratorLoss:
@@ -120,7 +121,8 @@ def _run(
     train, test = split.train, split.test
     facts = TaskFacts(len(train), train.classes, train.channels, train.size)
     plan = make_plan(settings, facts, SHARDS, "full")
-    public = public_images(settings, train.channels, train.size)
+    private = NamedData.of("digits", split)
+    public = public_images(settings, train.channels, train.size, private)
     device = torch.device("cpu")
     side = build_student_side(settings, train.classes, train.channels, train.size, public, device)
     dpsd = settings.dpsd.model_copy(update={"rows": plan.rows, **changes.get("settings", {})})
@@ -135,7 +137,7 @@ def _run(
         row_gradient=changes.get("row_gradient"),
         loss=changes.get("loss", generator_loss),
     )
-    limit = Budget(math.inf, settings.delta, Unit.RECORD, Adjacency.ZERO_OUT)
+    limit = Budget(LIMIT, settings.delta, Unit.RECORD, Adjacency.ZERO_OUT)
     with Ledger.open(ledger_path, train.data_id, limit) as ledger:
         holder = Holder(
             teachers,

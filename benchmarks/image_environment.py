@@ -256,7 +256,7 @@ def _images(path: Path) -> None:
     labels = np.arange(300) % 3
     images = rng.integers(0, 80, (300, 28, 28)) + 60 * labels[:, None, None]
     ids = np.array([f"patient-{i}" for i in range(300)])
-    np.savez(path, images=images.astype(np.uint8), labels=labels, ids=ids)
+    np.savez(path, images=images.astype(np.uint8), labels=labels, ids=ids, classes=3)
 
 
 def _size(folder: Path) -> int:

@@ -24,7 +24,7 @@ from torch import Tensor
 from utility import UNSEEN, NoiselessHolder
 
 from fedtranscribe.config import BaselineSettings, DpsdSettings, FederationSettings, TeacherSettings
-from fedtranscribe.data import DataSplit, ImageSet, load
+from fedtranscribe.data import DataSplit, ImageSet, NamedData, load
 from fedtranscribe.errors import HopelessPlanError
 from fedtranscribe.federation.baselines import load_mean, train_locally
 from fedtranscribe.federation.node import Node
@@ -210,7 +210,8 @@ def _no_noise(
     )
     ensembles = [n.teachers for n in _nodes(settings, split, work / "single") if n.teachers]
     train = split.train
-    public = public_images(settings, train.channels, train.size)
+    private = NamedData.of(settings.data, split)
+    public = public_images(settings, train.channels, train.size, private)
     side = build_student_side(
         settings, train.classes, train.channels, train.size, public, torch.device("cpu")
     )
@@ -263,7 +264,8 @@ def _baseline(
             networks.append(network)
         load_mean(student, networks, [len(part) for part in parts])
     if method == "feddf":
-        public = public_images(settings, train.channels, train.size)
+        private = NamedData.of(settings.data, split)
+        public = public_images(settings, train.channels, train.size, private)
         assert public is not None
         distil(student, networks, public.images, baseline, baseline.distil_steps, side.rng)
     if method == "dense":

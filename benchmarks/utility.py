@@ -17,7 +17,6 @@ points at most.
 
 import argparse
 import json
-import math
 import statistics
 import time
 from collections.abc import Iterator
@@ -30,7 +29,7 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.config import DpsdSettings, TeacherSettings, TranscribeSettings
-from fedtranscribe.data import DataSplit, load
+from fedtranscribe.data import DataSplit, NamedData, load
 from fedtranscribe.exchange import Answer, QueryBatch
 from fedtranscribe.holder import Holder
 from fedtranscribe.methods.dpsd import DPSD
@@ -53,6 +52,8 @@ RESULTS = Path(__file__).parent / "results"
 DATA = ("digits", "mnist", "fashion-mnist")
 PACKAGED = ("digits",)
 UNSEEN = slice(5_000, None)
+# Of each run's own ledger: the data are public.
+LIMIT = 100.0
 MOMENTS = {"moments-10": 10.0, "moments-1": 1.0, "moments-0.1": 0.1}
 MOMENTS_SEEDS = 3
 # Lines with fewer seeds are kept, but they are no entry of the leaderboard.
@@ -224,7 +225,8 @@ def measure(
     )
     teachers = _teachers(data, name, case, split, options)
     train = split.train
-    public = public_images(settings, train.channels, train.size)
+    private = NamedData.of(data, split)
+    public = public_images(settings, train.channels, train.size, private)
     side = build_student_side(settings, train.classes, train.channels, train.size, public, device)
     facts = TaskFacts(len(train), train.classes, train.channels, train.size)
     plan = make_plan(settings, facts, case.shards, "full")
@@ -239,8 +241,8 @@ def measure(
         public=public.images if public is not None else None,
     )
     ledger_path = options.work / f"{data}-{name}-{seed}-{time.time_ns()}.sqlite"
-    unlimited = Budget(math.inf, settings.delta, Unit.RECORD, Adjacency.ZERO_OUT)
-    with Ledger.open(ledger_path, train.data_id, unlimited) as ledger:
+    limit = Budget(LIMIT, settings.delta, Unit.RECORD, Adjacency.ZERO_OUT)
+    with Ledger.open(ledger_path, train.data_id, limit) as ledger:
         holder = (
             Holder(teachers, plan.mechanism, ledger, method.run, positional_ids=True)
             if case.epsilon

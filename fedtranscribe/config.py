@@ -3,22 +3,117 @@
 `build` reports every error at once, in one line, each with the value and what was expected.
 """
 
-import tomllib
+import re
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+)
 
 from fedtranscribe.errors import ConfigError
+from fedtranscribe.reading import parse_toml, read_bounded
 
 PUBLIC_SHAPES = "shapes"
 STUDENT = "cnn-wide"
+MOST_CLASSES = 65_536
+LONGEST_NAME = 200
+
+
+def is_name(text: str) -> bool:
+    """Whether a text can name data or a class: 1 to 200 printable characters, not all blank."""
+    return 0 < len(text) <= LONGEST_NAME and text.isprintable() and not text.isspace()
+
+
+# No training needs more; a server that asks a data holder for absurd ones is refused by them.
+_MOST_EPOCHS, _MOST_PUBLIC_EPOCHS = 1_000, 10_000
+_MOST_COPIES = 1_000
+_MOST_PUBLIC_IMAGES = 100_000
+_MOST_TIME_STEPS = 10_000
+_MOST_CLUSTERS = 1_000
 
 
 class Settings(BaseModel):
     """Base of all settings: immutable, and unknown names are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class OwnData(Settings):
+    """How a holder's own images are read: public facts that are stated, never counted from records.
+
+    Data sets known by name state their classes themselves.
+    """
+
+    image_size: int | None = Field(default=None, ge=8, description="pixels a side, for a folder")
+    classes: int | tuple[str, ...] | None = Field(
+        default=None, description="how many classes there are, or their names"
+    )
+    ids: Path | None = Field(
+        default=None, description="CSV file for a folder: a row with path and id for each image"
+    )
+    id_pattern: str | None = Field(
+        default=None, description="regular expression for a folder: its one group is a path's id"
+    )
+    bit_depth: int | None = Field(
+        default=None, ge=9, le=16, description="bits that 16-bit grey values really use"
+    )
+    max_gib: float = Field(
+        default=8.0, gt=0, allow_inf_nan=False, description="most memory that the images may take"
+    )
+
+    @field_validator("classes", mode="before")
+    @classmethod
+    def _read_classes(cls, value: Any) -> Any:
+        """A text is a number, or names separated by commas."""
+        if not isinstance(value, str):
+            return value
+        if value.strip().isdecimal() and len(value) <= LONGEST_NAME:
+            return int(value)
+        return tuple(name.strip() for name in value.split(","))
+
+    @field_validator("classes")
+    @classmethod
+    def _check_classes(cls, value: int | tuple[str, ...] | None) -> int | tuple[str, ...] | None:
+        if isinstance(value, tuple):
+            if not all(map(is_name, value)) or len(set(value)) != len(value):
+                raise ValueError(
+                    f"expected different names of 1 to {LONGEST_NAME} printable characters"
+                )
+            value_count = len(value)
+        else:
+            value_count = value
+        if value_count is not None and not 2 <= value_count <= MOST_CLASSES:
+            raise ValueError(f"expected 2 to {MOST_CLASSES} classes")
+        return value
+
+    @field_validator("id_pattern")
+    @classmethod
+    def _check_pattern(cls, value: str | None) -> str | None:
+        try:
+            groups = re.compile(value or "()").groups
+        except re.error as error:
+            raise ValueError(f"expected a regular expression: {error}") from None
+        if groups != 1:
+            raise ValueError(f"expected one group, the id, found {groups}")
+        return value
+
+    @property
+    def own_data(self) -> "OwnData":
+        """These facts alone, without whatever other settings this object holds."""
+        return OwnData.model_validate({n: getattr(self, n) for n in OwnData.model_fields})
+
+    @property
+    def as_public(self) -> "OwnData":
+        """What also holds for a public set that is used beside the private one."""
+        return OwnData(image_size=self.image_size, bit_depth=self.bit_depth, max_gib=self.max_gib)
+
+
+UNSTATED = OwnData()
 
 
 class TeacherSettings(Settings):
@@ -112,7 +207,7 @@ class TrackingOptions(Settings):
     )
 
 
-class StudentSettings(TrackingOptions):
+class StudentSettings(TrackingOptions, OwnData):
     """What the student side of every run is told; `None` means: picked from public facts."""
 
     student: str | None = Field(default=None, description="architecture; none: picked")
@@ -146,10 +241,12 @@ class TranscribeSettings(StudentSettings):
     data: str | None = Field(
         default=None, description="none: the teachers' own, or the packaged digits"
     )
-    image_size: int | None = Field(default=None, ge=8, description="pixels a side, for a folder")
     shards: int | None = Field(default=None, gt=0)
     budget: float | None = Field(
-        default=None, gt=0, description="most the data's ledger may reach in all"
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="limit of the data's ledger over all runs; a new one has 20",
     )
     calibrate_by: Literal["sound", "published"] = "sound"
     generator: Path | None = Field(
@@ -171,13 +268,16 @@ class DpPromiseOptions(Settings):
     phase1: bool = Field(default=True, description="false trains Phase II over all time steps")
     noisy_images: Literal["fresh", "cached"] = "fresh"
     phase1_batch: int | None = Field(default=None, gt=0)
-    phase1_epochs: float | None = Field(default=None, gt=0)
+    phase1_epochs: float | None = Field(default=None, gt=0, le=_MOST_EPOCHS)
     phase1_lr: float | None = Field(default=None, gt=0)
     phase2_batch: int | None = Field(default=None, gt=0)
-    phase2_epochs: float | None = Field(default=None, gt=0)
+    phase2_epochs: float | None = Field(default=None, gt=0, le=_MOST_EPOCHS)
     phase2_lr: float | None = Field(default=None, gt=0)
     copies: int | None = Field(
-        default=None, gt=0, description="K: time steps and noises per record, averaged first"
+        default=None,
+        gt=0,
+        le=_MOST_COPIES,
+        description="K: time steps and noises per record, averaged first",
     )
     clip: float | None = Field(default=None, gt=0)
     label_drop: float | None = Field(default=None, ge=0, lt=1)
@@ -192,13 +292,15 @@ class DpSadOptions(Settings):
     )
     discriminator: Literal["outputs", "dp"] | None = None
     batch: int | None = Field(default=None, gt=0)
-    epochs: float | None = Field(default=None, gt=0)
+    epochs: float | None = Field(default=None, gt=0, le=_MOST_EPOCHS)
     lr: float | None = Field(default=None, gt=0)
     teacher_lr: float | None = Field(default=None, gt=0)
     discriminator_lr: float | None = Field(default=None, gt=0)
     clip: float | None = Field(default=None, gt=0)
-    copies: int | None = Field(default=None, gt=0)
-    time_steps: int | None = Field(default=None, gt=0, description="T of the diffusion")
+    copies: int | None = Field(default=None, gt=0, le=_MOST_COPIES)
+    time_steps: int | None = Field(
+        default=None, gt=0, le=_MOST_TIME_STEPS, description="T of the diffusion"
+    )
     start: Literal["xavier", "teacher"] | None = None
     teacher_guidance: float | None = Field(default=None, ge=0, description="w of Eq. 5")
     teacher_weight: float | None = Field(default=None, ge=0, description="MSE-T; 0 leaves it out")
@@ -212,7 +314,7 @@ class DpSadOptions(Settings):
     concatenation: Literal["batch", "channels"] | None = None
     label_drop: float | None = Field(default=None, ge=0, lt=1)
     student_label_drop: float | None = Field(default=None, ge=0, lt=1)
-    synthetic_images: int | None = Field(default=None, gt=0)
+    synthetic_images: int | None = Field(default=None, gt=0, le=_MOST_PUBLIC_IMAGES)
 
 
 class TrainingOptions(Settings):
@@ -225,17 +327,19 @@ class TrainingOptions(Settings):
     labels: Literal["own", "kmeans"] = Field(
         default="own", description="kmeans: clusters of the public images, each record by itself"
     )
-    clusters: int = Field(default=10, ge=2, description="k, for labels=kmeans")
+    clusters: int = Field(default=10, ge=2, le=_MOST_CLUSTERS, description="k, for labels=kmeans")
     adjacency: Literal["zero-out", "replace", "add-remove"] = "zero-out"
     size: Literal["tiny", "small", "medium", "large"] | None = Field(
         default=None, description="of the U-Net"
     )
     pretrain_data: str | None = Field(default=None, description="public images, or 'none'")
-    pretrain_epochs: float | None = Field(default=None, gt=0)
-    pretrain_batch: int | None = Field(default=None, gt=0)
+    pretrain_epochs: float | None = Field(default=None, gt=0, le=_MOST_PUBLIC_EPOCHS)
+    pretrain_batch: int | None = Field(default=None, gt=0, le=_MOST_PUBLIC_IMAGES)
     pretrain_lr: float | None = Field(default=None, gt=0)
     ema_decay: float | None = Field(default=None, ge=0, lt=1)
-    sampling_steps: int | None = Field(default=None, gt=0, description="T' of the sampler")
+    sampling_steps: int | None = Field(
+        default=None, gt=0, le=_MOST_TIME_STEPS, description="T' of the sampler"
+    )
     guidance: float | None = Field(default=None, ge=0, description="w of the sampler")
     dp_promise: DpPromiseOptions = DpPromiseOptions()
     dp_sad: DpSadOptions = DpSadOptions()
@@ -304,14 +408,13 @@ class FederationSettings(StudentSettings):
     baseline: BaselineSettings = BaselineSettings()
 
 
-class SynthesizeSettings(TrainingOptions, TrackingOptions):
+class SynthesizeSettings(TrainingOptions, TrackingOptions, OwnData):
     """Everything `fedtranscribe synthesize` can be told."""
 
     method: Literal["dp-promise", "dp-sad"] = "dp-promise"
     data: str = "digits"
     data_root: Path | None = None
     download: bool = False
-    image_size: int | None = Field(default=None, ge=8, description="pixels a side, for a folder")
     noise: bool = Field(
         default=True, description="false: no clipping and no noise; a baseline, NOT private"
     )
@@ -319,7 +422,10 @@ class SynthesizeSettings(TrainingOptions, TrackingOptions):
     delta: float = Field(default=1e-5, gt=0, lt=1)
     calibrate_by: Literal["sound", "published"] = "sound"
     budget: float | None = Field(
-        default=None, gt=0, description="most the data's ledger may reach in all"
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="limit of the data's ledger over all runs; a new one has 20",
     )
     ledger: Path | None = None
     evaluate: bool = Field(
@@ -367,8 +473,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         ConfigError: the file is absent or is not TOML.
     """
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        return parse_toml(read_bounded(path).decode("utf-8"))
     except OSError as error:
         raise ConfigError(f"Cannot read the settings file {path}: {error.strerror}.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}.") from None

@@ -18,6 +18,7 @@ FedtranscribeError              exit code 1
  ├─ LedgerError                 6
  │   ├─ CorruptLedgerError          the hash chain, the head or the file is broken
  │   ├─ ForeignLedgerError          the ledger belongs to other data
+ │   ├─ SecondLedgerError           the data have a ledger in another place
  │   └─ QueryConflictError          a query id came back with another content
  ├─ FederationError             8
  │   ├─ ProtocolError               a message that makes no sense, or is of another version
@@ -111,6 +112,10 @@ class CorruptLedgerError(LedgerError):
 
 class ForeignLedgerError(LedgerError):
     """The ledger belongs to other data."""
+
+
+class SecondLedgerError(LedgerError):
+    """The data have a ledger in another place; two would count apart."""
 
 
 class QueryConflictError(LedgerError):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.errors import ConfigError
+from fedtranscribe.names import expect_name
 from fedtranscribe.privacy.calibrate import NoiseMode
 
 _STRENGTHS = (1e-9, 1e9)
@@ -47,6 +48,7 @@ class QueryBatch:
 
     def __post_init__(self) -> None:
         """Check everything that is public; only the public query may ever be refused."""
+        expect_name("query id", self.id)
         n = len(self.images)
         if self.images.dtype != torch.uint8 or self.images.ndim != 4 or n == 0:
             raise ConfigError(
@@ -110,6 +112,7 @@ class MomentsQuery:
 
     def __post_init__(self) -> None:
         """Check what is public."""
+        expect_name("query id", self.id)
         d = len(self.centre)
         if self.map.ndim != 2 or len(self.map) != d or not 1 <= self.map.shape[1] <= d:
             raise ConfigError(f"Expected a map [{d}, k] with k <= {d}, got {tuple(self.map.shape)}")

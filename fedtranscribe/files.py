@@ -1,16 +1,18 @@
 """Writing files so that a crash leaves the old content or the new, never half of it.
 
-And reading JSON that another process is writing, or that a crash has cut short.
+And files and folders for their owner alone.
 """
 
-import json
+import contextlib
 import os
+import stat
 import tempfile
-from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 from fedtranscribe.errors import StorageError
+
+PRIVATE = 0o600
+"""Mode of a file for its owner alone."""
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -44,21 +46,48 @@ def unwritable(path: Path, error: OSError) -> StorageError:
     )
 
 
-def read_object(path: Path) -> dict[str, Any] | None:
-    """A JSON object; None where it is absent or not whole yet."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return value if isinstance(value, dict) else None
+def open_private(path: Path, flags: int) -> int:
+    """Descriptor of a file for its owner alone; it is made if it is not there.
+
+    Args:
+        path: the file.
+        flags: of `os.open`, such as `os.O_RDWR`.
+
+    Raises:
+        OSError: as `os.open`.
+    """
+    descriptor = os.open(path, flags | os.O_CREAT, PRIVATE)
+    keep_private(path)
+    return descriptor
 
 
-def json_objects(lines: Iterable[str | bytes]) -> Iterator[dict[str, Any]]:
-    """The JSON objects of lines; a line that is none is passed over."""
-    for line in lines:
-        try:
-            value = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(value, dict):
-            yield value
+def keep_private(path: Path) -> None:
+    """Narrow the mode of a file to its owner, where it is wider and ours to change."""
+    if os.name != "posix" or not path.exists():
+        return
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        with contextlib.suppress(PermissionError):
+            path.chmod(mode & stat.S_IRWXU)
+
+
+def who_may_open(folder: Path) -> str | None:
+    """Who, besides its owner, may open a folder, in words; None: nobody that matters.
+
+    Others never may, and the group not where the folder is ours: in the group of the holder's
+    service is the SuperNode's user. One kind of folder is let off, a cluster's volume with an
+    `fsGroup`: it belongs to root, who has given it to a group of ours (setgid) and has left the
+    rights that others had. We could not change them, and nobody else has the volume. Even there
+    others must not write.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    found = folder.stat()
+    mode, ours = stat.S_IMODE(found.st_mode), found.st_uid == os.geteuid()
+    lent = (
+        not ours and bool(mode & stat.S_ISGID) and found.st_gid in {os.getegid(), *os.getgroups()}
+    )
+    if mode & (stat.S_IWOTH if lent else stat.S_IRWXO):
+        return "all users"
+    return "its group" if ours and mode & stat.S_IRWXG else None

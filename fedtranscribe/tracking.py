@@ -8,11 +8,11 @@ Another tracker is a callable that a package offers as an entry point of the gro
 entry:
 
     def mlflow_tracker(folder: Path) -> Report:
-        return lambda entry: mlflow.log_metric("loss", entry["loss"], step=entry["done"])
+        return lambda entry: mlflow.log_metric("done", entry["done"], step=entry["done"])
 
 A tracker receives only what may leave the data holder: public counts, ε so far, losses of the
 student side (post-processing of private answers) and accuracy on images that are public by
-declaration.
+declaration. What it may receive stands in `fedtranscribe.allowed`.
 """
 
 import importlib.util
@@ -23,6 +23,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+from fedtranscribe.allowed import expect_allowed
 from fedtranscribe.config import TrackingOptions
 from fedtranscribe.errors import ConfigError
 
@@ -59,7 +60,12 @@ class Tracker:
             self._writer = SummaryWriter(str(folder / EVENT_FILES))
 
     def __call__(self, entry: Mapping[str, Any]) -> None:
-        """Keep one entry."""
+        """Keep one entry.
+
+        Raises:
+            PrivacyError: it holds what must not leave `private/`.
+        """
+        expect_allowed(PROGRESS, entry)
         with self._lines.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({"time": round(time.time(), 3), **entry}) + "\n")
         self._other(entry)

@@ -40,6 +40,7 @@ def tiny_data(tmp_path: Path) -> Path:
         images=images.astype(np.uint8),
         labels=labels,
         ids=np.array([f"patient-{i}" for i in range(60)]),
+        classes=3,
     )
     return path
 

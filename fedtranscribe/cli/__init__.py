@@ -18,6 +18,7 @@ from fedtranscribe.cli.deploy import deploy_app
 from fedtranscribe.cli.evaluate import evaluate_command
 from fedtranscribe.cli.holder import holder_app
 from fedtranscribe.cli.options import group
+from fedtranscribe.cli.output import warn
 from fedtranscribe.cli.privacy import privacy_app
 from fedtranscribe.cli.release import release_app
 from fedtranscribe.cli.report import report_command
@@ -103,5 +104,5 @@ def _usage(error: Exception) -> str:
 
 
 def _complain(message: str, code: int) -> int:
-    typer.echo("error: " + " ".join(message.split()), err=True)
+    warn(f"error: {' '.join(message.split())}")
     return code

@@ -1,17 +1,25 @@
 """`fedtranscribe audit`: finished runs attacked, and `fedtranscribe plant`: canaries for a run."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from fedtranscribe.cli.options import DataRoot, Device, Json, Runs
+from fedtranscribe.cli.options import (
+    BitDepth,
+    ClassesOption,
+    DataRoot,
+    Device,
+    IdPattern,
+    Ids,
+    ImageSize,
+    Json,
+    MaxGib,
+    Runs,
+)
+from fedtranscribe.cli.output import emit_json, say, show_table
 from fedtranscribe.cli.progress import StageBars
-from fedtranscribe.config import build
+from fedtranscribe.config import OwnData, build
 
 if TYPE_CHECKING:
     from fedtranscribe.evaluation.audit import Audit
@@ -25,9 +33,10 @@ Examples:
   fedtranscribe audit runs/a runs/b --records 500
   fedtranscribe audit runs/planted --attacks canaries --canaries planted/canaries.npz
 
-Every attack gives a lower bound on ε with a confidence, beside the ε that the run claims. Exit code
-5 if a bound exceeds it, or if ledger, events or teachers do not fit. Figures go into audit.json;
-those that rest on your own records into private/audit.json only. No attack that fails is a proof.
+Every attack gives a lower bound on ε, beside the ε that the run claims; all bounds of a run hold
+together with the confidence that you ask for. Exit code 5 if a bound exceeds what is claimed, or if
+ledger, events or teachers do not fit. Figures go into audit.json; those that rest on private
+records into private/audit.json only. No attack that fails is a proof.
 """
 
 _PLANT = """Add canaries to private records, each by a secret fair coin, to audit a run with.
@@ -53,10 +62,10 @@ def audit_command(
         ),
     ] = None,
     confidence: Annotated[
-        float | None, typer.Option(help="Of every bound by itself. [default: 0.99]")
+        float | None, typer.Option(help="Of all bounds of a run together. [default: 0.99]")
     ] = None,
     records: Annotated[
-        int | None, typer.Option(help="At most so many members and others. [default: 2000]")
+        int | None, typer.Option(help="At most so many suspects. [default: 4000]")
     ] = None,
     trials: Annotated[
         int | None, typer.Option(help="Of the game, in each world. [default: 1000000]")
@@ -102,7 +111,7 @@ def audit_command(
     if as_json:
         shown = [done.to_json(told=False) for done in audits]
         whole = shown[0] if len(shown) == 1 else shown
-        typer.echo(json.dumps(whole, indent=2, ensure_ascii=False, allow_nan=False))
+        emit_json(whole)
     else:
         for done in audits:
             show(done)
@@ -122,6 +131,12 @@ def plant_command(
     ] = 500,
     kind: Annotated[str, typer.Option(help="pattern or mislabelled.")] = "pattern",
     data_root: DataRoot = None,
+    classes: ClassesOption = None,
+    ids: Ids = None,
+    id_pattern: IdPattern = None,
+    image_size: ImageSize = None,
+    bit_depth: BitDepth = None,
+    max_gib: MaxGib = None,
     seed: Annotated[int, typer.Option(help="Public randomness of the canaries' looks.")] = 0,
 ) -> None:
     """Run it; the help text is `_PLANT`."""
@@ -131,13 +146,21 @@ def plant_command(
 
     if kind not in list(CanaryKind):
         raise ConfigError(f"Expected --kind {kind!r} to be one of {', '.join(CanaryKind)}.")
-    split = load(data, data_root)
+    options: dict[str, Any] = {
+        "classes": classes,
+        "ids": ids,
+        "id_pattern": id_pattern,
+        "image_size": image_size,
+        "bit_depth": bit_depth,
+        "max_gib": max_gib,
+    }
+    own = build(OwnData, {name: value for name, value in options.items() if value is not None})
+    split = load(data, data_root, own=own)
     planted, canaries = plant(split.train, count, CanaryKind(kind), seed=seed)
     save_planted(split, planted, canaries, out)
-    Console().print(
-        f"Planted: about half of {count:,} canaries among {len(split.train):,} records: "
-        f"{escape(str(out))}. Keep canaries.npz secret until the run is over.",
-        highlight=False,
+    say(
+        f"Planted: about half of {count:,} canaries among {len(split.train):,} records: {out}. "
+        "Keep canaries.npz secret until the run is over."
     )
 
 
@@ -146,28 +169,28 @@ plant_command.__doc__ = _PLANT
 
 def show(done: "Audit") -> None:
     """Print bounds beside ε, checks, and ε in words; private findings under their stamp."""
-    console, run = Console(), done.run
-    private = [f for f in done.findings if f.private and not run.declared_public]
-    table = Table(title=f"Audit of {escape(str(run.path))}", title_justify="left", show_lines=True)
-    for name in ("attack", "ε at least", "ε claimed", "confidence", "what was found"):
-        table.add_column(name)
+    run = done.run
+    private = [finding for finding in done.findings if finding.private]
+    rows = []
     for finding in done.findings:
         claimed = finding.claim.epsilon
-        words = f"{finding.words}{' NOT PRIVATE.' if finding in private else ''}"
-        table.add_row(
-            finding.attack,
-            f"{finding.lower:.3g}" + (" CONTRADICTS" if finding.contradicts else ""),
-            "no guarantee" if claimed is None else f"{claimed:.3g}",
-            f"{finding.confidence:g}",
-            words,
+        rows.append(
+            (
+                finding.attack,
+                f"{finding.lower:.3g}" + (" CONTRADICTS" if finding.contradicts else ""),
+                "no guarantee" if claimed is None else f"{claimed:.3g}",
+                f"{finding.confidence:g}",
+                f"{finding.words}{' NOT PRIVATE.' if finding in private else ''}",
+            )
         )
     for check in done.checks:
         verdict = "not tried" if check.ok is None else "ok" if check.ok else "FAILED"
-        table.add_row(check.name, verdict, "", "", check.words)
-    console.print(table)
+        rows.append((check.name, verdict, "", "", check.words))
+    columns = ("attack", "ε at least", "ε claimed", "confidence", "what was found")
+    show_table(f"Audit of {run.path}", columns, rows, lines=True)
     if done.risk is not None:
-        console.print(done.risk.words, highlight=False)
+        say(done.risk.words)
     if private:
         from fedtranscribe.evaluation.audit.audit import STAMP
 
-        console.print(f"[bold red]{', '.join(f.attack for f in private)}: {STAMP}[/bold red]")
+        say(f"{', '.join(f.attack for f in private)}: {STAMP}", "bold red")

@@ -4,12 +4,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from fedtranscribe.cli.options import Json, Runs
-from fedtranscribe.cli.output import emit
+from fedtranscribe.cli.output import emit, say, say_path, show_table
 
 if TYPE_CHECKING:
     from fedtranscribe.evaluation import Comparison
@@ -43,7 +40,7 @@ def compare_command(
         return
     show(comparison)
     for path in written:
-        Console().print(f"written: {escape(str(path))}", highlight=False)
+        say_path("written", path)
 
 
 compare_command.__doc__ = _EXAMPLES
@@ -53,28 +50,19 @@ def show(comparison: "Comparison") -> None:
     """Print the table; accuracy on a user's own records under its stamp."""
     from fedtranscribe.evaluation.comparison import SPREAD_WORDS, cells, percent
 
-    console = Console()
-    table = Table(title="Finished runs", title_justify="left", show_lines=True)
-    for name in ("what", "ε (sound)", "rows"):
-        table.add_column(name)
-    for name in ("student %", "CNN %", "FID"):
-        table.add_column(name, justify="right")
+    figures = ("student %", "CNN %", "FID")
+    rows = []
     for group in comparison.groups:
-        method, data, privacy, unit, epsilon, delta, noise, rows, runs, *figures = cells(group)
+        method, data, privacy, unit, epsilon, delta, noise, answered, runs, *shown = cells(group)
         if group.private:
-            figures[0] = f"{percent(group.own_accuracy)} NOT PRIVATE"
-        table.add_row(
-            escape(f"{method}, {data}\n{privacy}, {unit}"),
-            f"{epsilon}, δ = {delta}\nnoise {noise}",
-            f"{rows}\nruns: {runs}",
-            *figures,
-        )
-    console.print(table)
-    console.print(f"[dim]{SPREAD_WORDS}[/dim]")
+            shown[0] = f"{percent(group.own_accuracy)} NOT PRIVATE"
+        what = (f"{method}, {data}", f"{privacy}, {unit}")
+        cost = (f"{epsilon}, δ = {delta}", f"noise {noise}")
+        rows.append((what, cost, (answered, f"runs: {runs}"), *shown))
+    columns = ("what", "ε (sound)", "rows", *figures)
+    show_table("Finished runs", columns, rows, right=figures, lines=True)
+    say(SPREAD_WORDS, "dim")
     for words in comparison.features:
-        console.print(f"[dim]FID under {escape(words)}[/dim]", highlight=False)
+        say(f"FID under {words}", "dim")
     if any(group.private for group in comparison.groups):
-        console.print(
-            "[bold red]NOT PRIVATE: accuracy on a holder's own held-out records; do not "
-            "release.[/bold red]"
-        )
+        say("NOT PRIVATE: accuracy on a holder's own held-out records; do not release.", "bold red")

@@ -4,12 +4,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from fedtranscribe.cli.credentials import certs_app, keys_app, require_cryptography
 from fedtranscribe.cli.options import Json, group
-from fedtranscribe.cli.output import emit
+from fedtranscribe.cli.output import emit, show_table, warn
 from fedtranscribe.deploy.folders import Kind
 from fedtranscribe.errors import ConfigError
 
@@ -114,12 +112,9 @@ def check_command(
         ]
         emit({"ok": fault is None, "checks": told}, as_json=True, title="")
     else:
-        table = Table(title=f"{kind.value.capitalize()} folder {folder}", title_justify="left")
-        for column in ("check", "", "what was found", "mend"):
-            table.add_column(column, overflow="fold")
-        for check in checks:
-            table.add_row(check.name, check.verdict.value, check.found, check.mend)
-        Console().print(table)
+        columns = ("check", "", "what was found", "fix")
+        rows = [(c.name, c.verdict.value, c.found, c.mend) for c in checks]
+        show_table(f"{kind.value.capitalize()} folder {folder}", columns, rows)
     if fault is not None:
         found = fault.found.rstrip(".")
         raise ConfigError(f"{folder} is not ready ({fault.name}): {found}. Mend: {fault.mend}.")
@@ -168,4 +163,4 @@ def serve_command(
 
 
 def _warn(words: str) -> None:
-    typer.echo(f"warning: {words}", err=True)
+    warn(f"warning: {words}")

@@ -1,16 +1,12 @@
 """`fedtranscribe evaluate`: what finished runs have learned, measured the way the field does it."""
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
 from fedtranscribe.cli.options import DataRoot, Device, Json, Runs
-from fedtranscribe.cli.output import emit
+from fedtranscribe.cli.output import emit, emit_json, say, say_path, show_table
 from fedtranscribe.cli.progress import StageBars
 from fedtranscribe.config import build
 
@@ -89,7 +85,7 @@ def evaluate_command(
             prefix = f"{run.path.name}: " if len(opened) > 1 else ""
             results.append(evaluate(run, settings, bars.named(prefix)))
     if as_json and len(results) > 1:
-        typer.echo(json.dumps(results, indent=2, ensure_ascii=False, allow_nan=False))
+        emit_json(results)
         return
     for run, result in zip(opened, results, strict=True):
         if as_json:
@@ -103,27 +99,20 @@ evaluate_command.__doc__ = _EXAMPLES
 
 def show(result: dict[str, Any], folder: Path) -> None:
     """Print the figures of one run; those on a user's own records under their stamp."""
-    console, where = Console(), escape(str(folder))
-    told = {name: value for name, value in result.items() if name != "private"}
-    console.print(_table(f"Figures that may be told: {where}", told))
-    console.print(f"[dim]real images: {result['real']}[/dim]")
+    _show_figures(f"Figures that may be published: {folder}", result)
+    say(f"real images: {result['real']}", "dim")
     if "fidelity" in result:
-        console.print(f"[dim]features: {result['fidelity']['features']}[/dim]", highlight=False)
+        say(f"features: {result['fidelity']['features']}", "dim")
     if "note" in result:
-        console.print(f"[dim]{result['note']}[/dim]")
+        say(result["note"], "dim")
     if "private" in result:
-        console.print(_table(f"NOT PRIVATE, do not release: {where}", result["private"]))
-        console.print(f"[bold red]{result['private']['stamp']}[/bold red]")
-    console.print(f"Figures and pictures: {where}")
+        _show_figures(f"NOT PRIVATE, do not release: {folder}", result["private"])
+        say(result["private"]["stamp"], "bold red")
+    say_path("Figures and pictures", folder)
 
 
-def _table(title: str, result: dict[str, Any]) -> Table:
-    table = Table(title=title, title_justify="left")
-    table.add_column("figure")
-    table.add_column("value", justify="right")
-    for name, value in _lines(result):
-        table.add_row(name, value)
-    return table
+def _show_figures(title: str, result: dict[str, Any]) -> None:
+    show_table(title, ("figure", "value"), _lines(result), right=("value",))
 
 
 def _lines(result: dict[str, Any]) -> list[tuple[str, str]]:

@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from fedtranscribe.cli.options import Json, group
-from fedtranscribe.cli.output import emit
+from fedtranscribe.cli.output import emit, emit_json, say_path, show_table
 from fedtranscribe.errors import ConfigError, FederationError
 
 holder_app = group("Serve a data holder's teachers, and look after its budget.")
@@ -45,12 +43,12 @@ def serve_command(policy: PolicyFile = Path("policy.toml")) -> None:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    serve(file, stop, lambda: typer.echo(f"{file.holder.name} answers on {file.holder.socket}"))
+    serve(file, stop, lambda: say_path(f"{file.holder.name} answers on", file.holder.socket))
 
 
 @holder_app.command("status")
 def status(policy: PolicyFile = Path("policy.toml"), as_json: Json = False) -> None:
-    """Tell whether the service answers, what is spent and left, runs and refusals.
+    """Tell whether the service answers, what is booked, left and stored, limits, runs and refusals.
 
     The exit code is 8 if no service answers.
 
@@ -61,7 +59,7 @@ def status(policy: PolicyFile = Path("policy.toml"), as_json: Json = False) -> N
     from fedtranscribe.federation.holder_file import HolderFile
     from fedtranscribe.federation.journal import refusals
     from fedtranscribe.federation.link import is_serving
-    from fedtranscribe.federation.readiness import budget_left
+    from fedtranscribe.federation.readiness import budget_left, limits, quotas
     from fedtranscribe.privacy.ledger import Ledger
 
     file = HolderFile.read(policy)
@@ -70,15 +68,18 @@ def status(policy: PolicyFile = Path("policy.toml"), as_json: Json = False) -> N
     if file.holder.ledger.exists():
         with Ledger.open_read_only(file.holder.ledger) as ledger:
             runs = {run.run: {"first": run.first, "rows": run.rows} for run in ledger.runs()}
-            spent = budget_left(ledger)
+            booked, since = budget_left(ledger), limits(ledger)
+            kept = quotas(file, ledger)
     else:
-        runs, spent = {}, {}
-    told |= {"epsilon": spent, "runs": runs, "refusals": refusals(file.holder.log)}
+        runs, booked, since, kept = {}, {}, {}, {}
+    told |= {"budget": booked, "limits": since, "quotas": kept, "runs": runs}
+    told |= {"refusals": refusals(file.holder.log)}
     if as_json:
         emit(told, as_json=True, title="")
     else:
         shown = {run: f"{facts['rows']} rows since {facts['first']}" for run, facts in runs.items()}
-        emit({**told, "runs": shown}, as_json=False, title="Holder")
+        full = {name: f"{each['used']} of {each['limit']}" for name, each in kept.items()}
+        emit({**told, "quotas": full, "runs": shown}, as_json=False, title="Holder")
     if not serving:
         raise typer.Exit(FederationError.exit_code)
 
@@ -99,12 +100,10 @@ def check(
 
     findings = examine(policy)
     if as_json:
-        typer.echo(json.dumps([vars(finding) for finding in findings], indent=2))
+        emit_json([vars(finding) for finding in findings])
     else:
-        table = Table("", "checked", "", title=str(policy), title_justify="left")
-        for finding in findings:
-            table.add_row("ok" if finding.ok else "WRONG", finding.name, finding.words)
-        Console().print(table)
+        rows = [("ok" if f.ok else "WRONG", f.name, f.words) for f in findings]
+        show_table(policy, ("", "checked", ""), rows)
     wrong = [finding.name for finding in findings if not finding.ok]
     if wrong:
         raise ConfigError(f"{policy}: {', '.join(wrong)} cannot be used as they are.")
@@ -112,13 +111,13 @@ def check(
 
 @ledger_app.command("show")
 def show(ledger: LedgerFile, as_json: Json = False) -> None:
-    """Show the limit, what is spent per unit, and every run.
+    """Show every limit, what is booked per unit, and every run.
 
     \b
     Example:
       fedtranscribe holder ledger show ledger.sqlite --json
     """
-    from fedtranscribe.federation.readiness import budget_left
+    from fedtranscribe.federation.readiness import budget_left, limits
     from fedtranscribe.privacy.ledger import Ledger
 
     with Ledger.open_read_only(ledger) as book:
@@ -127,7 +126,8 @@ def show(ledger: LedgerFile, as_json: Json = False) -> None:
             "data": book.data_id,
             "entries": head.sequence,
             "head": head.hash,
-            "epsilon": budget_left(book),
+            "budget": budget_left(book),
+            "limits": limits(book),
             "runs": {run.run: f"{run.rows} rows since {run.first}" for run in book.runs()},
         }
     emit(told, as_json, "Ledger")
@@ -167,4 +167,4 @@ def export(
     with Ledger.open_read_only(ledger) as book:
         lines = [json.dumps(asdict(entry)) for entry in book.entries()]
     write_atomically(out, "".join(f"{line}\n" for line in lines).encode())
-    typer.echo(f"{len(lines)} entries: {out}")
+    say_path(f"{len(lines)} entries", out)

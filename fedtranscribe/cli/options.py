@@ -40,6 +40,21 @@ Download = Annotated[bool | None, typer.Option("--download", help="Fetch a missi
 ImageSize = Annotated[
     int | None, typer.Option(help="Pixels a side, for an image folder of mixed sizes.")
 ]
+ClassesOption = Annotated[
+    str | None, typer.Option("--classes", help="Own data: how many classes, or names by commas.")
+]
+Ids = Annotated[
+    Path | None, typer.Option(help="Image folder: CSV file with path and id of each image.")
+]
+IdPattern = Annotated[
+    str | None, typer.Option(help="Image folder: regular expression; its group is a path's id.")
+]
+BitDepth = Annotated[
+    int | None, typer.Option(help="Bits that 16-bit grey values use: 12 for many DICOM exports.")
+]
+MaxGib = Annotated[
+    float | None, typer.Option(help="Most memory that the images may take, in GiB. [default: 8]")
+]
 PublicImages = Annotated[
     str | None, typer.Option(help="Public images to start from: shapes, uci-digits, …, none.")
 ]

@@ -1,17 +1,27 @@
-"""One result on standard output: a table for people, or one JSON object for programs."""
+"""What the command line prints: everything that reaches a terminal goes through here.
+
+Names of runs, holders and data, keys of files and paths come from outside. They are shown as the
+characters that they are: never as markup, escape sequences, or lines of their own.
+"""
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
+
+from fedtranscribe.text import printable, printable_json
+
+Cell = str | tuple[str, ...]
+"""Of a table: a text, or several lines of it."""
 
 
 def emit(result: Mapping[str, Any], as_json: bool, title: str) -> None:
-    """Print a result.
+    """Print a result, as a table for people or as one JSON object for programs.
 
     Args:
         result: values, or mappings of values one level deep; an infinite number means "no
@@ -20,19 +30,80 @@ def emit(result: Mapping[str, Any], as_json: bool, title: str) -> None:
         title: the table's title.
     """
     if as_json:
-        typer.echo(json.dumps(_finite(result), indent=2, ensure_ascii=False, allow_nan=False))
-        return
-    table = Table(title=title, show_header=False, title_justify="left")
-    table.add_column(no_wrap=True)
-    table.add_column()
-    for name, value in _flat(result):
-        table.add_row(name, _shown(value))
+        emit_json(result)
+    else:
+        show_table(title, (), ((name, _shown(value)) for name, value in _flat(result)))
+
+
+def emit_json(value: Any) -> None:
+    """Print a value as JSON; an infinite number is null."""
+    document = json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False)
+    typer.echo(printable_json(document))
+
+
+def say(words: object, style: str = "") -> None:
+    """Print a line on standard output, wrapped where the terminal ends.
+
+    Args:
+        words: what to print.
+        style: of the whole line, in rich's words, such as "dim" or "bold red".
+    """
+    Console().print(Text(printable(words), style))
+
+
+def say_path(words: str, path: object) -> None:
+    """Print a line with a path at its end, which is never wrapped, so that it can be copied."""
+    Console().print(Text(printable(f"{words}: {path}", most=10_000)), soft_wrap=True)
+
+
+def warn(words: object) -> None:
+    """Print a line on standard error."""
+    typer.echo(printable(words), err=True)
+
+
+def show_table(
+    title: object,
+    columns: Sequence[str],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    right: Sequence[str] = (),
+    lines: bool = False,
+) -> None:
+    """Print a table.
+
+    Args:
+        title: above it.
+        columns: their names; without any there are two and no header, the first never wrapped.
+        rows: of cells.
+        right: columns that are justified to the right.
+        lines: whether rows are parted by lines.
+    """
+    table = Table(
+        title=Text(printable(title), "table.title"),
+        title_justify="left",
+        show_header=bool(columns),
+        show_lines=lines,
+    )
+    if not columns:
+        table.add_column(no_wrap=True)
+        table.add_column()
+    for name in columns:
+        justify = "right" if name in right else "left"
+        table.add_column(Text(name), justify=justify, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(_cell(cell)) for cell in row))
     Console().print(table)
+
+
+def _cell(cell: Cell) -> str:
+    return "\n".join(map(printable, cell)) if isinstance(cell, tuple) else printable(cell)
 
 
 def _finite(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {str(key): _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
     if isinstance(value, float) and not math.isfinite(value):
         return None
     return value

@@ -73,7 +73,7 @@ def account_dp_promise(
     delta: Delta = 1e-5,
     json: Json = False,
 ) -> None:
-    """ε of dp-promise, with Phase I as mended: each noised image is drawn once.
+    """ε of dp-promise, with the sound Phase I: each noised image is drawn once.
 
     \b
     Example:
@@ -183,17 +183,17 @@ def _emit_dp_promise(
 ) -> None:
     result = _headline(plan, adjacency, delta)
     result |= {
-        "steps": plan.phase1_steps + plan.phase2_steps,
+        "steps": plan.private_steps,
         "mu": plan.mu,
         "boundary": plan.boundary,
     }
-    first = {each: plan.phase1(each) for each in plan.adjacencies}
+    first = {each: plan.phase1_event(each) for each in plan.adjacencies}
     result["phase1"] = {
         each.value: 0.0 if event is None else epsilon_of_plan([event], delta)
         for each, event in first.items()
     }
     result["phase2"] = {
-        each.value: epsilon_of_plan([plan.phase2(each)], delta) for each in plan.adjacencies
+        each.value: epsilon_of_plan([plan.phase2.event(each)], delta) for each in plan.adjacencies
     }
     emit(result | _both(plan, delta, plan.published(delta)), json, title)
 

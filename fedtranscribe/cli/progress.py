@@ -13,6 +13,9 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
+
+from fedtranscribe.text import printable
 
 if TYPE_CHECKING:
     from fedtranscribe.transcribe.session import Progress as ShowStage
@@ -23,7 +26,7 @@ class StageBars:
 
     def __init__(self) -> None:
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TimeElapsedColumn(),
@@ -48,8 +51,8 @@ class StageBars:
     def __call__(self, stage: str, done: int, total: int, note: str = "") -> None:
         """Move a stage's bar; the note stands behind it."""
         if stage not in self._tasks:
-            self._tasks[stage] = self._progress.add_task(stage, total=total, note=note)
-        self._progress.update(self._tasks[stage], completed=done, total=total, note=note)
+            self._tasks[stage] = self._progress.add_task(printable(stage), total=total, note=note)
+        self._progress.update(self._tasks[stage], completed=done, total=total, note=printable(note))
 
     def named(self, prefix: str) -> "ShowStage":
         """Bars of one of several runs, whose stages are told apart by a prefix."""
@@ -61,4 +64,4 @@ class StageBars:
 
     def say(self, line: str) -> None:
         """Print a line above the bars."""
-        self._progress.console.print(f"· {line}", highlight=False, markup=False)
+        self._progress.console.print(Text(f"· {printable(line)}"))

@@ -4,12 +4,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 from typer.core import TyperGroup
 
 from fedtranscribe.cli.options import Json
-from fedtranscribe.cli.output import emit
+from fedtranscribe.cli.output import emit, say, say_path, show_table, warn
 from fedtranscribe.errors import PrivacyError
 
 _PURPOSE = "Hand a finished run over in a form that others can use and check."
@@ -89,7 +87,7 @@ def make(
     made = make_release(run, out, choices=choice or [], stamp_not_private=stamp_not_private)
     statement = made.statement
     if statement.stamp is not None:
-        typer.echo(statement.stamp, err=True)
+        warn(statement.stamp)
     if as_json:
         values = statement.model_dump(mode="json", by_alias=True)
         emit({"folder": str(made.folder), **values}, as_json=True, title="")
@@ -103,14 +101,14 @@ def make(
         "files": ", ".join([*statement.files, "privacy.json"]),
     }
     emit(shown, as_json=False, title="Release")
-    console = Console()
     for possible in statement.data_dependent_choices:
         if not possible.stated:
-            console.print(
-                f"[dim]You say with this release that nothing was chosen by: {possible.choice}. "
-                "If something was, give it as --choice.[/dim]"
+            say(
+                f"You say with this release that nothing was chosen by: {possible.choice}. "
+                "If something was, give it as --choice.",
+                "dim",
             )
-    console.print(f"Release: {made.folder}", soft_wrap=True, highlight=False)
+    say_path("Release", made.folder)
 
 
 @release_app.command(_VERIFY, help=_VERIFY_HELP)
@@ -128,12 +126,8 @@ def verify_command(
         checks = [{"name": c.name, "ok": c.ok, "words": c.words} for c in verification.checks]
         emit({"ok": verification.ok, "checks": checks}, as_json=True, title="")
     else:
-        table = Table(title="Verification", title_justify="left")
-        for column in ("check", "", "what was found"):
-            table.add_column(column)
-        for check in verification.checks:
-            table.add_row(check.name, "ok" if check.ok else "FAILED", check.words)
-        Console().print(table)
+        rows = [(c.name, "ok" if c.ok else "FAILED", c.words) for c in verification.checks]
+        show_table("Verification", ("check", "", "what was found"), rows)
     failed = verification.first_failure
     if failed is not None:
         raise PrivacyError(f"The release in {folder} is rejected ({failed.name}): {failed.words}.")

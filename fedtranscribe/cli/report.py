@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from fedtranscribe.cli.options import Runs
+from fedtranscribe.cli.output import say_path
 from fedtranscribe.errors import ConfigError
 
 _EXAMPLES = """Write a finished run as one HTML page: verdict, figures, ε, samples, audits.
@@ -42,7 +42,7 @@ def report_command(
         raise ConfigError("Expected --ledger with a single run; a comparison shows no ledger.")
     else:
         written = write_comparison(runs, out)
-    Console().print(f"Report: {written}", soft_wrap=True, highlight=False, markup=False)
+    say_path("Report", written)
 
 
 report_command.__doc__ = _EXAMPLES

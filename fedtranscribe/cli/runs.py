@@ -3,9 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
+from fedtranscribe.cli.output import say, show_table
 from fedtranscribe.config import read_toml
 from fedtranscribe.errors import ConfigError
 
@@ -36,25 +34,33 @@ def layers(
     return started, given, {name: value for name, value in options.items() if value is not None}
 
 
-def show_privacy(console: Console, result: dict[str, Any]) -> None:
+def show_privacy(result: dict[str, Any]) -> None:
     """Print what a finished run cost; only sound figures are called ε."""
-    privacy = Table(title="Privacy", title_justify="left")
-    privacy.add_column("figure")
-    privacy.add_column("value", justify="right")
     stated = f"ε, sound ({result['unit']}, {result['adjacency']}, δ = {result['delta']:g})"
-    privacy.add_row(stated, _figure(result["epsilon"]))
+    rows = [(stated, _figure(result["epsilon"]))]
     for adjacency, value in result["sound"].items():
         if adjacency != result["adjacency"]:
-            privacy.add_row(f"ε, sound ({result['unit']}, {adjacency})", _figure(value))
+            rows.append((f"ε, sound ({result['unit']}, {adjacency})", _figure(value)))
     published = result["published"]
     if published is not None:
-        privacy.add_row("published formula, no guarantee", _figure(published["epsilon"]))
+        rows.append(("published formula, no guarantee", _figure(published["epsilon"])))
     if result["ledger"] is not None:
-        spent = result["ledger"]["epsilon"]
-        privacy.add_row("ε of all runs on these data so far", _figure(spent))
-    console.print(privacy)
+        rows += _ledger_rows(result["ledger"])
+    show_table("Privacy", ("figure", "value"), rows, right=("value",))
     if published is not None:
-        console.print(f"[dim]Why the published figure is no guarantee: {published['reason']}[/dim]")
+        say(f"Why the published figure is no guarantee: {published['reason']}", "dim")
+
+
+def _ledger_rows(ledger: dict[str, Any]) -> list[tuple[str, str]]:
+    """The limit is the ε of all runs; what is booked would be, had nobody chosen when to stop."""
+    limit, booked = ledger["limit"], ledger["booked"]
+    words = "none: the ledger answered without a fixed limit"
+    if limit is not None:
+        words = f"{_figure(limit['epsilon'])} ({limit['unit']}, {limit['adjacency']})"
+    return [
+        ("limit of the ledger: ε of all runs on these data", words),
+        ("booked by all runs on these data so far", "-" if booked is None else f"{booked:.4g}"),
+    ]
 
 
 def _figure(value: float | None) -> str:

@@ -17,8 +17,8 @@ Examples:
   fedtranscribe sample runs/digits --num 100 --labels 3,7 --out pictures
   fedtranscribe sample runs/digits --num 100 --guidance 1 --steps 50 --out guided.npz
 
-An .npz holds `images` (uint8) and `labels` (int64); a folder holds PNG, one sub-folder per label.
-A network that learned no labels gives none.
+An .npz holds `images` (uint8), `labels` (int64) and `classes`; a folder holds PNG, one sub-folder
+per label. A network that learned no labels gives none.
 """
 
 
@@ -52,7 +52,8 @@ def sample_command(
         for caveat in result["caveats"]:
             bars.say(f"NOT PRIVATE: {caveat}")
         images = model.draw(wanted, seed, lambda done, total: bars("samples", done, total))
-        write_samples(images, wanted if model.classes else None, out)
+        labelled = wanted if model.classes else None
+        write_samples(images, labelled, out, model.classes, result.get("class_names"))
     told = {
         "out": str(out),
         "images": num,

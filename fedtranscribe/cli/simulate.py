@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Table
 
 from fedtranscribe.cli.options import Json, Out, Resume
-from fedtranscribe.cli.output import emit
+from fedtranscribe.cli.output import emit, say, say_path, show_table
 from fedtranscribe.cli.progress import StageBars
 from fedtranscribe.errors import ConfigError, SimulationError, StorageError
 from fedtranscribe.federation.apps import App, Scalar, find_app
@@ -24,7 +22,8 @@ from fedtranscribe.federation.run_files import (
     Tail,
     raise_mistake,
 )
-from fedtranscribe.files import read_object, unwritable
+from fedtranscribe.files import unwritable
+from fedtranscribe.reading import read_object
 from fedtranscribe.tracking import PROGRESS
 
 if TYPE_CHECKING:
@@ -86,7 +85,9 @@ def simulate_command(
             if "resume" in app.defaults:
                 bars.say(f"go on with the same settings and: --resume --out {folder}")
             raise
-    metrics = read_object(folder / METRICS) or {}
+    from fedtranscribe.transcribe.rundir import with_private_scores
+
+    metrics = with_private_scores(folder, read_object(folder / METRICS) or {})
     if as_json:
         emit({**metrics, "out": str(folder)}, as_json=True, title="")
     else:
@@ -264,33 +265,30 @@ def note(entry: Mapping[str, Any]) -> str:
 
 def show(metrics: Mapping[str, Any], folder: Path) -> None:
     """Print a finished run: accuracy, then privacy, then where things are."""
-    console = Console()
     facts = {key: metrics[key] for key in ("method", "rows", "holders") if key in metrics}
-    console.print(", ".join(f"{key} {value}" for key, value in facts.items()), highlight=False)
-    scores = Table(title="Accuracy", title_justify="left")
-    scores.add_column("model")
-    scores.add_column("accuracy", justify="right")
-    for name, value in metrics.get("accuracy", {}).items():
-        scores.add_row(name.replace("_", " "), "-" if value is None else f"{value:.1%}")
-    console.print(scores)
-    _show_privacy(metrics, console)
-    console.print(f"Results, networks and figures: {folder}", soft_wrap=True, highlight=False)
+    say(", ".join(f"{key} {value}" for key, value in facts.items()))
+    hidden = metrics.get("not_private", [])
+    scores = [
+        (
+            f"{name.replace('_', ' ')}{', NOT PRIVATE' if name in hidden else ''}",
+            "-" if value is None else f"{value:.1%}",
+        )
+        for name, value in (metrics.get("accuracy") or {}).items()
+    ]
+    show_table("Accuracy", ("model", "accuracy"), scores, right=("accuracy",))
+    _show_privacy(metrics)
+    say_path("Results, networks and figures", folder)
 
 
-def _show_privacy(metrics: Mapping[str, Any], console: Console) -> None:
+def _show_privacy(metrics: Mapping[str, Any]) -> None:
     epsilon, published = metrics.get("epsilon"), metrics.get("published")
-    table = Table(title="Privacy", title_justify="left")
-    table.add_column("figure")
-    table.add_column("value", justify="right")
-    table.add_row(
-        f"ε, sound ({metrics.get('unit')}, {metrics.get('adjacency')}, "
-        f"δ = {metrics.get('delta') or 0:g})",
-        "infinite: no guarantee" if epsilon is None else f"{epsilon:.4g}",
-    )
+    under = f"{metrics.get('unit')}, {metrics.get('adjacency')}, δ = {metrics.get('delta') or 0:g}"
+    stated = "infinite: no guarantee" if epsilon is None else f"{epsilon:.4g}"
+    rows = [(f"ε, sound ({under})", stated)]
     if published is not None:
         figure = published.get("epsilon")
         shown = "-" if figure is None else f"{figure:.4g}"
-        table.add_row("published formula, no guarantee", shown)
-    console.print(table)
+        rows.append(("published formula, no guarantee", shown))
+    show_table("Privacy", ("figure", "value"), rows, right=("value",))
     if published is not None:
-        console.print(f"[dim]Why the published figure is no guarantee: {published['reason']}[/dim]")
+        say(f"Why the published figure is no guarantee: {published['reason']}", "dim")

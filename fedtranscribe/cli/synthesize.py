@@ -5,17 +5,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from fedtranscribe.cli.options import (
+    BitDepth,
     Budget,
+    ClassesOption,
     Data,
     DataRoot,
     Device,
     Download,
+    IdPattern,
+    Ids,
     ImageSize,
     Json,
     LedgerFile,
+    MaxGib,
     Out,
     PublicImages,
     Resume,
@@ -25,7 +29,7 @@ from fedtranscribe.cli.options import (
     SettingsFile,
     Tensorboard,
 )
-from fedtranscribe.cli.output import emit
+from fedtranscribe.cli.output import emit, say, say_path
 from fedtranscribe.cli.progress import StageBars
 from fedtranscribe.cli.runs import layers, show_privacy
 from fedtranscribe.config import SynthesizeSettings, build
@@ -67,7 +71,12 @@ def synthesize_command(
     data: Data = None,
     data_root: DataRoot = None,
     download: Download = None,
+    classes: ClassesOption = None,
+    ids: Ids = None,
+    id_pattern: IdPattern = None,
     image_size: ImageSize = None,
+    bit_depth: BitDepth = None,
+    max_gib: MaxGib = None,
     conditional: Annotated[
         bool | None,
         typer.Option("--conditional/--unconditional", help="Whether the network learns labels."),
@@ -145,7 +154,12 @@ def synthesize_command(
         "data": data,
         "data_root": data_root,
         "download": download,
+        "classes": classes,
+        "ids": ids,
+        "id_pattern": id_pattern,
         "image_size": image_size,
+        "bit_depth": bit_depth,
+        "max_gib": max_gib,
         "conditional": conditional,
         "labels": labels,
         "clusters": clusters,
@@ -276,13 +290,12 @@ def _cnn(settings: SynthesizeSettings) -> "Judge":
 
 def show(result: dict[str, Any], folder: Path) -> None:
     """Print a finished run: accuracy, then privacy, then where things are."""
-    console = Console()
     for caveat in result["caveats"]:
-        console.print(f"[bold red]NOT PRIVATE:[/bold red] {caveat}")
+        say(f"NOT PRIVATE: {caveat}", "bold red")
     score = (result["accuracy"] or {}).get("downstream")
     if score is not None:
-        console.print(f"CNN trained on samples, tested on real images: {score:.1%}")
-        console.print(f"[dim]{result['accuracy_on']}[/dim]")
-    show_privacy(console, result)
-    console.print(f"Network, samples and figures: {folder}")
-    console.print(f"Draw images with: fedtranscribe sample {folder} --num 1000 --out samples.npz")
+        say(f"CNN trained on samples, tested on real images: {score:.1%}")
+        say(result["accuracy_on"], "dim")
+    show_privacy(result)
+    say_path("Network, samples and figures", folder)
+    say(f"Draw images with: fedtranscribe sample {folder} --num 1000 --out samples.npz")

@@ -5,7 +5,17 @@ from typing import Annotated, Any
 
 import typer
 
-from fedtranscribe.cli.options import DataRoot, Json, group
+from fedtranscribe.cli.options import (
+    BitDepth,
+    ClassesOption,
+    DataRoot,
+    IdPattern,
+    Ids,
+    ImageSize,
+    Json,
+    MaxGib,
+    group,
+)
 from fedtranscribe.cli.output import emit
 from fedtranscribe.cli.progress import StageBars
 from fedtranscribe.config import TranscribeSettings, build, read_toml
@@ -34,6 +44,12 @@ def train(
         str | None, typer.Option(help="'imagenet' or a file: a public start.")
     ] = None,
     data_root: DataRoot = None,
+    classes: ClassesOption = None,
+    ids: Ids = None,
+    id_pattern: IdPattern = None,
+    image_size: ImageSize = None,
+    bit_depth: BitDepth = None,
+    max_gib: MaxGib = None,
     download: Annotated[bool, typer.Option("--download", help="Fetch a missing data set.")] = False,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
     seed: Annotated[int, typer.Option(help="Public randomness.")] = 0,
@@ -52,6 +68,15 @@ def train(
         "device": device,
         "seed": seed,
     }
+    own: dict[str, Any] = {
+        "classes": classes,
+        "ids": ids,
+        "id_pattern": id_pattern,
+        "image_size": image_size,
+        "bit_depth": bit_depth,
+        "max_gib": max_gib,
+    }
+    values |= {name: value for name, value in own.items() if value is not None}
     settings = build(TranscribeSettings, values)
 
     from fedtranscribe.data import load
@@ -61,7 +86,7 @@ def train(
     from fedtranscribe.transcribe.rundir import check_writable
     from fedtranscribe.transcribe.session import pick_device
 
-    images = load(data, data_root, download).train
+    images = load(data, data_root, download, settings.own_data).train
     # One teacher is worth a whole network; hundreds of large ones are not to be had in minutes.
     mode = "full" if shards == 1 else training_mode(arch, teacher_weights)
     manifest = make_manifest(settings, images, shards, mode)

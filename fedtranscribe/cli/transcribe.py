@@ -5,18 +5,21 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.table import Table
 
 from fedtranscribe.cli.options import (
+    BitDepth,
     Budget,
+    ClassesOption,
     Data,
     DataRoot,
     Device,
     Download,
+    IdPattern,
+    Ids,
     ImageSize,
     Json,
     LedgerFile,
+    MaxGib,
     Out,
     PublicImages,
     Resume,
@@ -26,7 +29,7 @@ from fedtranscribe.cli.options import (
     SettingsFile,
     Tensorboard,
 )
-from fedtranscribe.cli.output import emit
+from fedtranscribe.cli.output import emit, say, say_path, show_table
 from fedtranscribe.cli.progress import StageBars
 from fedtranscribe.cli.runs import layers, show_privacy
 from fedtranscribe.config import TranscribeSettings, build
@@ -68,7 +71,12 @@ def transcribe_command(
     data: Data = None,
     data_root: DataRoot = None,
     download: Download = None,
+    classes: ClassesOption = None,
+    ids: Ids = None,
+    id_pattern: IdPattern = None,
     image_size: ImageSize = None,
+    bit_depth: BitDepth = None,
+    max_gib: MaxGib = None,
     public_data: PublicImages = None,
     generator: Annotated[
         Path | None,
@@ -104,7 +112,12 @@ def transcribe_command(
         "data": data,
         "data_root": data_root,
         "download": download,
+        "classes": classes,
+        "ids": ids,
+        "id_pattern": id_pattern,
         "image_size": image_size,
+        "bit_depth": bit_depth,
+        "max_gib": max_gib,
         "public_data": public_data,
         "generator": generator,
         "shards": shards,
@@ -163,20 +176,20 @@ def _generator(settings: TranscribeSettings, bars: StageBars) -> Any:
 
 def show(result: dict[str, Any], folder: Path) -> None:
     """Print a finished run: accuracy, then privacy, then where things are."""
-    console = Console()
-    scores = Table(title="Accuracy on held-out real images", title_justify="left")
-    scores.add_column("model")
-    scores.add_column("accuracy", justify="right")
     names = {
         "single_teacher": f"one teacher of {result['teachers']} (mean)",
-        "ensemble": "teacher ensemble, not private",
+        "ensemble": "teacher ensemble",
         "public_set_alone": f"public set alone ({result['public_data']})",
         "student": "private student",
     }
-    for key, name in names.items():
-        if key in result["accuracy"]:
-            scores.add_row(name, f"{result['accuracy'][key]:.1%}")
-    console.print(scores)
-    console.print(f"[dim]{result['accuracy_on']}[/dim]")
-    show_privacy(console, result)
-    console.print(f"Results, networks and figures: {folder}")
+    hidden = result["not_private"]
+    scores = [
+        (f"{name}{', NOT PRIVATE' if key in hidden else ''}", f"{result['accuracy'][key]:.1%}")
+        for key, name in names.items()
+        if key in result["accuracy"]
+    ]
+    columns = ("model", "accuracy")
+    show_table("Accuracy on held-out real images", columns, scores, right=("accuracy",))
+    say(result["accuracy_on"], "dim")
+    show_privacy(result)
+    say_path("Results, networks and figures", folder)

@@ -2,22 +2,35 @@
 
 from fedtranscribe.data.augment import augment
 from fedtranscribe.data.imageset import DataSplit, ImageSet
+from fedtranscribe.data.overlap import NamedData, expect_public, load_public, share_records
 from fedtranscribe.data.partitions import dirichlet_partition
-from fedtranscribe.data.registry import available, is_benchmark, is_published, load, load_first
+from fedtranscribe.data.registry import (
+    available,
+    folder_of,
+    is_benchmark,
+    is_published,
+    load,
+    load_first,
+)
 from fedtranscribe.data.shapes import draw_shapes
 from fedtranscribe.data.shards import assign_shards, held_out
 
 __all__ = [
     "DataSplit",
     "ImageSet",
+    "NamedData",
     "assign_shards",
     "augment",
     "available",
     "dirichlet_partition",
     "draw_shapes",
+    "expect_public",
+    "folder_of",
     "held_out",
     "is_benchmark",
     "is_published",
     "load",
     "load_first",
+    "load_public",
+    "share_records",
 ]

@@ -1,103 +1,144 @@
 """A user's own data in an `.npz` archive."""
 
-import zipfile
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtranscribe.config import UNSTATED, OwnData
+from fedtranscribe.data.classes import Classes, below, settled
 from fedtranscribe.data.imageset import DataSplit, ImageSet
+from fedtranscribe.data.npz import Arrays, read_arrays
 from fedtranscribe.data.splits import split_by_id
 from fedtranscribe.data.validation import to_images, to_labels
-from fedtranscribe.errors import DataNotFoundError, InvalidDataError
+from fedtranscribe.errors import ConfigError, InvalidDataError
 
-Arrays = dict[str, NDArray[np.generic]]
-
-
-def read_arrays(path: Path) -> Arrays:
-    """All arrays of an archive; pickled objects are refused.
-
-    Raises:
-        DataNotFoundError: no such file.
-        InvalidDataError: it is not an archive of plain arrays, or it is broken.
-    """
-    with _opened(path) as archive:
-        return {key: archive[key] for key in archive.files}
+_KEYS = (
+    *("images", "labels", "ids", "classes", "class_names", "data_id"),
+    *("test_images", "test_labels", "test_ids"),
+)
 
 
-def keys_of(path: Path) -> list[str]:
-    """Names of an archive's arrays, without reading them; raises like `read_arrays`."""
-    with _opened(path) as archive:
-        return list(archive.files)
-
-
-@contextmanager
-def _opened(path: Path) -> Iterator[np.lib.npyio.NpzFile]:
-    if not path.is_file():
-        raise DataNotFoundError(f"No file {str(path)!r}; check the path.")
-    try:
-        # Opened here, because numpy leaves a file open whose archive it cannot read.
-        with path.open("rb") as stream:
-            archive = np.load(stream, allow_pickle=False)
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise InvalidDataError(f"Expected an .npz archive, got one array: {str(path)!r}.")
-            with archive:
-                yield archive
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise InvalidDataError(
-            f"Cannot read {str(path)!r} as .npz of plain arrays ({type(error).__name__})."
-        ) from error
-
-
-def load_archive(path: Path) -> DataSplit:
+def load_archive(path: Path, own: OwnData = UNSTATED) -> DataSplit:
     """Train and test part of a user's own `.npz`.
 
-    Keys: `images` and `labels`; optionally `ids` (strings or integers; persistent, may repeat
-    where one person has several records), `classes` (a number), `data_id` (a name), and
-    `test_images` with `test_labels` (and `test_ids`). Without a test part, one record in five
-    is held out by a fixed hash of its id. Without `classes` the count is the largest label
-    plus one: name it, so that it is public by decision and not by accident.
+    Keys: `images`, `labels` and `classes` (a number) or `class_names` (strings); optionally `ids`
+    (strings or integers; persistent, may repeat where one person has several records), `data_id`
+    (a name), and `test_images` with `test_labels` (and `test_ids`). Without a test part, one
+    record in five is held out by a fixed hash of its id. All other keys stay unread.
+
+    Args:
+        path: the archive.
+        own: may state the classes instead.
 
     Raises:
         DataNotFoundError: no such file.
-        InvalidDataError: broken, keys missing, or unusable content.
+        InvalidDataError: broken, keys missing, classes not stated, or unusable content.
+        ConfigError: `own` contradicts the archive.
     """
-    arrays = read_arrays(path)
-    train = _own(arrays, path, "", _class_count(arrays))
+    if own.ids is not None or own.id_pattern is not None:
+        raise ConfigError(
+            f"Expected ids of {str(path)!r} under its key 'ids'; --ids and --id-pattern are for "
+            "image folders."
+        )
+    arrays = read_arrays(path, _KEYS, own.max_gib)
+    for key in ("images", "labels"):
+        required(arrays, key, path)
+    classes = stated_classes(arrays, path, own)
+    train = _own(arrays, path, "", classes, own)
     if "test_images" in arrays:
-        return DataSplit(train, _own(arrays, path, "test_", train.classes))
+        return DataSplit(train, _own(arrays, path, "test_", classes, own))
     return split_by_id(train)
 
 
-def _own(arrays: Arrays, path: Path, prefix: str, classes: int) -> ImageSet:
+def stated_classes(
+    arrays: Arrays, path: Path, own: OwnData, known: Classes | None = None
+) -> Classes:
+    """The classes that an archive or the settings state.
+
+    Args:
+        arrays: of the archive.
+        path: of the archive, for messages.
+        own: the settings.
+        known: what a published set has; the archive's own keys win.
+
+    Raises:
+        InvalidDataError: nobody states them, or the keys make no sense.
+        ConfigError: archive and settings contradict each other.
+    """
+    count, names = arrays.get("classes"), arrays.get("class_names")
+    if count is not None and (count.size != 1 or not np.issubdtype(count.dtype, np.integer)):
+        raise InvalidDataError(f"Expected 'classes' in {str(path)!r} to be one whole number.")
+    if names is not None and (names.ndim != 1 or names.dtype.kind != "U"):
+        raise InvalidDataError(f"Expected 'class_names' in {str(path)!r} as strings [classes].")
+    if count is not None or names is not None:
+        called = None if names is None else tuple(str(name) for name in names.tolist())
+        known = Classes(len(called or ()) if count is None else int(count.item()), called)
+    found = settled(known, own, str(path))
+    if found is None:
+        raise InvalidDataError(
+            f"Expected key 'classes' in {str(path)!r}: how many classes there are is public, and "
+            "never counted from labels. For private data pass --classes N, or add the key: "
+            f'python -c "import numpy as np; a = dict(np.load({str(path)!r})); '
+            f'np.savez({str(path)!r}, **a, classes=N)"'
+        )
+    return found
+
+
+def _own(arrays: Arrays, path: Path, prefix: str, classes: Classes, own: OwnData) -> ImageSet:
     name = path.name
-    ids = arrays.get(f"{prefix}ids")
+    images = required(arrays, f"{prefix}images", path)
+    labels = required(arrays, f"{prefix}labels", path)
+    _expect_one_each(labels, f"{prefix}labels", images, path)
+    where = f"{prefix}labels in {str(path)!r}"
     return ImageSet(
         name=name,
-        data_id=str(arrays["data_id"]) if "data_id" in arrays else f"npz:{path.stem}",
-        images=to_images(required(arrays, f"{prefix}images", path), f"{name} {prefix}images"),
-        labels=to_labels(required(arrays, f"{prefix}labels", path), f"{name} {prefix}labels"),
-        classes=classes,
-        record_ids=None if ids is None else tuple(str(i) for i in ids.ravel().tolist()),
-        folder=path.parent,
+        data_id=_data_id(arrays, path),
+        images=to_images(images, f"{name} {prefix}images", own.bit_depth),
+        labels=below(to_labels(labels, where), classes, where),
+        classes=classes.count,
+        record_ids=_ids(arrays, f"{prefix}ids", images, path),
+        folder=path.resolve().parent,
+        class_names=classes.names,
     )
 
 
-def _class_count(arrays: Arrays) -> int:
-    given = arrays.get("classes")
-    if given is not None:
-        if given.size != 1 or not np.issubdtype(given.dtype, np.integer):
-            raise InvalidDataError("Expected 'classes' in the archive to be one whole number.")
-        return int(given.item())
-    tops = [
-        to_labels(arrays[key], key).max().item()
-        for key in ("labels", "test_labels")
-        if key in arrays and arrays[key].size
-    ]
-    return int(max(tops, default=0)) + 1
+def _ids(
+    arrays: Arrays, key: str, images: NDArray[np.generic], path: Path
+) -> tuple[str, ...] | None:
+    ids = arrays.get(key)
+    if ids is None:
+        return None
+    _expect_one_each(ids, key, images, path)
+    if ids.dtype.kind not in "USiu":
+        raise InvalidDataError(
+            f"Expected {key!r} in {str(path)!r} as strings or whole numbers, got {ids.dtype}."
+        )
+    return tuple(str(i) for i in ids.ravel().tolist())
+
+
+def _expect_one_each(
+    values: NDArray[np.generic], key: str, images: NDArray[np.generic], path: Path
+) -> None:
+    """Refuse before converting: a few bytes may claim billions of values."""
+    n = len(images) if images.ndim else 0
+    if values.shape not in ((n,), (n, 1)):
+        raise InvalidDataError(
+            f"Expected one value per image under key {key!r} in {str(path)!r}, [{n}], got shape "
+            f"{values.shape}."
+        )
+
+
+def _data_id(arrays: Arrays, path: Path) -> str:
+    given = arrays.get("data_id")
+    if given is None:
+        return f"npz:{path.stem}"
+    if given.ndim or given.dtype.kind not in "Uiu":
+        raise InvalidDataError(
+            f"Expected 'data_id' in {str(path)!r} as one string, got {given.dtype} of shape "
+            f"{given.shape}."
+        )
+    return str(given.item())
 
 
 def required(arrays: Arrays, key: str, path: Path) -> NDArray[np.generic]:

@@ -6,8 +6,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fedtranscribe.data.archives import read_arrays, required
+from fedtranscribe.data.archives import required
 from fedtranscribe.data.imageset import DataSplit, ImageSet
+from fedtranscribe.data.npz import read_arrays
 from fedtranscribe.data.validation import to_images, to_labels
 from fedtranscribe.errors import DataNotFoundError, InvalidDataError
 
@@ -32,7 +33,7 @@ def load_cifar10_jpeg(root: Path | None) -> DataSplit:
 
 def _jpeg_part(folder: Path, part: str) -> ImageSet:
     path = folder / f"cifar10_jpeg_{part}.npz"
-    arrays = read_arrays(path)
+    arrays = read_arrays(path, ("jpeg", "offsets", "labels"))
     labels = to_labels(required(arrays, "labels", path), f"{path.name} labels")
     images = _decode(required(arrays, "jpeg", path), required(arrays, "offsets", path), path)
     return ImageSet(

@@ -6,78 +6,118 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtranscribe.config import UNSTATED, OwnData
+from fedtranscribe.data.classes import Classes, settled
+from fedtranscribe.data.image_ids import image_ids
 from fedtranscribe.data.imageset import DataSplit, ImageSet
+from fedtranscribe.data.pictures import IMAGE_SUFFIXES, read_picture
 from fedtranscribe.data.splits import split_by_id
 from fedtranscribe.data.validation import to_images
 from fedtranscribe.errors import DataNotFoundError, InvalidDataError
 
-IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff"})
+_GIB = 2**30
 
 
-def load_folder(path: Path, size: int | None = None) -> DataSplit:
+def load_folder(path: Path, own: OwnData = UNSTATED) -> DataSplit:
     """`<path>/<class>/<image>`, or the same below `<path>/train` and `<path>/test`.
 
-    Classes are the subfolders in alphabetical order. A record's id is its file name without
-    the class folder, so that a changed label leaves the record in its shard; equal names in two
-    classes share a shard, which costs nothing. Without a test part one record in five is
-    held out by a fixed hash of its id.
+    Classes are the subfolders in alphabetical order, or those that `own.classes` names; a class
+    without images is fine. A record's id is its path inside the folder, unless `own` says which
+    images belong to one patient. Without a test part one record in five is held out by a fixed hash
+    of its id.
 
     Args:
         path: the folder.
-        size: bring every image to this many pixels a side (scaled, then cut in the middle).
-            Without it all images must already be square and of one size.
+        own: `image_size` brings every image to so many pixels a side (scaled, then cut in the
+            middle); without it all images must already be square and of one size.
 
     Raises:
         DataNotFoundError: no such folder, or no images in class subfolders.
-        InvalidDataError: unreadable images, several sizes, grey and colour mixed.
+        InvalidDataError: unreadable images, several sizes, grey and colour mixed, unusable names.
+        ConfigError: `own` states other classes than the subfolders.
     """
     if not path.is_dir():
         raise DataNotFoundError(f"No folder {str(path)!r}; check the path.")
     if not ((path / "train").is_dir() and (path / "test").is_dir()):
-        return split_by_id(_read(path, path, size, _class_names(path)))
-    names = _class_names(path / "train")
-    train, test = (_read(path / part, path, size, names) for part in ("train", "test"))
+        return split_by_id(_read(path, path, own, _stated(path, own)))
+    classes = _stated(path / "train", own)
+    train, test = (_read(path / part, path, own, classes) for part in ("train", "test"))
     return DataSplit(train, test)
 
 
-def _class_names(path: Path) -> list[str]:
+def _stated(path: Path, own: OwnData) -> tuple[str, ...]:
+    """The class names: those of the settings, or the subfolders."""
+    if isinstance(own.classes, tuple):
+        return own.classes
+    names = _subfolders(path)
+    settled(Classes(len(names), names), own, str(path))
+    return names
+
+
+def _subfolders(path: Path) -> tuple[str, ...]:
     names = sorted(p.name for p in path.iterdir() if p.is_dir() and not p.name.startswith("."))
     if not names:
         raise DataNotFoundError(
             f"No class subfolders in {str(path)!r}; expected {str(path / '<class>' / '<image>')!r}."
         )
-    return names
+    return tuple(names)
 
 
-def _read(path: Path, whole: Path, size: int | None, names: list[str]) -> ImageSet:
-    strangers = set(_class_names(path)) - set(names)
+def _read(path: Path, whole: Path, own: OwnData, names: tuple[str, ...]) -> ImageSet:
+    strangers = set(_subfolders(path)) - set(names)
     if strangers:
         raise InvalidDataError(
-            f"Expected the classes of the train part in {str(path)!r}, found also "
-            f"{', '.join(sorted(strangers))}."
+            f"Expected the classes {', '.join(map(repr, names))} in {str(path)!r}, found also "
+            f"{', '.join(map(repr, sorted(strangers)))}; rename or remove it, or state all classes "
+            "by --classes."
         )
     files = [
         (label, file)
         for label, name in enumerate(names)
-        for file in sorted((path / name).glob("*"))
+        if (path / name).is_dir()
+        for file in sorted((path / name).iterdir())
         if file.suffix.lower() in IMAGE_SUFFIXES
     ]
     if not files:
         raise DataNotFoundError(
             f"No images ({', '.join(sorted(IMAGE_SUFFIXES))}) in the subfolders of {str(path)!r}."
         )
+    # Ids first: they are soon read, and pictures are not.
+    ids = image_ids([_relative(file, whole) for _, file in files], own)
     return ImageSet(
         name=whole.name,
         data_id=f"folder:{whole.resolve().name}",
-        images=_stack([_open(file, size) for _, file in files], path),
+        images=_stack([file for _, file in files], path, own),
         labels=torch.tensor([label for label, _ in files], dtype=torch.int64),
         classes=len(names),
-        record_ids=tuple(file.name for _, file in files),
+        record_ids=ids,
         folder=whole,
+        class_names=names,
     )
 
 
-def _stack(images: list[np.ndarray], path: Path) -> Tensor:
+def _relative(file: Path, whole: Path) -> str:
+    name = file.relative_to(whole).as_posix()
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise InvalidDataError(
+            f"Expected the name of {str(file)!r} in UTF-8; rename the file."
+        ) from None
+    return name
+
+
+def _stack(files: list[Path], path: Path, own: OwnData) -> Tensor:
+    images: list[np.ndarray] = []
+    left = own.max_gib * _GIB
+    for file in files:
+        images.append(read_picture(file, own))
+        left -= images[-1].nbytes
+        if left < 0:
+            raise InvalidDataError(
+                f"Expected the images in {str(path)!r} to take at most {own.max_gib:g} GiB of "
+                "memory; pass --image-size to scale them, or raise --max-gib."
+            )
     if len({image.ndim for image in images}) > 1:
         raise InvalidDataError(
             f"Expected all images in {str(path)!r} to be grey or all to be colour; convert them."
@@ -88,24 +128,3 @@ def _stack(images: list[np.ndarray], path: Path) -> Tensor:
             f"Expected square images of one size in {str(path)!r}; pass --image-size to resize."
         )
     return to_images(np.stack(images), f"images in {str(path)!r}")
-
-
-def _open(file: Path, size: int | None) -> np.ndarray:
-    try:
-        from PIL import Image, ImageOps, UnidentifiedImageError
-    except ImportError as error:
-        raise DataNotFoundError(
-            "Image files are read by Pillow, which is not installed; "
-            "run: pip install 'fedtranscribe[vision]'"
-        ) from error
-    try:
-        with Image.open(file) as image:
-            grey = image.mode in ("1", "L", "LA")
-            pixels = image.convert("L" if grey else "RGB")
-    except (UnidentifiedImageError, OSError, ValueError) as error:
-        raise InvalidDataError(
-            f"Cannot read the image {str(file)!r} ({type(error).__name__}); mend or remove it."
-        ) from error
-    if size is not None:
-        pixels = ImageOps.fit(pixels, (size, size), method=Image.Resampling.BILINEAR)
-    return np.asarray(pixels)

@@ -7,6 +7,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedtranscribe.config import LONGEST_NAME, is_name
+from fedtranscribe.data.classes import Classes, below
 from fedtranscribe.errors import InvalidDataError
 
 
@@ -23,7 +25,9 @@ class ImageSet:
         classes: how many classes there are; public.
         record_ids: one persistent id per record, or None where only the row position is known.
             Ids may repeat (a patient with several images): such records stay together.
-        folder: where the data lie, and so where their ledger belongs; None for packaged sets.
+        folder: where the data lie, links followed, and so where their ledger belongs; None for
+            packaged sets.
+        class_names: what the classes are called, as the holder stated; public.
 
     Raises:
         InvalidDataError: types, shapes, labels or ids do not fit together.
@@ -36,9 +40,15 @@ class ImageSet:
     classes: int
     record_ids: tuple[str, ...] | None = None
     folder: Path | None = None
+    class_names: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no network could be trained on."""
+        if not is_name(self.data_id):
+            raise InvalidDataError(
+                f"Expected the data id {self.data_id[:80]!r} to have 1 to {LONGEST_NAME} printable "
+                "characters; correct the key 'data_id', or rename the file or folder."
+            )
         shape = tuple(self.images.shape)
         if self.images.dtype != torch.uint8 or len(shape) != 4 or shape[0] == 0:
             raise InvalidDataError(
@@ -54,12 +64,7 @@ class ImageSet:
                 f"Expected labels of {self.name!r} as int64 [{shape[0]}], one per image, "
                 f"got {self.labels.dtype} {tuple(self.labels.shape)}."
             )
-        if self.classes < 2:
-            raise InvalidDataError(f"Expected classes={self.classes} >= 2 in {self.name!r}.")
-        if bool((self.labels < 0).any()) or bool((self.labels >= self.classes).any()):
-            raise InvalidDataError(
-                f"Expected every label of {self.name!r} within 0..{self.classes - 1}."
-            )
+        below(self.labels, Classes(self.classes, self.class_names), f"labels of {self.name!r}")
         if self.record_ids is not None:
             _check_ids(self.name, self.record_ids, shape[0])
 
@@ -100,6 +105,7 @@ class ImageSet:
             self.classes,
             None if ids is None else tuple(ids[i] for i in picked.tolist()),
             self.folder,
+            self.class_names,
         )
 
 
@@ -131,3 +137,7 @@ def _check_ids(name: str, ids: tuple[str, ...], n: int) -> None:
         )
     if not all(ids):
         raise InvalidDataError(f"Expected every record id of {name!r} to be non-empty.")
+    try:
+        "".join(ids).encode()
+    except UnicodeEncodeError:
+        raise InvalidDataError(f"Expected every record id of {name!r} to be valid UTF-8.") from None

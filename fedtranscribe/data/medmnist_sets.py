@@ -2,13 +2,29 @@
 
 from pathlib import Path
 
-from fedtranscribe.data.archives import read_arrays, required
+from fedtranscribe.config import UNSTATED, OwnData
+from fedtranscribe.data.archives import required, stated_classes
+from fedtranscribe.data.classes import Classes, below
 from fedtranscribe.data.imageset import DataSplit, ImageSet
+from fedtranscribe.data.npz import read_arrays
 from fedtranscribe.data.validation import to_images, to_labels
-from fedtranscribe.errors import DataNotFoundError
+from fedtranscribe.errors import ConfigError, DataNotFoundError
+
+# Of the official sets, whose sizes share them: pneumoniamnist, pneumoniamnist_64, …
+_CLASSES = {
+    **{"bloodmnist": 8, "breastmnist": 2, "dermamnist": 7, "octmnist": 4, "organamnist": 11},
+    **{"organcmnist": 11, "organsmnist": 11, "pathmnist": 9, "pneumoniamnist": 2},
+    **{"retinamnist": 5, "tissuemnist": 8},
+}
+_KEYS = (
+    *("train_images", "train_labels", "test_images", "test_labels"),
+    *("classes", "class_names"),
+)
 
 
-def load_medmnist(flag: str, root: Path | None, download: bool) -> DataSplit:
+def load_medmnist(
+    flag: str, root: Path | None, download: bool, own: OwnData = UNSTATED
+) -> DataSplit:
     """`medmnist:<flag>`: `<root>/<flag>.npz`, or the same in `<root>/medmnist`.
 
     The official training part is trained on and the official test part tested on; the
@@ -29,33 +45,40 @@ def load_medmnist(flag: str, root: Path | None, download: bool) -> DataSplit:
         path = _download_medmnist(flag, root)
     if path is None:
         raise DataNotFoundError(f"No {flag}.npz in {str(root)!r}; put it there or pass --download.")
-    return read_medmnist(path)
+    return read_medmnist(path, own)
 
 
-def read_medmnist(path: Path) -> DataSplit:
+def read_medmnist(path: Path, own: OwnData = UNSTATED) -> DataSplit:
     """One archive in MedMNIST's layout, known by its `train_images`; the file name is the id.
 
+    Official sets have a known number of classes; others state it like any own archive.
+
     Raises:
-        InvalidDataError: broken or multi-label content.
+        InvalidDataError: broken or multi-label content, or classes that nobody states.
+        ConfigError: `own` contradicts the archive, or states ids.
     """
-    arrays = read_arrays(path)
+    if own.ids is not None or own.id_pattern is not None:
+        raise ConfigError(f"Expected no --ids or --id-pattern for {path.name!r}; leave them out.")
+    arrays = read_arrays(path, _KEYS, own.max_gib)
     flag = path.stem
+    known = _CLASSES.get(flag.partition("_")[0])
+    classes = stated_classes(arrays, path, own, Classes(known) if known else None)
     labels = {
         part: to_labels(required(arrays, f"{part}_labels", path), f"{flag} {part}_labels")
         for part in ("train", "test")
     }
-    classes = int(max(part.max().item() for part in labels.values())) + 1
 
     def part(which: str) -> ImageSet:
         raw = required(arrays, f"{which}_images", path)
         return ImageSet(
             name=f"medmnist:{flag}",
             data_id=f"medmnist:{flag}",
-            images=to_images(raw, f"{flag} {which}_images"),
-            labels=labels[which],
-            classes=classes,
+            images=to_images(raw, f"{flag} {which}_images", own.bit_depth),
+            labels=below(labels[which], classes, f"{which}_labels in {str(path)!r}"),
+            classes=classes.count,
             record_ids=tuple(f"{flag}-{which}-{i}" for i in range(len(raw))),
-            folder=path.parent,
+            folder=path.resolve().parent,
+            class_names=classes.names,
         )
 
     return DataSplit(part("train"), part("test"))

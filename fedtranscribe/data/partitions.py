@@ -4,6 +4,8 @@ The partition belongs to the public set-up: guarantees are about one record insi
 fixed set, and about one holder among fixed holders.
 """
 
+import re
+
 import numpy as np
 import torch
 
@@ -11,6 +13,23 @@ from fedtranscribe.data.imageset import ImageSet
 from fedtranscribe.errors import ConfigError
 
 _ATTEMPTS = 100
+_PART = re.compile(r"(.+) holder-\d+")
+
+
+def holder_name(number: int) -> str:
+    """How a simulated holder is called in logs, files and tables."""
+    return f"holder-{number}"
+
+
+def part_id(data_id: str, number: int) -> str:
+    """The data id of a simulated holder's part of a set."""
+    return f"{data_id} {holder_name(number)}"
+
+
+def whole_id(data_id: str) -> str:
+    """The data id of the set that an id belongs to: its own, unless it is that of a part."""
+    part = _PART.fullmatch(data_id)
+    return data_id if part is None else part[1]
 
 
 def dirichlet_partition(
@@ -20,6 +39,8 @@ def dirichlet_partition(
 
     For each class the holders' shares are drawn from Dirichlet(alpha, …, alpha), as in Hsu et al.
     2019: a small alpha gives every class to few holders, a large one gives all the same mixture.
+    All images of one id go to one holder, by the label of the first of them: a record that is at
+    two holders would be charged by neither for the other.
 
     Args:
         images: all records.
@@ -29,20 +50,22 @@ def dirichlet_partition(
         least: drawn again until every part has so many records.
 
     Returns:
-        One `ImageSet` per holder, together all records, each once, in their original order.
+        One `ImageSet` per holder, together all images, each once, in their original order.
 
     Raises:
         ConfigError: a value is out of range, or no draw gives every holder enough records.
     """
     if not (alpha > 0 and np.isfinite(alpha)):
         raise ConfigError(f"Expected alpha={alpha} > 0 and finite.")
-    if not 1 <= holders * least <= len(images):
+    numbers: dict[str, int] = {}
+    record = np.array([numbers.setdefault(i, len(numbers)) for i in images.ids])
+    if not 1 <= holders * least <= len(numbers):
         raise ConfigError(
-            f"Expected holders={holders} with {least} records each to fit into {len(images)} "
+            f"Expected holders={holders} with {least} records each to fit into {len(numbers)} "
             "records; ask for fewer holders or shards."
         )
     rng = np.random.default_rng(seed)
-    labels = images.labels.numpy()
+    labels = images.labels.numpy()[np.unique(record, return_index=True)[1]]
     for _ in range(_ATTEMPTS):
         owner = np.empty(len(labels), dtype=np.int64)
         for label in range(images.classes):
@@ -53,7 +76,7 @@ def dirichlet_partition(
                 owner[part] = holder
         if np.bincount(owner, minlength=holders).min() >= least:
             return [
-                images.subset(torch.from_numpy(np.flatnonzero(owner == holder)))
+                images.subset(torch.from_numpy(np.flatnonzero(owner[record] == holder)))
                 for holder in range(holders)
             ]
     raise ConfigError(

@@ -4,17 +4,21 @@ import difflib
 import logging
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
-from fedtranscribe.data.archives import keys_of, load_archive
+from fedtranscribe.config import UNSTATED, OwnData
+from fedtranscribe.data.archives import load_archive
 from fedtranscribe.data.cifar10_jpeg import load_cifar10_jpeg
+from fedtranscribe.data.classes import Classes, settled
 from fedtranscribe.data.folders import load_folder
 from fedtranscribe.data.idx import IDX_SETS, load_idx_set
 from fedtranscribe.data.imageset import DataSplit
 from fedtranscribe.data.medmnist_sets import load_medmnist, read_medmnist
+from fedtranscribe.data.npz import keys_of
 from fedtranscribe.data.packaged import load_digits, load_uci_digits
 from fedtranscribe.data.torchvision_sets import TORCHVISION_SETS, load_torchvision_set
-from fedtranscribe.errors import DataNotFoundError
+from fedtranscribe.errors import ConfigError, DataNotFoundError
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +40,7 @@ def available() -> list[str]:
 
 
 def load(
-    spec: str, root: Path | None = None, download: bool = False, size: int | None = None
+    spec: str, root: Path | None = None, download: bool = False, own: OwnData = UNSTATED
 ) -> DataSplit:
     """The data set called `spec`.
 
@@ -44,32 +48,53 @@ def load(
         spec: one of `available()`, the path of an `.npz` archive, or of an image folder.
         root: where downloaded sets lie; packaged sets and paths need none.
         download: fetch an absent set into `root`; nothing is ever fetched unasked.
-        size: pixels a side for an image folder whose images differ in size.
+        own: how an archive or folder of one's own is read: its classes, ids and pixels.
 
     Raises:
         DataNotFoundError: unknown or absent; the message says how to get it.
         InvalidDataError: present but unusable.
+        ConfigError: `own` contradicts what the set states itself.
     """
+    if spec.startswith(_MEDMNIST):
+        return load_medmnist(spec.removeprefix(_MEDMNIST), root, download, own)
+    if spec in available():
+        return _as_stated(_named(spec, root, download), own)
+    path = Path(spec).expanduser()
+    if path.suffix == ".npz":
+        if "train_images" in keys_of(path):
+            return read_medmnist(path, own)
+        return load_archive(path, own)
+    if path.is_dir():
+        return load_folder(path, own)
+    raise DataNotFoundError(_unknown(spec))
+
+
+def _named(spec: str, root: Path | None, download: bool) -> DataSplit:
     if spec in PACKAGED:
         return PACKAGED[spec]()
     if spec in IDX_SETS:
         return load_idx_set(IDX_SETS[spec], root, download)
     if spec in TORCHVISION_SETS:
         return load_torchvision_set(TORCHVISION_SETS[spec], root, download)
-    if spec == "cifar10-jpeg":
-        return load_cifar10_jpeg(root)
-    if spec.startswith(_MEDMNIST):
-        return load_medmnist(spec.removeprefix(_MEDMNIST), root, download)
-    path = Path(spec).expanduser()
-    if path.suffix == ".npz":
-        return read_medmnist(path) if "train_images" in keys_of(path) else load_archive(path)
-    if path.is_dir():
-        return load_folder(path, size)
-    raise DataNotFoundError(_unknown(spec))
+    return load_cifar10_jpeg(root)
+
+
+def _as_stated(split: DataSplit, own: OwnData) -> DataSplit:
+    """A named set brings classes and ids; the settings may only give its classes names."""
+    train = split.train
+    if own.ids is not None or own.id_pattern is not None:
+        raise ConfigError(
+            f"Expected no --ids or --id-pattern for {train.name!r}, which has ids of its own."
+        )
+    classes = settled(Classes(train.classes, train.class_names), own, train.name)
+    if classes is None or classes.names is None:
+        return split
+    parts = (replace(part, class_names=classes.names) for part in (train, split.test))
+    return DataSplit(*parts)
 
 
 def load_first(
-    specs: str, root: Path | None = None, download: bool = False, size: int | None = None
+    specs: str, root: Path | None = None, download: bool = False, own: OwnData = UNSTATED
 ) -> DataSplit:
     """The first of several data sets, named by commas, that can be had; says so if it is a later.
 
@@ -79,7 +104,7 @@ def load_first(
     missing: list[str] = []
     for name in (part.strip() for part in specs.split(",")):
         try:
-            split = load(name, root, download, size)
+            split = load(name, root, download, own)
         except DataNotFoundError as error:
             missing.append(str(error))
             continue
@@ -103,6 +128,14 @@ def is_benchmark(name: str) -> bool:
     """Whether one name, and no path, is that of a published benchmark."""
     known = not name.startswith(_MEDMNIST) and name in available()
     return known or _MEDMNIST_SET.fullmatch(name) is not None
+
+
+def folder_of(spec: str) -> Path | None:
+    """Where the data of a path lie, if it is one and they are there; None for names."""
+    path = Path(spec).expanduser()
+    if spec in available() or spec.startswith(_MEDMNIST) or not spec or not path.exists():
+        return None
+    return path if path.is_dir() else path.resolve().parent
 
 
 def _unknown(spec: str) -> str:

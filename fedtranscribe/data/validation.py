@@ -13,13 +13,14 @@ from torch import Tensor
 from fedtranscribe.errors import InvalidDataError
 
 
-def to_images(raw: NDArray[np.generic], name: str) -> Tensor:
+def to_images(raw: NDArray[np.generic], name: str, depth: int | None = None) -> Tensor:
     """Images as uint8 [n, channels, height, width].
 
     Args:
         raw: [n, h, w], [n, h, w, 1 or 3] or [n, 1 or 3, h, w]; integers in [0, 255] or floats
             in [0, 1].
         name: how messages call the array.
+        depth: integers wider than a byte use so many bits; 8 if not given.
 
     Raises:
         InvalidDataError: another shape or type, NaN or infinity, a value out of range.
@@ -29,7 +30,7 @@ def to_images(raw: NDArray[np.generic], name: str) -> Tensor:
             f"Expected {name} as [n, h, w], [n, h, w, channels] or [n, channels, h, w], "
             f"got shape {raw.shape}."
         )
-    pixels = _to_bytes(raw, name)
+    pixels = _to_bytes(raw, name, depth)
     if pixels.ndim == 3:
         pixels = pixels[:, None]
     elif pixels.shape[3] in (1, 3):
@@ -39,7 +40,23 @@ def to_images(raw: NDArray[np.generic], name: str) -> Tensor:
     return torch.from_numpy(np.array(pixels, order="C"))  # a copy: files may be mapped read-only
 
 
-def _to_bytes(raw: NDArray[np.generic], name: str) -> NDArray[np.uint8]:
+def from_depth(values: NDArray[np.generic], depth: int, name: str) -> NDArray[np.uint8]:
+    """Integers of so many bits as bytes, by a constant: 0 becomes 0, and 2^depth - 1 becomes 255.
+
+    Raises:
+        InvalidDataError: a value that is out of range.
+    """
+    top = 2**depth - 1
+    if values.size and (values.min() < 0 or values.max() > top):
+        raise InvalidDataError(
+            f"Expected the pixels of {name} within 0..{top}, the range of {depth} bits; pass the "
+            "--bit-depth that the values use."
+        )
+    # In whole numbers, rounded to the nearest.
+    return ((values.astype(np.uint32) * 510 + top) // (2 * top)).astype(np.uint8)
+
+
+def _to_bytes(raw: NDArray[np.generic], name: str, depth: int | None) -> NDArray[np.uint8]:
     if raw.dtype == np.uint8:
         return raw.astype(np.uint8, copy=False)
     if np.issubdtype(raw.dtype, np.floating):
@@ -52,8 +69,13 @@ def _to_bytes(raw: NDArray[np.generic], name: str) -> NDArray[np.uint8]:
             )
         return np.rint(values * 255).astype(np.uint8)
     if np.issubdtype(raw.dtype, np.integer):
-        if raw.astype(np.int64).min() < 0 or raw.astype(np.int64).max() > 255:
-            raise InvalidDataError(f"Expected integer pixels of {name} within [0, 255].")
+        if depth is not None:
+            return from_depth(raw, depth, name)
+        if raw.min() < 0 or raw.max() > 255:
+            raise InvalidDataError(
+                f"Expected integer pixels of {name} within [0, 255]; pass --bit-depth if they use "
+                "more than 8 bits."
+            )
         return raw.astype(np.uint8)
     raise InvalidDataError(f"Expected numeric pixels in {name}, got dtype {raw.dtype}.")
 
@@ -75,7 +97,9 @@ def to_labels(raw: NDArray[np.generic], name: str) -> Tensor:
         )
     if np.issubdtype(flat.dtype, np.floating):
         values = flat.astype(np.float64)
-        if not np.isfinite(values).all() or not np.equal(values, np.rint(values)).all():
+        # The bound keeps the conversion to integers exact.
+        whole = np.isfinite(values) & (np.abs(values) < 2**53) & (values == np.rint(values))
+        if not whole.all():
             raise InvalidDataError(f"Expected whole, finite class numbers in {name}.")
     elif not np.issubdtype(flat.dtype, np.integer):
         raise InvalidDataError(f"Expected class numbers in {name}, got dtype {flat.dtype}.")

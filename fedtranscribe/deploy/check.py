@@ -29,6 +29,7 @@ from fedtranscribe.deploy.handshake import (
 from fedtranscribe.deploy.keys import public_path, read_private, read_public
 from fedtranscribe.deploy.pem import Certificate, read_certificate
 from fedtranscribe.errors import ConfigError
+from fedtranscribe.files import who_may_open
 
 SOON_DAYS = 30
 _RENEW = "fedtranscribe deploy certs renew, then start the SuperLink again"
@@ -256,7 +257,7 @@ def _mode(name: str, path: Path) -> Check:
 
 
 def _folder(name: str, path: Path, open_is: Verdict | None = None, writable: bool = True) -> Check:
-    """A folder that this user can use; `open_is` is what it means that others can open it.
+    """A folder that this user can use; `open_is` is what it means that others or its group may.
 
     One that is only read has to hold something already.
     """
@@ -268,9 +269,10 @@ def _folder(name: str, path: Path, open_is: Verdict | None = None, writable: boo
             return _Wrong("this user may not use it", f"give it to the service's user: {path}")
         if not writable and not any(path.iterdir()):
             return _Wrong("it is empty", f"fedtranscribe teacher train --data … --out {path}")
-        if open_is is None:
+        who = who_may_open(path) if open_is is not None else None
+        if open_is is None or who is None:
             return None
-        return _too_open(found, stat.S_IRWXO, f"chmod 700 {path}", open_is)
+        return _open_to(who, found, f"chmod 700 {path}", open_is)
 
     return _guarded(name, path, fault)
 
@@ -278,10 +280,13 @@ def _folder(name: str, path: Path, open_is: Verdict | None = None, writable: boo
 def _too_open(
     found: os.stat_result, forbidden: int, mend: str, verdict: Verdict
 ) -> "_Wrong | None":
+    wrong = stat.S_IMODE(found.st_mode) & forbidden
+    return _open_to("others", found, mend, verdict) if wrong else None
+
+
+def _open_to(who: str, found: os.stat_result, mend: str, verdict: Verdict) -> "_Wrong":
     mode = stat.S_IMODE(found.st_mode)
-    return (
-        _Wrong(f"others may open it (mode {mode:o})", mend, verdict) if mode & forbidden else None
-    )
+    return _Wrong(f"{who} may open it (mode {mode:o})", mend, verdict)
 
 
 def _guarded(name: str, path: Path, fault: "Callable[[os.stat_result], _Wrong | None]") -> Check:

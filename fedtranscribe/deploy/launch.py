@@ -9,7 +9,6 @@ has the real one in hand.
 import os
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,6 @@ from typing import NoReturn
 from fedtranscribe.deploy.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY
 from fedtranscribe.deploy.check import Check, Verdict, check_node, check_server, first_fault
 from fedtranscribe.deploy.folders import CERTIFICATES, KEYS, NODE_KEY, STATE
-from fedtranscribe.deploy.health import is_healthy
 from fedtranscribe.errors import ConfigError, FederationError
 
 SUPERNODE, SUPERLINK = "flower-supernode", "flower-superlink"
@@ -145,14 +143,13 @@ def _insist(checks: Iterable[Check], say: Say) -> None:
 
 
 def _await_holder(socket: Path, wait: float) -> None:
-    until = time.monotonic() + wait
-    while not is_healthy(f"unix:{socket}"):
-        if time.monotonic() > until:
-            raise FederationError(
-                f"No holder service answers on {socket}; start it with `fedtranscribe holder "
-                "serve`, and see that this user is in the group of the socket."
-            )
-        time.sleep(_LOOK_SECONDS)
+    from fedtranscribe.federation.link import is_reachable
+
+    if not is_reachable(socket, max(wait, _LOOK_SECONDS)):
+        raise FederationError(
+            f"No holder service answers on {socket}; start it with `fedtranscribe holder "
+            "serve`, and see that this user is in the group of the socket."
+        )
 
 
 def _become(command: list[str], places: Mapping[str, str]) -> NoReturn:

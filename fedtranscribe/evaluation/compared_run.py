@@ -9,7 +9,7 @@ from typing import Any
 
 from fedtranscribe.data import is_published
 from fedtranscribe.evaluation.evaluate import EVALUATION
-from fedtranscribe.files import read_object
+from fedtranscribe.reading import read_object
 from fedtranscribe.transcribe.rundir import read_result
 
 _METHOD = "dpsd"

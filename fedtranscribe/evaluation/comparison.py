@@ -12,11 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtranscribe.errors import ConfigError
+from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.evaluation.compared_run import ComparedRun, Spread, read_run
 from fedtranscribe.evaluation.figures import CurvePoint, draw_privacy_accuracy
 from fedtranscribe.files import write_atomically
+from fedtranscribe.text import markdown
 from fedtranscribe.transcribe.report import figures_available
+from fedtranscribe.transcribe.rundir import DAMAGED
 
 PRIVATE = "private"
 SPREAD_WORDS = "Over several runs: mean (lowest–highest) ± half of the 95 % interval of the mean."
@@ -118,9 +120,9 @@ class Comparison:
             *("student", "downstream CNN", "FID"),
         ]
         lines = ["# Comparison", "", _markdown_row(head), _markdown_row(["---"] * len(head))]
-        lines += [_markdown_row(cells(group)) for group in self.groups]
+        lines += [_markdown_row([markdown(cell) for cell in cells(group)]) for group in self.groups]
         lines += ["", SPREAD_WORDS]
-        lines += [f"Features of FID: {name}." for name in self.features]
+        lines += [f"Features of FID: {markdown(name)}." for name in self.features]
         return "\n".join(lines) + "\n"
 
     def write(self, folder: Path) -> list[Path]:
@@ -157,10 +159,10 @@ def compare(paths: Sequence[Path]) -> Comparison:
     """Read finished runs and put those together that differ by chance alone.
 
     Raises:
-        StorageError: a folder holds no finished run.
+        StorageError: a folder holds no finished run, or a damaged one.
         ConfigError: two folders hold the same run, which would count it twice.
     """
-    runs = [read_run(path) for path in paths]
+    runs = [_read(path) for path in paths]
     seen: dict[str, Path] = {}
     for run in runs:
         if run.name in seen:
@@ -173,6 +175,16 @@ def compare(paths: Sequence[Path]) -> Comparison:
         groups.setdefault(run.settings, []).append(run)
     ordered = [Group(tuple(sorted(group, key=lambda run: run.seed))) for group in groups.values()]
     return Comparison(tuple(sorted(ordered, key=_order)))
+
+
+def _read(path: Path) -> ComparedRun:
+    try:
+        return read_run(path)
+    except DAMAGED:
+        raise StorageError(
+            f"The files of the run in {path} are damaged, or of another version; it cannot be "
+            "compared."
+        ) from None
 
 
 def cells(group: Group) -> list[str]:

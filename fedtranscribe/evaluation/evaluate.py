@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtranscribe.data import DataSplit, ImageSet
+from fedtranscribe.allowed import expect_allowed
+from fedtranscribe.data import DataSplit, ImageSet, NamedData
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.evaluation.classifiers import NETS, XGBOOST
 from fedtranscribe.evaluation.downstream import downstream
@@ -79,7 +80,8 @@ def evaluate(
         comes on top: the figures that rest on them, which are in no file outside `private/`.
 
     Raises:
-        ConfigError: a library is missing, or the device is.
+        ConfigError: a library is missing, or the device is, or the images that a feature network
+            would learn from are the private records.
         DataError: the real images are not where the run found them.
         ModelError: Inception weights are absent or damaged.
         StorageError: the folder cannot be written.
@@ -101,12 +103,12 @@ def evaluate(
     if public:
         words = f"{len(split.test)} held-out images of a published benchmark, declared public"
         result = {**head, "real": words, **_joined(alone, real), **tail}
-        _write(result, run.path / EVALUATION)
+        _publish(result, run)
         return result
     full = {**head, "real": STAMP, **_joined(alone, real), **tail}
     _write(full, run.private / EVALUATION)
     result = {**head, "real": OWN_RECORDS, **alone, **tail}
-    _write(result, run.path / EVALUATION)
+    _publish(result, run)
     return result | {"private": {"stamp": STAMP, **real}}
 
 
@@ -124,7 +126,10 @@ def _measured(
         real["student"] = score_student(run.student, split.test)
     if run.generator is None:
         return {"note": _NO_GENERATOR}, real
-    source = feature_source(settings, run.settings) if settings.fidelity else None
+    source = None
+    if settings.fidelity:
+        private = NamedData.of(run.settings["data"], split)
+        source = feature_source(settings, run.settings, private)
     run.generator.to(device)
     progress(_DRAWN, 0, 1)
     images, labels = run.synthesise(samples, settings.seed, progress)
@@ -199,6 +204,11 @@ def _joined(alone: dict[str, Any], real: dict[str, Any]) -> dict[str, Any]:
     both = {**alone, **real}
     order = ("student", "downstream", "fidelity", "synthetic", "note")
     return {name: both[name] for name in order if name in both}
+
+
+def _publish(result: dict[str, Any], run: FinishedRun) -> None:
+    expect_allowed(EVALUATION, result)
+    _write(result, run.path / EVALUATION)
 
 
 def _write(result: dict[str, Any], path: Path) -> None:

@@ -12,10 +12,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedtranscribe.data import ImageSet, augment, load
+from fedtranscribe.data import DataSplit, ImageSet, augment, load
 from fedtranscribe.models import build, fixed_randomness
 
-PACKAGED = "uci-digits"
 WIDTH = 64
 _SEED = 0
 _STEPS = 400
@@ -71,12 +70,18 @@ def train_features(public: ImageSet, steps: int = _STEPS) -> FeatureNetwork:
     return network.eval().requires_grad_(False)
 
 
+@lru_cache(maxsize=1)
+def public_set(name: str, root: Path | None) -> DataSplit:
+    """The public set of that name; raises as `load`."""
+    return load(name, root)
+
+
 @lru_cache
 def registered(name: str, root: Path | None) -> tuple[str, str]:
     """Train a feature network on a public set and make it known to torch-fidelity.
 
     Args:
-        name: of the public set.
+        name: of the public set, which the caller has compared with the private records.
         root: where it lies.
 
     Returns:
@@ -87,7 +92,7 @@ def registered(name: str, root: Path | None) -> tuple[str, str]:
     """
     from torch_fidelity import register_feature_extractor
 
-    public = load(name, root).train
+    public = public_set(name, root).train
     known = f"fedtranscribe-{next(_numbers)}"
     register_feature_extractor(known, _extractor(train_features(public)))
     colour = "grey" if public.channels == 1 else "colour"

@@ -12,15 +12,19 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fedtranscribe.config import PUBLIC_SHAPES
+from fedtranscribe.data import NamedData, expect_public, share_records
 from fedtranscribe.errors import (
     CorruptWeightsError,
     DataNotFoundError,
     InvalidDataError,
     WeightsNotFoundError,
 )
-from fedtranscribe.evaluation.features import PACKAGED, registered
+from fedtranscribe.evaluation.features import public_set, registered
 from fedtranscribe.evaluation.settings import EvaluationSettings
 
+# For runs without a labelled public set; the second where the first are the private records.
+_PACKAGED = ("uci-digits", "digits")
+_OTHER_FEATURES = "give --inception FILE, or --no-fidelity."
 _INCEPTION = "inception-v3-compat"
 # First digits of the SHA-256 of torch-fidelity's own weights; the name of their file ends in it.
 _USUAL = "6726825d"
@@ -46,14 +50,18 @@ class FeatureSource:
     words: str
 
 
-def feature_source(settings: EvaluationSettings, run: Mapping[str, Any]) -> FeatureSource:
+def feature_source(
+    settings: EvaluationSettings, run: Mapping[str, Any], private: NamedData
+) -> FeatureSource:
     """Inception from a file or fetched, else a network trained on public images.
 
     Args:
         settings: of the evaluation.
         run: settings of the run; its public set is used where it has labels.
+        private: the records of the run, which no feature network may learn from.
 
     Raises:
+        ConfigError: the public set holds the private records; see `expect_public`.
         WeightsNotFoundError: no such weights.
         CorruptWeightsError: the file does not hold Inception weights.
     """
@@ -65,7 +73,7 @@ def feature_source(settings: EvaluationSettings, run: Mapping[str, Any]) -> Feat
         return FeatureSource(_INCEPTION, settings.inception, True, words)
     if settings.download:
         return FeatureSource(_INCEPTION, None, True, "Inception v3, torch-fidelity's weights")
-    extractor, words = _public_features(settings, run)
+    extractor, words = _public_features(settings, run, private)
     return FeatureSource(extractor, None, False, words)
 
 
@@ -151,17 +159,27 @@ def measure(
     return {name: _finite(found.get(key)) for name, key in names.items()}
 
 
-def _public_features(settings: EvaluationSettings, run: Mapping[str, Any]) -> tuple[str, str]:
-    """A feature network on the run's labelled public set, or on the packaged one."""
+def _public_features(
+    settings: EvaluationSettings, run: Mapping[str, Any], private: NamedData
+) -> tuple[str, str]:
+    """A feature network on the run's labelled public set, or on a packaged one."""
+    packaged = next(name for name in _PACKAGED if not share_records(name, private.data_id))
     name = run.get("public_data")
-    if name in (None, "none", PUBLIC_SHAPES, PACKAGED):
-        return registered(PACKAGED, None)
+    if name in (None, "none", PUBLIC_SHAPES, packaged):
+        return _features_of(packaged, None, private)
     given = run.get("data_root")
+    root = settings.data_root or (Path(given) if given else None)
     try:
-        return registered(name, settings.data_root or (Path(given) if given else None))
+        return _features_of(name, root, private)
     except (DataNotFoundError, InvalidDataError):
         # The result names the set that was used.
-        return registered(PACKAGED, None)
+        return _features_of(packaged, None, private)
+
+
+def _features_of(name: str, root: Path | None, private: NamedData) -> tuple[str, str]:
+    public = NamedData.of(name, public_set(name, root))
+    expect_public("public_data", public, private, _OTHER_FEATURES)
+    return registered(name, root)
 
 
 def _finite(value: float | None) -> float | None:

@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.errors import StorageError
+from fedtranscribe.text import printable
 
 _PER_CLASS = 10
 _MOST_CLASSES = 20
 _MARGIN = 1.5
+_LONGEST_LABEL = 50
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,12 @@ class CurvePoint:
     mean: float
     low: float
     high: float
+
+
+def literal(name: str) -> str:
+    """A name as the label of a line: no formula, whatever it holds, and never left out."""
+    plain = printable(name, _LONGEST_LABEL).replace("$", r"\$")
+    return f" {plain}" if plain.startswith("_") else plain  # such labels are hidden otherwise
 
 
 def draw_classes(images: Tensor, labels: Tensor, path: Path) -> None:
@@ -93,12 +101,12 @@ def draw_privacy_accuracy(lines: Mapping[str, Sequence[CurvePoint]], path: Path)
             epsilons |= {point.epsilon for point in private if point.epsilon is not None}
         for point in points:
             if point.epsilon is None:
-                axis.axhline(point.mean, color=colour, linestyle="--", label=label)
+                axis.axhline(point.mean, color=colour, linestyle="--", label=literal(label))
                 axis.axhspan(point.low, point.high, color=colour, alpha=0.15, linewidth=0)
     if epsilons:
-        axis.set_xscale("log")
-        # A single ε would leave the axis without a length.
+        # A single ε would leave the axis without a length, and the scale would warn of that.
         axis.set_xlim(min(epsilons) / _MARGIN, max(epsilons) * _MARGIN)
+        axis.set_xscale("log")
         axis.set_xticks(sorted(epsilons), [f"{epsilon:.3g}" for epsilon in sorted(epsilons)])
         axis.minorticks_off()
     axis.set(xlabel="ε, sound", ylabel="student's accuracy on held-out images")
@@ -117,7 +125,7 @@ def _draw_line(axis: Any, label: str, colour: str, points: Sequence[CurvePoint])
         means,
         yerr=[below, above],
         color=colour,
-        label=label,
+        label=literal(label),
         marker="o",
         markersize=4,
         capsize=3,

@@ -6,7 +6,6 @@ every wrong key and value is known before anything starts, and all of them are t
 
 import difflib
 import json
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,11 +13,12 @@ from typing import Any
 
 from fedtranscribe.config import read_toml
 from fedtranscribe.errors import ConfigError
+from fedtranscribe.reading import parse_toml
 
 Scalar = bool | int | float | str
 
 # A relative path means the caller's folder, which the app's processes need not share.
-_PATHS = frozenset({"data-root", "out"})
+_PATHS = frozenset({"data-root", "ids", "out"})
 _WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 
@@ -143,8 +143,8 @@ def _typed(text: str, default: Scalar) -> Scalar:
         ValueError: it is not of the default's type; says which is wanted.
     """
     try:
-        value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        value = parse_toml(f"value = {text}")["value"]
+    except ValueError:
         value = text
     if isinstance(default, str):
         return value if isinstance(value, str) else text

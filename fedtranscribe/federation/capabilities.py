@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 
 from fedtranscribe.exchange import AnswerKind
+from fedtranscribe.models.headers import MOST_CHANNELS, MOST_CLASSES, MOST_SIDE
+from fedtranscribe.names import expect_name
 from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.teachers.manifest import MOST_SHARDS
 
 
 @dataclass(frozen=True)
@@ -39,10 +42,17 @@ class Capabilities:
     trainers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Refuse what no holder can be; a server reads these off the wire."""
-        if not (0 < len(self.name) <= 80 and self.name.isprintable()):
-            raise ValueError("a name must be printable and have 1 to 80 characters")
+        """Refuse what no holder can be; a server reads these off the wire.
+
+        Raises:
+            ConfigError, ValueError: names the value.
+        """
+        for name in (self.name, *self.trainers):
+            expect_name("name", name)
         counts = self.classes, self.channels, self.size, self.shards
+        most = MOST_CLASSES, MOST_CHANNELS, MOST_SIDE, MOST_SHARDS
+        if any(count > limit for count, limit in zip(counts, most, strict=True)):
+            raise ValueError(f"classes, channels, size, shards = {counts} are more than {most}")
         # A holder that only trains has no shards.
         if min(counts[:3]) < 1 or self.shards < 0 or self.classes < 2:
             raise ValueError(f"classes, channels, size, shards = {counts} make no sense")

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from flwr.serverapp import Grid, ServerApp
 
-from fedtranscribe.config import FederationSettings
-from fedtranscribe.data import ImageSet, is_published, load_first
+from fedtranscribe.config import PUBLIC_SHAPES, FederationSettings
+from fedtranscribe.data import ImageSet, NamedData, is_published, load_first, load_public
 from fedtranscribe.errors import ConfigError, QuorumError
 from fedtranscribe.federation.roster import quorum
 from fedtranscribe.federation.run import federate
@@ -41,7 +41,8 @@ def serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
         out: the run's folder.
 
     Raises:
-        ConfigError: settings that only a simulation can have.
+        ConfigError: settings that only a simulation can have, or public images out of the set
+            that the holders have parts of.
         QuorumError: too few holders within `first_timeout`, or in a round; the run can be resumed.
     """
     if settings.method not in ("feddpsd", *TRAINERS):
@@ -51,6 +52,7 @@ def serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
         )
     check_tracking(settings)
     test = _test_images(settings)
+    _refuse_tested_images(settings, test)
     starting = RunDirectory.resume if settings.resume else RunDirectory.create
     run = starting(out, settings)
     if run.finished:
@@ -83,6 +85,23 @@ def _test_images(settings: FederationSettings) -> ImageSet | None:
             "measured on private records has no place at the server."
         )
     return load_first(settings.data, settings.data_root, settings.download).test
+
+
+def _refuse_tested_images(settings: FederationSettings, test: ImageSet | None) -> None:
+    """Refuse public images out of the set that the student is tested on: holders have parts of it.
+
+    This is all that a server can see. What the holders' own records are, it does not know; a
+    holder that trains compares data ids itself.
+
+    Raises:
+        ConfigError: the two sets share records by their ids.
+    """
+    name = settings.public_data
+    if test is None or settings.method in TRAINERS or name in (None, "none", PUBLIC_SHAPES):
+        return
+    tested = NamedData(settings.data, test.data_id)
+    root, download = settings.data_root, settings.download
+    load_public("public_data", name, tested, root, download, settings.as_public)
 
 
 def _wait_for_nodes(grid: Grid, settings: FederationSettings) -> list[int]:

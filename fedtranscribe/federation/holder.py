@@ -47,8 +47,8 @@ def _reply(
         node = open_node(protocol.holder_number(content))
         return protocol.tell_capabilities(node.capabilities())
     if message_type == records.ANSWER:
-        envelope = protocol.read_query(content)
-        node = open_node(envelope.holder)
+        node = open_node(protocol.holder_number(content))
+        envelope = protocol.read_query(content, node.facts)
         # Not Flower's own run id: a resumed run has another, and must get its answers again.
         told = node.answer(envelope.query, envelope.plan, envelope.run, requester)
         return protocol.tell(told, envelope.query.kind)

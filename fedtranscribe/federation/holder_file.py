@@ -5,27 +5,45 @@ paths are relative to the file.
 """
 
 from pathlib import Path
+from typing import Annotated
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from fedtranscribe.config import Settings, build, read_toml
-from fedtranscribe.data import load
+from fedtranscribe.config import OwnData, build, read_toml
+from fedtranscribe.data import folder_of, is_published, load
 from fedtranscribe.errors import ConfigError
+from fedtranscribe.federation.link import HEALTH_SUFFIX
 from fedtranscribe.federation.masking import Masking
 from fedtranscribe.federation.policy import HolderPolicy
 from fedtranscribe.federation.round_store import RoundStore
 from fedtranscribe.federation.trainings import OpenLedger, Trainings
+from fedtranscribe.names import expect_name
 from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.privacy.ledger_place import LedgerPlace
 from fedtranscribe.secagg.key_files import Identity
+from fedtranscribe.teachers import Manifest
 
-# What a Unix socket's address may hold, on Linux.
-_LONGEST_SOCKET = 107
+# What a Unix socket's address may hold, on Linux, and the one for health beside it.
+_LONGEST_SOCKET = 107 - len(HEALTH_SUFFIX)
 
 
-class HolderPlace(Settings):
-    """Where a deployed holder keeps its things, and how it is called."""
+def _named(value: str) -> str:
+    try:
+        return expect_name("name", value)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
 
-    name: str = Field(min_length=1, max_length=80, description="how the server calls the holder")
+
+Name = Annotated[str, AfterValidator(_named)]
+
+
+class HolderPlace(OwnData):
+    """Where a deployed holder keeps its things, and how it is called.
+
+    How `records` are read is known from the teachers; what stands here wins.
+    """
+
+    name: Name = Field(description="how the server calls the holder")
     teachers: Path = Field(description="folder made by `fedtranscribe teacher train`")
     records: Path | None = Field(
         default=None,
@@ -35,8 +53,8 @@ class HolderPlace(Settings):
     socket: Path = Field(description="where the SuperNode's user asks; all it may reach")
     log: Path | None = Field(default=None, description="JSON lines; none: standard error")
     device: str = "auto"
-    server: str = Field(
-        default="flower", min_length=1, description="name that the server's queries are bound to"
+    server: Name = Field(
+        default="flower", description="name that the server's queries are bound to"
     )
     key: Path | None = Field(
         default=None, description="secagg: the holder's own key, not the SuperNode's"
@@ -62,7 +80,7 @@ class HolderFile(HolderPolicy):
         home = path.absolute().parent
         places = {
             name: home / value.expanduser()
-            for name in ("teachers", "records", "ledger", "socket", "log", "key", "roster")
+            for name in ("teachers", "records", "ledger", "socket", "log", "key", "roster", "ids")
             if (value := getattr(file.holder, name)) is not None
         }
         if len(str(places["socket"]).encode()) > _LONGEST_SOCKET:
@@ -82,15 +100,40 @@ class HolderFile(HolderPolicy):
         return file.model_copy(update={"holder": file.holder.model_copy(update=places)})
 
     @property
+    def rounds(self) -> Path:
+        """Where keys and rounds of masked sums are kept."""
+        return self.holder.ledger.with_name(f"{self.holder.ledger.name}.rounds")
+
+    @property
+    def trained(self) -> Path:
+        """The folder of private trainings."""
+        return self.holder.ledger.with_name("trainings")
+
+    @property
     def policy(self) -> HolderPolicy:
         """The limits alone."""
         return HolderPolicy.model_validate(self.model_dump(exclude={"holder"}))
 
-    def trainings(self, data_id: str, open_ledger: OpenLedger) -> Trainings | None:
+    def ledger_place(self, manifest: Manifest) -> LedgerPlace:
+        """Where the ledger lies, once it is known that there is no other of these data.
+
+        Args:
+            manifest: of the teachers, which names the data.
+
+        Raises:
+            SecondLedgerError, StorageError: as `LedgerPlace.find`.
+        """
+        records = self.holder.records
+        data = manifest.data if records is None else str(records)
+        return LedgerPlace.find(
+            manifest.data_id, folder_of(data), self.holder.ledger, published=is_published(data)
+        )
+
+    def trainings(self, manifest: Manifest, open_ledger: OpenLedger) -> Trainings | None:
         """The holder's private trainings; None where it carries out none.
 
         Args:
-            data_id: what the ledger is bound to.
+            manifest: of the teachers, whose data the ledger is bound to.
             open_ledger: opens it.
 
         Raises:
@@ -100,14 +143,20 @@ class HolderFile(HolderPolicy):
         place = self.holder
         if place.records is None or not self.trainers:
             return None
-        train = load(str(place.records)).train
-        if train.data_id != data_id:
+        said = place.own_data.model_dump(exclude_defaults=True)
+        own = build(OwnData, {**manifest.own_data.model_dump(), **said})
+        train = load(str(place.records), own=own).train
+        if train.data_id != manifest.data_id:
             raise ConfigError(
-                f"Expected [holder] records of {data_id!r}, the data of teachers and ledger; "
-                f"{place.records} is {train.data_id!r}."
+                f"Expected [holder] records of {manifest.data_id!r}, the data of teachers and "
+                f"ledger; {place.records} is {train.data_id!r}."
             )
-        folder = place.ledger.with_name("trainings")
-        return Trainings(lambda: train, place.ledger, open_ledger, folder, place.device)
+        if train.classes != manifest.classes:
+            raise ConfigError(
+                f"Expected [holder] records of classes={manifest.classes}, as the teachers have; "
+                f"{place.records} has {train.classes}."
+            )
+        return Trainings(lambda: train, place.ledger, open_ledger, self.trained, place.device)
 
     def masking(self) -> Masking | None:
         """The holder's part in masked sums; None where it has no key.
@@ -119,4 +168,4 @@ class HolderFile(HolderPolicy):
         if place.key is None or place.roster is None:
             return None
         identity = Identity.read(place.name, place.key, place.roster)
-        return Masking(identity, RoundStore(place.ledger.with_name(f"{place.ledger.name}.rounds")))
+        return Masking(identity, RoundStore(self.rounds))

@@ -12,7 +12,7 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from typing import Any
 
-from fedtranscribe.files import json_objects
+from fedtranscribe.reading import json_objects
 
 _MOST_BYTES, _COPIES = 10_000_000, 5
 _LONGEST = 100

@@ -24,7 +24,16 @@ from flwr.app import RecordDict
 from fedtranscribe.errors import ConfigError, ProtocolError
 from fedtranscribe.federation import protocol, records
 from fedtranscribe.federation.node import Node
-from fedtranscribe.federation.records import arrays_of, asked_terms, get, record, told_terms
+from fedtranscribe.federation.records import (
+    array_of,
+    asked_terms,
+    form_of,
+    get,
+    get_name,
+    get_names,
+    record,
+    told_terms,
+)
 from fedtranscribe.federation.refusals import Refusal, RefusalCode
 from fedtranscribe.secagg import Advert, Members
 
@@ -84,16 +93,16 @@ def reply(content: RecordDict, message_type: str, node: Node, requester: str) ->
     if message_type == records.SECAGG_OPEN:
         return _reply_open(content, node, requester)
     try:
-        run = get(terms, "run", str)
+        run = get_name(terms, "run")
         if message_type == records.SECAGG_KEY:
-            names, failures = get(terms, "names", list), [get(terms, f, int) for f in _FAILURES]
-            advert = node.advertise(run, [str(name) for name in names], *failures)
+            names, failures = get_names(terms, "names"), [get(terms, f, int) for f in _FAILURES]
+            advert = node.advertise(run, names, *failures)
             return record({"name": advert.name}, {"advert": _array(advert.key + advert.signature)})
-        query_id = get(terms, "query-id", str)
+        query_id = get_name(terms, "query-id")
         if message_type == records.SECAGG_MASK:
             said = {"masked": node.mask(run, query_id, _bytes_of(content, "sealed"))}
         elif message_type == records.SECAGG_SIGN:
-            survivors = [str(name) for name in get(terms, "survivors", list)]
+            survivors = get_names(terms, "survivors")
             said = {"signature": node.sign(run, query_id, survivors)}
         else:
             said = {"shares": node.reveal(run, query_id, _bytes_of(content, "signatures"))}
@@ -107,7 +116,7 @@ def _reply_open(content: RecordDict, node: Node, requester: str) -> RecordDict:
         adverts = [_advert(name, told) for name, told in _bytes_of(content, "adverts").items()]
     except _SENSELESS:
         raise Refusal(RefusalCode.MALFORMED) from None
-    asked = protocol.read_query(content)
+    asked = protocol.read_query(content, node.facts)
     sent, (sequence, digest) = node.open_round(
         asked.query, asked.plan, asked.run, requester, adverts
     )
@@ -127,7 +136,7 @@ def read_advert(content: RecordDict) -> Advert:
     """
     terms = told_terms(content)
     try:
-        return _advert(get(terms, "name", str), arrays_of(content, "u")["advert"].tobytes())
+        return _advert(get_name(terms, "name"), array_of(content, "advert", "u").tobytes())
     except _SENSELESS:
         raise ProtocolError("A holder's key makes no sense.") from None
 
@@ -148,7 +157,7 @@ def read_bytes(content: RecordDict, query_id: str, name: str) -> bytes:
     terms = told_terms(content)
     try:
         _expect_query(terms["query-id"], query_id)
-        return arrays_of(content, "u")[name].tobytes()
+        return array_of(content, name, "u").tobytes()
     except _SENSELESS:
         raise ProtocolError(f"The {name} for {query_id} makes no sense.") from None
 
@@ -188,16 +197,18 @@ def _bytes_of(content: RecordDict, what: str) -> dict[str, bytes]:
     """The inverse of `_with_bytes`.
 
     Raises:
-        KeyError, TypeError, ValueError: it makes no sense.
+        ConfigError, KeyError, TypeError, ValueError: it makes no sense.
     """
-    names = get(content.config_records[records.TERMS], what, list)
-    arrays = arrays_of(content, "u")
-    lengths = arrays[f"{what}-lengths"].tolist()
-    whole = arrays[what].tobytes()
-    if len(set(names)) != len(names) or len(lengths) != len(names) or sum(lengths) != len(whole):
+    names = get_names(content.config_records[records.TERMS], what)
+    form = form_of(content, f"{what}-lengths")
+    # As long as the names are, before a number is made of each.
+    if form is None or form.shape != (len(names),) or len(set(names)) != len(names):
         raise ValueError(f"{what} do not fit their names")
+    lengths = array_of(content, f"{what}-lengths", "u").tolist()
+    whole = array_of(content, what, "u").tobytes()
+    if sum(lengths) != len(whole):
+        raise ValueError(f"{what} do not fit their lengths")
     ends = np.cumsum([0, *lengths]).tolist()
     return {
-        str(name): whole[start:end]
-        for name, start, end in zip(names, ends[:-1], ends[1:], strict=True)
+        name: whole[start:end] for name, start, end in zip(names, ends[:-1], ends[1:], strict=True)
     }

@@ -12,6 +12,7 @@ from typing import Any
 
 from fedtranscribe.errors import ProtocolError
 from fedtranscribe.federation.round_store import RoundStore
+from fedtranscribe.reading import parse_json
 from fedtranscribe.secagg import Advert, Cohort, Holder, Round, RunKey, Task
 from fedtranscribe.secagg.key_files import Identity
 from fedtranscribe.secagg.masks import Residues
@@ -32,6 +33,20 @@ class Masking:
         self.identity = identity
         self._store = store
         self._holders: dict[bytes, Holder] = {}
+
+    @property
+    def runs(self) -> int:
+        """How many runs this holder has keys for."""
+        return self._store.runs
+
+    @property
+    def size(self) -> int:
+        """Bytes of keys and rounds on disk."""
+        return self._store.size
+
+    def knows_run(self, run: str) -> bool:
+        """Whether there is a key for a run."""
+        return self._store.run(run) is not None
 
     # ---------------------------------------------------------------- stage 0, once per run
 
@@ -153,7 +168,7 @@ class Masking:
 
     def _read_run(self, run: str, stored: bytes) -> tuple[RunKey, list[Advert] | None]:
         try:
-            state: dict[str, Any] = json.loads(stored)
+            state: dict[str, Any] = parse_json(stored)
             told = state["adverts"]
             names, failures = state["names"], (state["dropouts"], state["colluders"])
             own = _advert_from_json(state["advert"])

@@ -30,7 +30,12 @@ from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.secagg import Advert, Task
 from fedtranscribe.secagg.masks import Residues
+from fedtranscribe.synthesize.training import training_id
 from fedtranscribe.teachers import Teachers
+
+# What one value of an answer may take on disk, and the key of a run.
+_WORD_BYTES = 8
+_RUN_BYTES = 4_096
 
 OpenLedger = Callable[[], AbstractContextManager[Ledger]]
 
@@ -87,8 +92,13 @@ class Node:
         return self._noise.private and self._bits.private
 
     def capabilities(self) -> Capabilities:
-        """What the server may know before it asks."""
+        """What the server may know before it asks, once the ledger is proved."""
         self._at_start()
+        return self.facts
+
+    @property
+    def facts(self) -> Capabilities:
+        """What is public about the holder; messages are held against it before they are read."""
         policy, teachers, trainings = self.policy, self.teachers, self._trainings
         if teachers is not None:
             m = teachers.manifest
@@ -148,7 +158,10 @@ class Node:
         """
         with refusing(self.name, run):
             self.policy.check_cohort(dropouts, colluders)
-            return self._masks.advertise(run, names, dropouts, colluders)
+            masks = self._masks
+            if not masks.knows_run(run):
+                self.policy.check_usage(masks.runs + 1, 0, masks.size + _RUN_BYTES)
+            return masks.advertise(run, names, dropouts, colluders)
 
     def open_round(
         self,
@@ -227,13 +240,24 @@ class Node:
     def train(self, run: str, asked: Mapping[str, Any], seconds: float) -> Standing:
         """Begin a private training or go on with it, for so many seconds.
 
+        Args:
+            run: its name.
+            asked: what the server chose.
+            seconds: that it may take now; at most the policy's `training_seconds`.
+
         Raises:
-            Refusal: POLICY for a method that the holder does not carry out, BUDGET, MALFORMED for
-                settings that make no sense or are not the server's to choose.
+            Refusal: POLICY for a method that the holder does not carry out, BUDGET, QUOTA,
+                MALFORMED for settings that make no sense or are not the server's to choose.
         """
         with refusing(self.name, run):
-            self.policy.check_training(asked.get("method"))
-            return self._trains.advance(run, asked, seconds)
+            self.policy.check_method(asked.get("method"))
+            trains = self._trains
+            settings = trains.settings(asked)
+            self.policy.check_cost(settings.epsilon, settings.delta)
+            if not trains.knows(run):
+                with self._open_ledger() as ledger:
+                    self._admit(ledger, training_id(run), run, 0)
+            return trains.advance(run, settings, min(seconds, self.policy.training_seconds))
 
     def trained(self, run: str) -> Trained:
         """The network of a finished training.
@@ -258,6 +282,19 @@ class Node:
             raise Refusal(RefusalCode.POLICY)
         return self._masking
 
+    def _admit(self, ledger: Ledger, query_id: str, run: str, size: int) -> None:
+        """Refuse a new query for which the holder has no room; `size` bytes are its answer."""
+        if ledger.knows(query_id):
+            return
+        used = ledger.usage(run)
+        runs = used.runs if used.queries else used.runs + 1
+        self.policy.check_usage(runs, used.queries + 1, self._stored(ledger) + size)
+
+    def _stored(self, ledger: Ledger) -> int:
+        """Bytes that the holder keeps because of what it was asked."""
+        kept = (self._masking, self._trainings)
+        return ledger.size + sum(part.size for part in kept if part is not None)
+
     @contextmanager
     def _booked(self, query: QueryBatch, plan: NoisePlan, run: str, terms: str) -> Iterator[Holder]:
         """The holder's answering side over its open ledger, once the policy has agreed."""
@@ -266,6 +303,7 @@ class Node:
         mechanism = mechanism_of(query.kind, plan, self.teachers.shards, query.k)
         with self._open_ledger() as ledger:
             self.policy.check(query, plan, ledger.rows(run, besides=query.id))
+            self._admit(ledger, query.id, run, query.rows * query.k * _WORD_BYTES)
             yield Holder(
                 self.teachers,
                 mechanism,

@@ -27,10 +27,13 @@ class HolderPolicy(Settings):
     may always ask for more protection than that.
 
     `rows_per_run` counts by the run's name, which the server chooses; what limits all runs together
-    is `epsilon`.
+    is `epsilon`. An answer under very much noise costs next to nothing of it, so quotas limit what
+    is stored: `runs`, `queries_per_run` and `stored_bytes`. What is booked already goes on.
     """
 
-    epsilon: float = Field(gt=0, description="most that all runs on the holder's data may cost")
+    epsilon: float = Field(
+        gt=0, allow_inf_nan=False, description="most that all runs on the holder's data may cost"
+    )
     delta: float = Field(default=1e-5, gt=0, lt=1)
     unit: Unit = Unit.RECORD
     kinds: tuple[AnswerKind, ...] = tuple(AnswerKind)
@@ -46,6 +49,19 @@ class HolderPolicy(Settings):
     )
     rows_per_message: int = Field(default=10_000, gt=0)
     rows_per_run: int = Field(default=1_000_000, gt=0)
+    bytes_per_message: int = Field(
+        default=64_000_000, ge=100_000, description="longest message that is taken in"
+    )
+    queries_per_run: int = Field(default=10_000, gt=0)
+    runs: int = Field(default=10_000, gt=0, description="runs that are booked or have keys")
+    stored_bytes: int = Field(
+        default=10_000_000_000,
+        gt=0,
+        description="ledger, rounds of masked sums and trainings on disk, all runs together",
+    )
+    training_seconds: float = Field(
+        default=120.0, gt=0, description="longest slice of a training; other questions wait"
+    )
 
     @property
     def budget(self) -> Budget:
@@ -72,13 +88,40 @@ class HolderPolicy(Settings):
         if not allowed:
             raise Refusal(RefusalCode.POLICY)
 
-    def check_training(self, method: object) -> None:
+    def check_usage(self, runs: int, queries: int, size: int) -> None:
+        """Refuse what would make the holder store more than it is willing to.
+
+        Args:
+            runs: that would be known.
+            queries: that the run would have.
+            size: bytes that would be stored.
+
+        Raises:
+            Refusal: QUOTA.
+        """
+        if runs > self.runs or queries > self.queries_per_run or size > self.stored_bytes:
+            raise Refusal(RefusalCode.QUOTA)
+
+    def check_method(self, method: object) -> None:
         """Refuse a training that the holder does not carry out.
 
         Raises:
             Refusal: POLICY.
         """
-        if method not in self.trainers:
+        # Trainings have a cost per record only.
+        if method not in self.trainers or self.unit is not Unit.RECORD:
+            raise Refusal(RefusalCode.POLICY)
+
+    def check_cost(self, epsilon: float, delta: float) -> None:
+        """Refuse a training that could never be booked, before its noise is looked for.
+
+        Raises:
+            Refusal: BUDGET for more than all runs together may cost, POLICY for a bound that
+                fails more often than the holder's.
+        """
+        if epsilon > self.epsilon:
+            raise Refusal(RefusalCode.BUDGET)
+        if delta > self.delta:
             raise Refusal(RefusalCode.POLICY)
 
     def check_cohort(self, dropouts: int, colluders: int) -> None:

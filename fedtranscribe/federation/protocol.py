@@ -24,12 +24,20 @@ from torch import Tensor
 from fedtranscribe.errors import ConfigError, ProtocolError
 from fedtranscribe.exchange import Answer, AnswerKind, NoisePlan, QueryBatch, RawAnswer
 from fedtranscribe.federation.capabilities import Capabilities
-from fedtranscribe.federation.records import arrays_of, asked_terms, get, record, told_terms
+from fedtranscribe.federation.records import (
+    array_of,
+    asked_terms,
+    form_of,
+    get,
+    get_name,
+    record,
+    told_terms,
+)
 from fedtranscribe.federation.refusals import Refusal, RefusalCode
 from fedtranscribe.privacy.calibrate import NoiseMode
 
 _PRIVATE, _RAW, _LABEL = "private", "raw", "label"
-_MOST_CLASSES = 65_535
+_IMAGES, _SETS, _LOGITS = "images", "index-sets", "student-logits"
 
 
 @dataclass(frozen=True)
@@ -69,11 +77,11 @@ def ask(envelope: Envelope) -> RecordDict:
         "dropouts": plan.dropouts,
         "colluders": plan.colluders,
     }
-    arrays = {"images": query.images.numpy()}
+    arrays = {_IMAGES: query.images.numpy()}
     if not torch.equal(query.index_sets, _all_classes(query.rows, query.k)):
-        arrays["index-sets"] = query.index_sets.numpy().astype(np.uint16)
+        arrays[_SETS] = query.index_sets.numpy().astype(np.uint16)
     if query.student_logits is not None:
-        arrays["student-logits"] = query.student_logits.numpy().astype(np.float16)
+        arrays[_LOGITS] = query.student_logits.numpy().astype(np.float16)
     return record(terms, arrays)
 
 
@@ -86,31 +94,37 @@ def holder_number(content: RecordDict) -> int:
     return get(asked_terms(content), "holder", int)
 
 
-def read_query(content: RecordDict) -> Envelope:
+def read_query(content: RecordDict, holder: Capabilities) -> Envelope:
     """A query as it arrived at the holder.
 
+    Its k and the headers of its arrays are held against what the holder can answer before anything
+    is made of them: a few hundred bytes can claim gigabytes.
+
+    Args:
+        content: of the message.
+        holder: what it tells about itself.
+
     Raises:
-        Refusal: PROTOCOL, MALFORMED.
+        Refusal: PROTOCOL, MALFORMED; POLICY for too many rows, and from who has no teachers.
     """
     terms = asked_terms(content)
+    if holder.shards < 1:
+        raise Refusal(RefusalCode.POLICY)
     try:
-        arrays = arrays_of(content, "uf")
-        images = torch.from_numpy(arrays["images"])
+        query_id, run = get_name(terms, "query-id"), get_name(terms, "run")
         k = get(terms, "k", int)
-        if not 1 <= k <= _MOST_CLASSES:
-            raise ConfigError(f"Expected k={k} between 1 and {_MOST_CLASSES}.")
-        sets, logits = arrays.get("index-sets"), arrays.get("student-logits")
+        rows, given = _expect_fitting(content, k, holder)
         query = QueryBatch(
-            id=get(terms, "query-id", str),
+            id=query_id,
             kind=AnswerKind(get(terms, "kind", str)),
-            images=images,
-            index_sets=_all_classes(len(images), k)
-            if sets is None
-            else torch.from_numpy(sets.astype(np.int64)),
-            student_logits=None if logits is None else torch.from_numpy(logits.astype(np.float32)),
+            images=torch.from_numpy(array_of(content, _IMAGES, "u")),
+            index_sets=torch.from_numpy(array_of(content, _SETS, "u").astype(np.int64))
+            if _SETS in given
+            else _all_classes(rows, k),
+            student_logits=torch.from_numpy(array_of(content, _LOGITS, "f").astype(np.float32))
+            if _LOGITS in given
+            else None,
         )
-        if query.k != k:
-            raise ConfigError(f"Expected index sets of k={k} classes, got {query.k}.")
         plan = NoisePlan(
             NoiseMode(get(terms, "mode", str)),
             get(terms, "strength", float),
@@ -118,9 +132,36 @@ def read_query(content: RecordDict) -> Envelope:
             get(terms, "dropouts", int),
             get(terms, "colluders", int),
         )
-        return Envelope(query, plan, get(terms, "run", str), get(terms, "holder", int))
+        return Envelope(query, plan, run, get(terms, "holder", int))
     except (ConfigError, KeyError, TypeError, ValueError, OverflowError, RuntimeError):
         raise Refusal(RefusalCode.MALFORMED) from None
+
+
+def _expect_fitting(content: RecordDict, k: int, holder: Capabilities) -> tuple[int, set[str]]:
+    """Rows of a query, and which arrays it has, from their headers alone.
+
+    Raises:
+        ConfigError, KeyError, ValueError: a shape or type that the holder cannot answer.
+        Refusal: POLICY for too many rows.
+    """
+    if not 1 <= k <= holder.classes:
+        raise ConfigError(f"Expected k={k} between 1 and {holder.classes}.")
+    found = {name: form_of(content, name) for name in (_IMAGES, _SETS, _LOGITS)}
+    forms = {name: form for name, form in found.items() if form is not None}
+    rows, *_ = forms[_IMAGES].shape or (0,)
+    expected = {
+        _IMAGES: (np.uint8, (rows, holder.channels, holder.size, holder.size)),
+        _SETS: (np.uint16, (rows, k)),
+        _LOGITS: (np.float16, (rows, holder.classes)),
+    }
+    for name, form in forms.items():
+        if (form.dtype, form.shape) != expected[name] or rows < 1:
+            raise ConfigError(
+                f"Expected {name} as {expected[name]}, got {form.dtype} {form.shape}."
+            )
+    if rows > holder.rows_per_message:
+        raise Refusal(RefusalCode.POLICY)
+    return rows, set(forms)
 
 
 def tell_capabilities(capabilities: Capabilities) -> RecordDict:
@@ -176,7 +217,7 @@ def read_capabilities(content: RecordDict) -> Capabilities:
             masks=get(terms, "masks", bool),
             trainers=tuple(str(name) for name in get(terms, "trainers", list)),
         )
-    except (KeyError, TypeError, ValueError) as error:
+    except (ConfigError, KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"A holder's capabilities make no sense ({error}).") from None
 
 
@@ -189,12 +230,16 @@ def read_answer(content: RecordDict, query: QueryBatch) -> Answer | RawAnswer:
     """
     terms = told_terms(content)
     try:
-        form, query_id = get(terms, "form", str), get(terms, "query-id", str)
-        if form not in ((_LABEL,) if query.kind is AnswerKind.LABEL else (_PRIVATE, _RAW)):
-            raise ValueError(f"{form[:20]!r} is no form of a {query.kind} answer")
+        told, query_id = get(terms, "form", str), get(terms, "query-id", str)
+        if told not in ((_LABEL,) if query.kind is AnswerKind.LABEL else (_PRIVATE, _RAW)):
+            raise ValueError(f"{told[:20]!r} is no form of a {query.kind} answer")
         head = get(terms, "head-sequence", int), get(terms, "head-hash", str)
-        values = torch.from_numpy(arrays_of(content, "uf")["values"].astype(np.float32))
-        if form == _LABEL:
+        form = form_of(content, "values")
+        shape = (query.rows,) if told == _LABEL else (query.rows, query.k)
+        if form is not None and form.shape != shape:
+            raise ValueError(f"values have shape {form.shape}, expected {shape}")
+        values = torch.from_numpy(array_of(content, "values", "uf").astype(np.float32))
+        if told == _LABEL:
             values = torch.nn.functional.one_hot(values.long(), query.k)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ProtocolError(f"The answer to {query.id} makes no sense ({error}).") from None
@@ -206,7 +251,7 @@ def read_answer(content: RecordDict, query: QueryBatch) -> Answer | RawAnswer:
         )
     if not bool(torch.isfinite(values).all()):
         raise ProtocolError(f"The answer to {query.id} holds values that are not finite.")
-    return (RawAnswer if form == _RAW else Answer)(query_id, values, head)
+    return (RawAnswer if told == _RAW else Answer)(query_id, values, head)
 
 
 # ---------------------------------------------------------------- small parts

@@ -5,14 +5,19 @@ says its protocol version and which of a node's holders it is about. Nothing her
 that a process that only passes messages on starts fast and stays small.
 """
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
+from io import BytesIO
 from typing import Any, TypeVar
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from numpy.lib.format import read_array_header_1_0, read_magic
 
 from fedtranscribe.errors import ProtocolError
 from fedtranscribe.federation.refusals import Refusal, RefusalCode
+from fedtranscribe.names import expect_name
 
 VERSION = 2
 CAPABILITIES = "query.capabilities"
@@ -109,22 +114,75 @@ def told_terms(content: RecordDict) -> ConfigRecord:
     return terms
 
 
-def arrays_of(content: RecordDict, kinds: str) -> dict[str, np.ndarray]:
-    """Arrays of these dtype kinds, as copies: what comes off the wire is read-only memory.
+@dataclass(frozen=True)
+class Form:
+    """What the header of an array says; it takes no memory to read it.
+
+    Attributes:
+        dtype, shape: of the array.
+        fortran: whether its values come column by column.
+        start: where in its bytes they begin.
+    """
+
+    dtype: np.dtype
+    shape: tuple[int, ...]
+    fortran: bool
+    start: int
+
+
+def form_of(content: RecordDict, name: str) -> Form | None:
+    """The form of an array, proved to fit its bytes; None where there is no such array.
 
     Raises:
-        ValueError: whatever is wrong with them; numpy's reader raises many kinds.
+        ValueError: it is no array of plain numbers, or its header claims what is not there.
     """
-    arrays = {}
-    for name, array in content.array_records[ARRAYS].items():
-        try:
-            value = array.numpy().copy()
-        except Exception as error:
-            raise ValueError(f"{name!r} is no array ({type(error).__name__})") from None
-        if value.dtype.kind not in kinds:
-            raise ValueError(f"{name!r} holds {value.dtype}")
-        arrays[name] = value
-    return arrays
+    array = content.array_records.get(ARRAYS, {}).get(name)
+    if array is None:
+        return None
+    try:
+        stream = BytesIO(array.data)
+        if read_magic(stream) != (1, 0):
+            raise ValueError("of another version")
+        shape, fortran, dtype = read_array_header_1_0(stream)
+    except Exception as error:  # numpy's reader raises many kinds
+        raise ValueError(f"{name!r} is no array ({type(error).__name__})") from None
+    form = Form(dtype, shape, fortran, stream.tell())
+    # Python's integers: a product of claimed sizes must not wrap around.
+    if math.prod(shape) * dtype.itemsize != len(array.data) - form.start or dtype.hasobject:
+        raise ValueError(f"{name!r} is not what its header says")
+    return form
+
+
+def array_of(content: RecordDict, name: str, kinds: str) -> np.ndarray:
+    """An array of one of these dtype kinds; a copy: what comes off the wire is read-only memory.
+
+    Raises:
+        KeyError: there is none.
+        ValueError: whatever is wrong with it.
+    """
+    form = form_of(content, name)
+    if form is None:
+        raise KeyError(name)
+    if form.dtype.kind not in kinds:
+        raise ValueError(f"{name!r} holds {form.dtype}")
+    data = content.array_records[ARRAYS][name].data
+    flat = np.frombuffer(data, dtype=form.dtype, offset=form.start)
+    return flat.reshape(form.shape, order="F" if form.fortran else "C").copy()
+
+
+def get_name(terms: ConfigRecord, name: str) -> str:
+    """A term that names something.
+
+    Raises:
+        KeyError, TypeError: it is absent, or no text.
+        ConfigError: it cannot be a name.
+    """
+    return expect_name(name, get(terms, name, str))
+
+
+def get_names(terms: ConfigRecord, name: str) -> list[str]:
+    """A term that is a list of names; raises as `get_name`."""
+    return [expect_name(name, str(each)) for each in get(terms, name, list)]
 
 
 def get(terms: ConfigRecord, name: str, kind: type[T]) -> T:

@@ -34,6 +34,8 @@ class RefusalCode(StrEnum):
     """The holder's policy does not allow it."""
     BUDGET = "BUDGET_EXHAUSTED"
     """The holder's ledger would exceed its limit."""
+    QUOTA = "QUOTA_EXCEEDED"
+    """The holder keeps as many runs, queries or bytes as its policy lets it."""
     CONFLICT = "QUERY_CONFLICT"
     """The query id was used for something else, or its answer is being computed elsewhere."""
     INTERNAL = "INTERNAL_ERROR"
@@ -74,7 +76,8 @@ def refusing(holder: str, subject: str) -> Iterator[None]:
     except UnsupportedAdjacencyError:
         # This kind of answer has no cost in the unit that the policy counts in.
         raise Refusal(RefusalCode.POLICY) from None
-    except (ConfigError, ModelMismatchError):
+    except (ConfigError, ModelMismatchError) as error:
+        log.warning("holder %s refuses %s: %s", holder, subject, error)
         raise Refusal(RefusalCode.MALFORMED) from None
     except Exception as error:
         log.error("holder %s could not answer %s: %s", holder, subject, where(error))

@@ -6,10 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from fedtranscribe import reading
 from fedtranscribe.errors import StorageError
 from fedtranscribe.files import write_atomically
 
 Named = dict[str, bytes]
+
+_MOST_BYTES = 4 * 2**30
+"""Masked vectors of all holders, of which there may be a thousand with a million entries."""
 
 
 @dataclass
@@ -64,7 +68,7 @@ def read_json(path: Path) -> dict[str, Any]:
         StorageError: it is damaged.
     """
     try:
-        return json.loads(path.read_bytes())
+        return reading.read_json(path, _MOST_BYTES)
     except (OSError, ValueError) as error:
         raise StorageError(
             f"{path} is damaged ({type(error).__name__}); start a new run with another --out. The "

@@ -37,6 +37,17 @@ class RoundStore:
         """A run's state; None before the first."""
         return self._get("SELECT state FROM runs WHERE key = ?", run)
 
+    @property
+    def runs(self) -> int:
+        """How many runs have a state."""
+        with self._open() as connection:
+            return connection.execute("SELECT COUNT(*) FROM runs").fetchone()[0]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file on disk."""
+        return self._path.stat().st_size if self._path.exists() else 0
+
     def put_run(self, run: str, state: bytes, before: bytes | None) -> None:
         """Keep a run's state in place of `before`; durable when it returns.
 

@@ -3,9 +3,9 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
+from fedtranscribe.allowed import expect_allowed
 from fedtranscribe.config import FederationSettings
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError, StorageError
@@ -20,9 +20,10 @@ from fedtranscribe.mechanisms import NoiseSource
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.reading import read_json
 from fedtranscribe.tracking import Report, ignore
 from fedtranscribe.transcribe.report import draw_curve, draw_images, figures_available
-from fedtranscribe.transcribe.rundir import RunDirectory
+from fedtranscribe.transcribe.rundir import RunDirectory, allowed_scores
 from fedtranscribe.transcribe.session import (
     accuracy,
     build_student_side,
@@ -75,7 +76,8 @@ def federate(
     plan.refuse_if_hopeless(force=settings.force)
     stored, device = run.load_checkpoint(), pick_device(settings.device)
     facts = next(iter(roster.values()))
-    public = public_images(settings, facts.channels, facts.size)
+    # Where this machine knows the records, its app has compared them before anybody was asked.
+    public = public_images(settings, facts.channels, facts.size, None)
     side = build_student_side(
         settings,
         facts.classes,
@@ -120,17 +122,18 @@ def federate(
     if test is not None:
         scores = ensemble() | scores | {"student": evaluate()}
         run.write_scores(scores)
+    shown = allowed_scores(scores) if told else {}
     save_networks(run, side)
     if figures_available():
         images = sample_images(side.generator, _GRID, seed=0)
         draw_images(images, predict(side.student, images), run.path / "images.png")
         if told and outcome.curve[0]:
-            lines = {k.replace("_", " "): v for k, v in scores.items() if k != "student"}
+            lines = {k.replace("_", " "): v for k, v in shown.items() if k != "student"}
             draw_curve(*outcome.curve, lines, run.path / "accuracy.png")
     private = transport.private and (noise is None or noise.private)
-    result = _result(
-        settings, plan, outcome, transport.payload, run, scores if told else {}, private
-    )
+    result = _result(settings, plan, outcome, transport.payload, run, shown, private)
+    names = None if test is None else test.class_names
+    result["class_names"] = names and list(names)
     run.write_metrics(result)
     return result
 
@@ -139,12 +142,13 @@ def _roster(run: RunDirectory, enrolled: dict[str, Capabilities]) -> dict[str, C
     """The run's roster: fixed by its first start, because the noise was planned for it."""
     path = run.path / "roster.json"
     if not path.exists():
-        text = json.dumps({name: asdict(facts) for name, facts in enrolled.items()}, indent=2)
-        write_atomically(path, text.encode())
+        told = {name: asdict(facts) for name, facts in enrolled.items()}
+        expect_allowed("roster.json", told)
+        write_atomically(path, json.dumps(told, indent=2).encode())
         return enrolled
     try:
-        roster = {name: _capabilities(facts) for name, facts in _read(path).items()}
-    except (AttributeError, KeyError, TypeError, ValueError):
+        roster = {name: _capabilities(facts) for name, facts in read_json(path).items()}
+    except (OSError, AttributeError, KeyError, TypeError, ValueError):
         raise StorageError(f"{path} is damaged; start a new run with another out.") from None
     for name, facts in roster.items():
         if name in enrolled and _sensitive(enrolled[name]) != _sensitive(facts):
@@ -159,10 +163,6 @@ def _roster(run: RunDirectory, enrolled: dict[str, Capabilities]) -> dict[str, C
 def _sensitive(facts: Capabilities) -> tuple[Any, ...]:
     """What sensitivity and shapes rest on; a holder's limits may change."""
     return facts.shards, facts.positional_ids, facts.classes, facts.channels, facts.size
-
-
-def _read(path: Path) -> dict[str, dict[str, Any]]:
-    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def _capabilities(facts: dict[str, Any]) -> Capabilities:

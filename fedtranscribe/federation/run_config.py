@@ -12,6 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedtranscribe.config import FederationSettings, build
 from fedtranscribe.errors import ConfigError, FedtranscribeError
 from fedtranscribe.federation.run_files import ERROR, report_mistake
+from fedtranscribe.text import printable
 from fedtranscribe.transcribe.rundir import check_writable
 
 log = logging.getLogger(__name__)
@@ -27,6 +28,11 @@ _UNSET: Mapping[str, Any] = {
     "top_k": 0,
     "quorum": 0,
     "dropouts": -1,
+    "classes": "",
+    "ids": "",
+    "id_pattern": "",
+    "image_size": 0,
+    "bit_depth": 0,
 }
 
 
@@ -96,9 +102,22 @@ def make_server_app(name: str, serve: Serve) -> ServerApp:
     return app
 
 
+class _OneLine(logging.Handler):
+    """Passes our records on, their text on one line: names in them come from messages."""
+
+    def __init__(self, handler: logging.Handler) -> None:
+        super().__init__(handler.level)
+        self._handler = handler
+
+    def emit(self, record: logging.LogRecord) -> None:
+        told = logging.makeLogRecord(vars(record))
+        told.msg, told.args = printable(record.getMessage()), None
+        self._handler.handle(told)
+
+
 def _log_as_flower_does() -> None:
     """Let our lines appear where Flower's do, in `flwr run --stream` and `flwr log`."""
     ours = logging.getLogger("fedtranscribe")
-    ours.handlers = logging.getLogger("flwr").handlers
+    ours.handlers = [_OneLine(handler) for handler in logging.getLogger("flwr").handlers]
     ours.setLevel(logging.INFO)
     ours.propagate = False

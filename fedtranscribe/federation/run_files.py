@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fedtranscribe.allowed import expect_allowed
 from fedtranscribe.errors import FedtranscribeError, SimulationError
-from fedtranscribe.files import json_objects, read_object, write_atomically
+from fedtranscribe.files import write_atomically
+from fedtranscribe.reading import json_objects, read_object
 
 ERROR = "error.json"
 METRICS = "metrics.json"
@@ -49,6 +51,7 @@ class Tail:
 def report_mistake(folder: Path, error: FedtranscribeError) -> None:
     """Leave a user's mistake for the command that waits."""
     mistake = {"error": str(error), "exit_code": error.exit_code}
+    expect_allowed(ERROR, mistake)
     write_atomically(folder / ERROR, json.dumps(mistake).encode())
 
 

@@ -13,14 +13,16 @@ Guarantee:
 import fcntl
 import logging
 import os
+import stat
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
 import grpc
+from flwr.app import RecordDict
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from fedtranscribe.errors import StorageError
@@ -30,22 +32,34 @@ from fedtranscribe.federation.holder import reply_to
 from fedtranscribe.federation.holder_file import HolderFile
 from fedtranscribe.federation.journal import Journal
 from fedtranscribe.federation.kept_ledger import KeptLedger
-from fedtranscribe.federation.link import METHODS, NAME, OPTIONS
+from fedtranscribe.federation.link import METHODS, NAME, PIECE_BYTES, health_socket
 from fedtranscribe.federation.node import Node
-from fedtranscribe.federation.refusals import Refusal
-from fedtranscribe.files import unwritable
+from fedtranscribe.federation.refusals import Refusal, RefusalCode
+from fedtranscribe.files import open_private, unwritable, who_may_open
 from fedtranscribe.teachers import Teachers
 from fedtranscribe.transcribe.session import pick_device
 
-_CALLERS = 16  # messages that may wait at once; more are turned away
+# Messages that may arrive or wait at once; more are told that the service is busy.
+_CALLERS = 8
+# Each needs a connection, and each connection a file descriptor.
+_CONNECTIONS = 64
+# In which a whole message has to arrive; one that was begun is then dropped.
+_ARRIVAL_SECONDS = 30.0
 _GRACE_SECONDS = 120.0
+_OPTIONS = (
+    ("grpc.max_receive_message_length", PIECE_BYTES),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_allowed_incoming_connections", _CONNECTIONS),
+    ("grpc.max_connection_idle_ms", 60_000),
+)
 
 
 class HolderService:
     """A holder's node that answers bytes with bytes, one message at a time.
 
     One thread does all the work, because teachers and ledger belong to one; messages queue for it.
-    So memory does not grow with the callers.
+    So memory does not grow with the callers: a message is no longer than the policy's
+    `bytes_per_message`, and what is made of it no more than a few times as much.
 
     Args:
         file: the holder's decisions.
@@ -58,6 +72,7 @@ class HolderService:
     def __init__(self, file: HolderFile, journal: Journal) -> None:
         self._journal = journal
         self._server_name = file.holder.server
+        self._longest = file.bytes_per_message
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="holder")
         try:
             self._node, self._ledger = self._worker.submit(open_node, file).result()
@@ -69,6 +84,19 @@ class HolderService:
         """Reply to a message; never raises."""
         return self._worker.submit(self._handle, message_type, frame).result()
 
+    def take(self, message_type: str, pieces: Iterable[bytes]) -> bytes:
+        """Reply to a message that arrives in pieces; one that is too long is not read on."""
+        arrived, length = [], 0
+        for piece in pieces:
+            arrived.append(piece)
+            length += len(piece)
+            if length > self._longest:
+                return self._refuse(RefusalCode.POLICY, message_type)
+        frame = b"".join(arrived)
+        # Not twice while it waits.
+        arrived.clear()
+        return self.handle(message_type, frame)
+
     def close(self) -> None:
         """Finish what is being answered and let go of the ledger."""
         self._worker.submit(self._ledger.close)
@@ -79,8 +107,7 @@ class HolderService:
         try:
             content = unpack(frame)
         except Refusal as refusal:
-            self._journal.write("refused", code=refusal.code.value)
-            return pack(records.refuse(refusal))
+            return self._refuse(refusal.code, message_type)
         reply = reply_to(content, message_type, self._open, self._server_name)
         asked, told = content.config_records[records.TERMS], reply.config_records[records.TERMS]
         facts = {k: str(asked[k]) for k in ("query-id", "run", "kind", "mode") if k in asked}
@@ -93,6 +120,10 @@ class HolderService:
         )
         return pack(reply)
 
+    def _refuse(self, code: RefusalCode, message_type: str) -> bytes:
+        self._journal.write("refused", message=message_type, code=code.value)
+        return pack(records.echo_holder(records.refuse(Refusal(code)), RecordDict()))
+
     def _open(self, number: int) -> Node:
         # One holder per service: whatever number the server thinks of, it is this one.
         return self._node
@@ -102,15 +133,19 @@ def open_node(file: HolderFile) -> tuple[Node, KeptLedger]:
     """The node that a holder's file describes, everything proved and loaded.
 
     Raises:
-        StorageError, ModelError: teachers are absent or damaged.
-        LedgerError: the ledger is damaged, rolled back, or of other data.
+        StorageError, ModelError: teachers are absent or damaged; or the ledger's folder is open
+            to others than its owner.
+        LedgerError: the ledger is damaged, rolled back, of other data, or not the only one.
         ConfigError: no such device, or a key or roster that cannot be used.
     """
     teachers = Teachers(file.holder.teachers, pick_device(file.holder.device))
     teachers.verify()
     manifest = teachers.manifest
+    _expect_closed(file.holder.ledger.parent)
+    place = file.ledger_place(manifest)
     ledger = KeptLedger(file.holder.ledger, manifest.data_id, file.policy.budget)
     ledger.prove()
+    place.mark()
     node = Node(
         file.holder.name,
         teachers,
@@ -119,9 +154,18 @@ def open_node(file: HolderFile) -> tuple[Node, KeptLedger]:
         positional_ids=manifest.record_ids == "positional",
         at_start=ledger.prove,
         masking=file.masking(),
-        trainings=file.trainings(manifest.data_id, ledger),
+        trainings=file.trainings(manifest, ledger),
     )
     return node, ledger
+
+
+def _expect_closed(folder: Path) -> None:
+    who = who_may_open(folder) if folder.is_dir() else None
+    if who is not None:
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        raise StorageError(
+            f"The ledger's folder {folder} is open to {who} (mode {mode:o}); chmod 700 {folder}."
+        )
 
 
 def serve(
@@ -161,39 +205,61 @@ def _serve(
     ready: Callable[[], None],
 ) -> None:
     server = grpc.server(
-        ThreadPoolExecutor(_CALLERS), maximum_concurrent_rpcs=_CALLERS, options=OPTIONS
+        ThreadPoolExecutor(_CALLERS), maximum_concurrent_rpcs=_CALLERS, options=_OPTIONS
     )
     server.add_generic_rpc_handlers((_handlers(service),))
-    state = health.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(state, server)
     # The group of the socket's folder may ask; nobody else can even connect.
-    before = os.umask(0o117)
-    try:
-        server.add_insecure_port(f"unix:{socket}")
-    except RuntimeError:
-        raise StorageError(f"Cannot make the socket {socket}; check its folder.") from None
-    finally:
-        os.umask(before)
+    _listen(server, socket, _GROUPS)
+    state, checked = health.HealthServicer(), grpc.server(ThreadPoolExecutor(1))
+    health_pb2_grpc.add_HealthServicer_to_server(state, checked)
+    _listen(checked, health_socket(socket), _OWN)
     server.start()
+    checked.start()
     state.set("", health_pb2.HealthCheckResponse.SERVING)
     journal.write("started", socket=str(socket))
     ready()
     stop.wait()
     state.enter_graceful_shutdown()
     server.stop(_GRACE_SECONDS).wait()
-    socket.unlink(missing_ok=True)
+    checked.stop(None).wait()
+    for path in (socket, health_socket(socket)):
+        path.unlink(missing_ok=True)
     journal.write("stopped")
+
+
+# What the umask leaves of a new socket's mode.
+_GROUPS, _OWN = 0o117, 0o177
+
+
+def _listen(server: grpc.Server, socket: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        server.add_insecure_port(f"unix:{socket}")
+    except RuntimeError:
+        raise StorageError(f"Cannot make the socket {socket}; check its folder.") from None
+    finally:
+        os.umask(before)
 
 
 def _handlers(service: HolderService) -> grpc.GenericRpcHandler:
     def handler(message_type: str) -> grpc.RpcMethodHandler:
-        return grpc.unary_unary_rpc_method_handler(
-            lambda frame, context: service.handle(message_type, frame)
+        return grpc.stream_unary_rpc_method_handler(
+            lambda pieces, context: service.take(message_type, _in_time(pieces, context))
         )
 
     return grpc.method_handlers_generic_handler(
         NAME, {method: handler(message_type) for message_type, method in METHODS.items()}
     )
+
+
+def _in_time(pieces: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    """The pieces of a message; a caller that does not send them in time is hung up on."""
+    timer = threading.Timer(_ARRIVAL_SECONDS, context.cancel)
+    timer.start()
+    try:
+        yield from pieces
+    finally:
+        timer.cancel()
 
 
 class _only_service:  # noqa: N801 (used like a function)
@@ -206,7 +272,8 @@ class _only_service:  # noqa: N801 (used like a function)
     def __enter__(self) -> None:
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("a")
+            # For us alone: who may open it may hold the lock, and no service could start again.
+            self._file = os.fdopen(open_private(self._path, os.O_RDWR), "r+")
         except OSError as error:
             raise unwritable(self._path, error) from None
         try:

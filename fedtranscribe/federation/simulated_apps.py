@@ -8,8 +8,8 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedtranscribe.config import FederationSettings
-from fedtranscribe.data import DataSplit, is_published
+from fedtranscribe.config import PUBLIC_SHAPES, FederationSettings
+from fedtranscribe.data import DataSplit, NamedData, is_published, load_public
 from fedtranscribe.errors import QuorumError
 from fedtranscribe.federation.baselines import (
     answer_training,
@@ -33,7 +33,7 @@ from fedtranscribe.federation.transport import Address, OverFlower
 from fedtranscribe.models import Classifier, build, save_network
 from fedtranscribe.teachers import Teachers
 from fedtranscribe.tracking import Tracker, check_tracking
-from fedtranscribe.transcribe.rundir import STUDENT, RunDirectory
+from fedtranscribe.transcribe.rundir import STUDENT, RunDirectory, allowed_scores
 from fedtranscribe.transcribe.session import (
     accuracy,
     build_student_side,
@@ -80,6 +80,7 @@ def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
         settings = settings.model_copy(update={"data": split.train.name})
     # Too few records for the holders are found here, before a worker stumbles over them.
     partitions(settings, split.train)
+    _refuse_private_images(settings, NamedData.of(settings.data, split))
     starting = RunDirectory.resume if settings.resume else RunDirectory.create
     run = starting(out, settings)
     if run.finished:
@@ -93,6 +94,7 @@ def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
             run,
             test=split.test,
             declared_public=is_published(settings.data),
+            data_id=split.train.data_id,
             report=Tracker(out, settings),
         )
         log.info("results and network: %s", out)
@@ -123,6 +125,22 @@ def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
     log.info("results, networks and figures: %s", out)
 
 
+def _refuse_private_images(settings: FederationSettings, private: NamedData) -> None:
+    """Whoever runs a simulation has all the data: public images are compared with the images.
+
+    Raises:
+        ConfigError: the run's public images are the simulated holders' records.
+    """
+    if settings.method in TRAINERS:
+        setting, name = "pretrain_data", settings.training.pretrain_data
+    else:
+        setting, name = "public_data", settings.public_data
+    if name not in (None, "none", PUBLIC_SHAPES):
+        load_public(
+            setting, name, private, settings.data_root, settings.download, settings.as_public
+        )
+
+
 def _serve_baseline(
     grid: Grid,
     addresses: list[Address],
@@ -133,7 +151,8 @@ def _serve_baseline(
     log.warning("method=%s has NO privacy: holders send their networks", settings.method)
     train, device = split.train, pick_device(settings.device)
     report = Tracker(run.path, settings)
-    public = public_images(settings, train.channels, train.size)
+    private = NamedData.of(settings.data, split)
+    public = public_images(settings, train.channels, train.size, private)
     shape = train.classes, train.channels, train.size
     # The generator of DENSE sees no public images: it is data-free.
     side = build_student_side(settings, *shape, None, device)
@@ -158,7 +177,7 @@ def _serve_baseline(
         report=report,
     )
     scores = {"student": evaluate(side.student)}
-    result = baseline_result(settings, run, scores if told else {})
+    result = baseline_result(settings, run, allowed_scores(scores) if told else {})
     run.write_scores(scores)
     save_network(side.student, run.path / STUDENT)
     run.write_metrics(result)

@@ -20,6 +20,7 @@ from flwr.app import Context
 
 from fedtranscribe.config import FederationSettings, TranscribeSettings
 from fedtranscribe.data import DataSplit, ImageSet, dirichlet_partition, load_first
+from fedtranscribe.data.partitions import holder_name, part_id
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.federation.masking import Masking
 from fedtranscribe.federation.node import Node
@@ -49,7 +50,7 @@ def load_data(settings: FederationSettings) -> DataSplit:
     Raises:
         DataNotFoundError: none of the data sets named is here.
     """
-    return load_first(settings.data, settings.data_root, settings.download)
+    return load_first(settings.data, settings.data_root, settings.download, settings.own_data)
 
 
 def partitions(settings: FederationSettings, train: ImageSet) -> list[ImageSet]:
@@ -61,14 +62,7 @@ def partitions(settings: FederationSettings, train: ImageSet) -> list[ImageSet]:
     parts = dirichlet_partition(
         train, settings.holders, settings.alpha, settings.seed, least=settings.shards
     )
-    return [
-        replace(part, data_id=f"{part.data_id} {holder_name(i)}") for i, part in enumerate(parts)
-    ]
-
-
-def holder_name(number: int) -> str:
-    """How a simulated holder is called in logs, files and tables."""
-    return f"holder-{number}"
+    return [replace(part, data_id=part_id(part.data_id, i)) for i, part in enumerate(parts)]
 
 
 def policy_of(settings: FederationSettings) -> HolderPolicy:

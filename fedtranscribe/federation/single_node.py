@@ -34,7 +34,7 @@ from fedtranscribe.models.diffusion import load_synthesizer
 from fedtranscribe.synthesize.samples import ALL, chosen_labels
 from fedtranscribe.tracking import Report, ignore
 from fedtranscribe.transcribe.report import draw_images, figures_available
-from fedtranscribe.transcribe.rundir import DENOISER, RunDirectory
+from fedtranscribe.transcribe.rundir import DENOISER, RunDirectory, allowed_scores
 from fedtranscribe.transcribe.session import accuracy, pick_device
 
 log = logging.getLogger(__name__)
@@ -47,6 +47,7 @@ _JUDGED, _JUDGE_STEPS = 3_000, 1_000
 _WORDS = {
     RefusalCode.POLICY: "its policy does not allow this training, or not at this cost",
     RefusalCode.BUDGET: "its budget does not allow this ε; ask for less",
+    RefusalCode.QUOTA: "it keeps no more runs or bytes; its administrator can raise the quota",
     RefusalCode.MALFORMED: "the settings make no sense for its records; see its own log",
 }
 
@@ -58,6 +59,7 @@ def train_at_holder(
     *,
     test: ImageSet | None,
     declared_public: bool = True,
+    data_id: str | None = None,
     report: Report = ignore,
 ) -> dict[str, Any]:
     """Have one holder train a private diffusion model, and fetch it.
@@ -68,6 +70,7 @@ def train_at_holder(
         run: its folder; an interrupted run goes on where the holder is.
         test: held-out images to measure samples on, or None.
         declared_public: whether they belong to a published benchmark.
+        data_id: of the records; a simulation knows it, a deployed server does not.
         report: receives progress.
 
     Returns:
@@ -98,7 +101,8 @@ def train_at_holder(
         lambda number, name: ask_model(number, run.run_id),
         read_trained,
     )
-    return _keep(settings, run, holder, trained, test, declared_public, transport.payload)
+    facts = {"holder": holder, "bytes": transport.payload, "data_id": data_id}
+    return _keep(settings, run, trained, facts, test, declared_public)
 
 
 def asked_of(settings: FederationSettings) -> dict[str, Any]:
@@ -156,12 +160,12 @@ def _ask(
 def _keep(
     settings: FederationSettings,
     run: RunDirectory,
-    holder: str,
     trained: Trained,
+    facts: dict[str, Any],
     test: ImageSet | None,
     declared_public: bool,
-    payload: int,
 ) -> dict[str, Any]:
+    holder = facts["holder"]
     if hashlib.sha256(trained.network).hexdigest() != trained.facts.get("sha256"):
         raise ProtocolError(f"The network of holder {holder} is not the one that it describes.")
     write_atomically(run.path / DENOISER, trained.network)
@@ -169,19 +173,27 @@ def _keep(
     told = settings.model_dump(mode="json", exclude_none=True)
     result = {
         **trained.facts,
+        **facts,
         "rows": 1,
-        "holder": holder,
         "holders": 1,
-        "bytes": payload,
         "run": run.run_id,
         "data": settings.data,
+        "class_names": _class_names(settings, trained, test),
         "settings": told,
     }
     scores = _show(settings, run, result, test)
     run.write_scores(scores)
-    result["accuracy"] = scores if declared_public else {}
+    result["accuracy"] = allowed_scores(scores) if declared_public else {}
     run.write_metrics(result)
     return result
+
+
+def _class_names(
+    settings: FederationSettings, trained: Trained, test: ImageSet | None
+) -> list[str] | None:
+    """What the network's labels are called; clusters have no names."""
+    named = trained.facts.get("classes") and settings.training.labels == "own"
+    return list(test.class_names) if named and test is not None and test.class_names else None
 
 
 def _show(

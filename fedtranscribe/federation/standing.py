@@ -17,7 +17,10 @@ log = logging.getLogger(__name__)
 
 # Asking again would change nothing.
 _FINAL = frozenset(
-    {RefusalCode.PROTOCOL, RefusalCode.MALFORMED, RefusalCode.POLICY, RefusalCode.CONFLICT}
+    {
+        *(RefusalCode.PROTOCOL, RefusalCode.MALFORMED, RefusalCode.POLICY),
+        *(RefusalCode.QUOTA, RefusalCode.CONFLICT),
+    }
 )
 
 

@@ -9,7 +9,6 @@ Nobody but this machine's users can reach it; it is for simulations, never for a
 """
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -31,6 +30,7 @@ import tomli_w
 from fedtranscribe.errors import SimulationError
 from fedtranscribe.federation.apps import Scalar
 from fedtranscribe.federation.keeper import GRACE_SECONDS, KEEPER, LOG
+from fedtranscribe.reading import parse_json
 
 # The first start after an installation compiles Flower and Ray, which takes minutes on a busy disk.
 START_SECONDS = 300
@@ -202,7 +202,7 @@ class PrivateSuperLink:
         """
         done = self._ask([*arguments, "--format", "json"], subprocess.PIPE)
         try:
-            answer = json.loads(done.stdout[done.stdout.index("{") :])
+            answer = parse_json(done.stdout[done.stdout.index("{") :])
         except ValueError:
             answer = {}
         if done.returncode != 0 or not answer.get("success", False):

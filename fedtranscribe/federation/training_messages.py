@@ -21,9 +21,18 @@ from flwr.app import RecordDict
 from fedtranscribe.errors import ConfigError, ProtocolError
 from fedtranscribe.federation import records
 from fedtranscribe.federation.node import Node
-from fedtranscribe.federation.records import arrays_of, asked_terms, get, record, told_terms
+from fedtranscribe.federation.records import (
+    array_of,
+    asked_terms,
+    get,
+    get_name,
+    record,
+    told_terms,
+)
 from fedtranscribe.federation.refusals import Refusal, RefusalCode
-from fedtranscribe.federation.trainings import Standing, Trained
+from fedtranscribe.federation.trainings import TOLD, Standing, Trained
+from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.reading import parse_json
 
 _SENSELESS = (ConfigError, KeyError, TypeError, ValueError, OverflowError)
 _MOST_SECONDS = 3_600.0
@@ -48,16 +57,14 @@ def reply(content: RecordDict, message_type: str, node: Node) -> RecordDict:
     """
     terms = asked_terms(content)
     try:
-        run = get(terms, "run", str)
-        if not (run.isprintable() and 0 < len(run) <= 200):
-            raise ConfigError("Expected a printable name of the run.")
+        run = get_name(terms, "run")
         if message_type == records.MODEL:
             trained = node.trained(run)
             told = {"facts": trained.facts, "release": trained.release}
             network = np.frombuffer(trained.network, dtype=np.uint8)
             packed = {name: json.dumps(dict(value)) for name, value in told.items()}
             return record(packed, {"network": network})
-        asked, seconds = json.loads(get(terms, "asked", str)), get(terms, "seconds", float)
+        asked, seconds = parse_json(get(terms, "asked", str)), get(terms, "seconds", float)
         if not isinstance(asked, dict) or not 0 < seconds <= _MOST_SECONDS:
             raise ConfigError("Expected settings by name and a number of seconds.")
     except _SENSELESS:
@@ -77,7 +84,7 @@ def read_standing(content: RecordDict) -> Standing:
     terms = told_terms(content)
     try:
         counts = {n: get(terms, n.replace("_", "-"), int) for n in _COUNTS}
-        return Standing(get(terms, "stage", str), finished=get(terms, "finished", bool), **counts)
+        return Standing(get_name(terms, "stage"), finished=get(terms, "finished", bool), **counts)
     except _SENSELESS:
         raise ProtocolError("What a holder says of its training makes no sense.") from None
 
@@ -86,10 +93,12 @@ def read_trained(content: RecordDict) -> Trained:
     """A finished training; raises as `read_standing`."""
     terms = told_terms(content)
     try:
-        facts, release = (json.loads(get(terms, name, str)) for name in ("facts", "release"))
+        facts, release = (parse_json(get(terms, name, str)) for name in ("facts", "release"))
         if not (isinstance(facts, dict) and isinstance(release, dict)):
             raise TypeError("facts and release")
-        return Trained(arrays_of(content, "u")["network"].tobytes(), facts, release)
+        Release.from_json(release)
+        facts = {name: facts[name] for name in TOLD}
+        return Trained(array_of(content, "network", "u").tobytes(), facts, release)
     except _SENSELESS:
         raise ProtocolError("A holder's trained network makes no sense.") from None
 

@@ -11,8 +11,8 @@ Guarantee:
     the holder's own. Calibration is by the sound figure and noise cannot be left out.
 """
 
+import contextlib
 import hashlib
-import json
 import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -25,6 +25,7 @@ from fedtranscribe.data import DataSplit, ImageSet, is_published
 from fedtranscribe.errors import ConfigError, ProtocolError
 from fedtranscribe.mechanisms import BitSource, NoiseSource
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.reading import read_json, read_json_lines
 from fedtranscribe.synthesize.preparation import Prepared, prepare
 from fedtranscribe.synthesize.run import describe
 from fedtranscribe.synthesize.training import Standing, Training
@@ -37,11 +38,12 @@ OpenLedger = Callable[[], AbstractContextManager[Ledger]]
 # What a server may choose; all else is the holder's.
 CHOSEN = frozenset({"method", "epsilon", "delta", "seed", *TrainingOptions.model_fields})
 # What of a result is public: numbers of the plan and its cost. No path, no total of the ledger.
-_TOLD = (
+TOLD = (
     *("method", "epsilon", "delta", "unit", "adjacency", "accountant", "sound", "published"),
     *("private", "stamp", "caveats", "sigma", "steps", "run", "public_data", "records"),
     *("classes", "labels", "channels", "size", "unet", "sampling", "sha256", "resolved"),
 )
+"""What a server is told of a finished training, and all that it takes from such a message."""
 
 
 @dataclass(frozen=True)
@@ -104,27 +106,51 @@ class Trainings:
         self._device = device
         self._least_seconds = least_seconds
         self._noise, self._bits = noise, bits
-        self._now: tuple[str, _Open] | None = None
+        self._now: tuple[tuple[str, SynthesizeSettings], _Open] | None = None
 
     def shape(self) -> tuple[int, int, int]:
         """Classes, channels and size of the records; public."""
         records = self._records()
         return records.classes, records.channels, records.size
 
-    def advance(self, run: str, asked: Mapping[str, Any], seconds: float) -> Standing:
+    def settings(self, asked: Mapping[str, Any]) -> SynthesizeSettings:
+        """What a server asks for and what is the holder's own, put together; quick.
+
+        Args:
+            asked: settings out of `CHOSEN`.
+
+        Raises:
+            ConfigError: settings that the server cannot choose, or that are out of range.
+        """
+        if strange := sorted(set(asked) - CHOSEN):
+            raise ConfigError(f"{strange[0][:80]} is not for a server to choose; leave it out.")
+        _expect_public(asked.get("pretrain_data"))
+        own = {"data": self._records().name, "ledger": self._ledger, "device": self._device}
+        return build(SynthesizeSettings, {**asked, **own})
+
+    def knows(self, run: str) -> bool:
+        """Whether a training of this run has begun here."""
+        return (self._folder_of(run) / "config.toml").exists()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all checkpoints and networks on disk."""
+        return folder_size(self._folder)
+
+    def advance(self, run: str, settings: SynthesizeSettings, seconds: float) -> Standing:
         """Begin a training or go on with it, for so many seconds.
 
         Args:
             run: its name in the ledger.
-            asked: settings out of `CHOSEN`; the same ones for the whole run.
+            settings: made by `settings`; the same ones for the whole run.
             seconds: after which the step in hand is the last for now; `least_seconds` or more.
 
         Raises:
-            ConfigError: settings that the server cannot choose, or that make no sense.
+            ConfigError: settings that make no sense for the records.
             BudgetExhaustedError: it would exceed the holder's limit; nothing was booked.
             UnsupportedAdjacencyError: it has no cost in the limit's unit; nothing was booked.
         """
-        now = self._opened(run, asked)
+        now = self._opened(run, settings)
         training = now.training
         until = time.monotonic() + max(seconds, self._least_seconds)
         if training.progress.finished:
@@ -147,44 +173,38 @@ class Trainings:
         """
         folder = self._folder_of(run)
         try:
-            facts = json.loads((folder / "metrics.json").read_bytes())
-            event = json.loads((folder / "events.jsonl").read_text().splitlines()[0])
+            facts = read_json(folder / "metrics.json")
+            event = read_json_lines(folder / "events.jsonl")[0]
             network = (folder / DENOISER).read_bytes()
         except (OSError, ValueError, IndexError):
             raise ProtocolError(f"No training of run {run[:80]!r} is finished here.") from None
-        return Trained(network, {name: facts[name] for name in _TOLD}, event)
+        return Trained(network, {name: facts[name] for name in TOLD}, event)
 
     # ---------------------------------------------------------------- small parts
 
-    def _opened(self, run: str, asked: Mapping[str, Any]) -> _Open:
+    def _opened(self, run: str, settings: SynthesizeSettings) -> _Open:
         """The training in memory, unless another process has taken it further."""
-        key = json.dumps([run, dict(asked)], sort_keys=True)
+        key = run, settings
         if self._now is not None and self._now[0] == key:
             kept = self._now[1]
             if kept.saved == kept.stamp() or kept.training.result is not None:
                 return kept
-        opened = self._open(run, asked)
+        opened = self._open(run, settings)
         self._now = key, opened
         return opened
 
-    def _open(self, run: str, asked: Mapping[str, Any]) -> _Open:
-        if strange := sorted(set(asked) - CHOSEN):
-            raise ConfigError(f"{strange[0]} is not for a server to choose; leave it out.")
-        _expect_public(asked.get("pretrain_data"))
-        records = self._records()
-        own = {"data": records.name, "ledger": self._ledger, "device": self._device}
-        settings = build(SynthesizeSettings, {**asked, **own})
+    def _open(self, run: str, settings: SynthesizeSettings) -> _Open:
+        path, records = self._folder_of(run), self._records()
+        # Before the noise is looked for, which may take a minute.
+        known = RunDirectory.resume(path, settings) if self.knows(run) else None
         # Held-out images play no part at a holder: it is measured where the network goes.
         prepared = prepare(settings, DataSplit(records, records))
-        path = self._folder_of(run)
-        if (path / "config.toml").exists():
-            place = RunDirectory.resume(path, settings)
-        else:
+        if known is None:
             with self._open_ledger() as ledger:
                 assert prepared.plan.release is not None
                 ledger.check(prepared.plan.release)
-            place = RunDirectory.create(path, settings, run)
         trainer = prepared.trainer(self._noise, self._bits)
+        place = known or RunDirectory.create(path, settings, run)
         training = Training(prepared, trainer, place, self._open_ledger)
         training.start()
         opened = _Open(prepared, training, place)
@@ -195,12 +215,22 @@ class Trainings:
         if now.run.finished:
             return
         trained = now.training.finish()
-        facts = describe(now.prepared, now.run, now.training.caveats, trained)
+        facts = describe(now.prepared, now.run, now.training.caveats, trained, self._open_ledger)
         now.run.write_metrics(facts)
 
     def _folder_of(self, run: str) -> Path:
         # The name comes from the server: it must not become a path.
         return self._folder / hashlib.sha256(run.encode()).hexdigest()[:32]
+
+
+def folder_size(folder: Path) -> int:
+    """Bytes of all files in a folder; 0 where there is none."""
+    total = 0
+    for path in folder.rglob("*"):
+        # A temporary file may be gone again.
+        with contextlib.suppress(OSError):
+            total += path.lstat().st_size
+    return total
 
 
 def _expect_public(name: object) -> None:

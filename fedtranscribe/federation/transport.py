@@ -125,25 +125,35 @@ class OverFlower:
         self._by_name: dict[str, tuple[int, int]] = {}
 
     def capabilities(self) -> dict[str, Capabilities | RefusalCode | ProtocolError]:
-        """Ask everybody who they are; two of one name count as one that makes no sense."""
+        """Ask everybody who they are.
+
+        Of two that call themselves by one name neither takes part: the server cannot know which
+        one it is, and whoever answers first must not get what is meant for the other.
+        """
         contents = {a: protocol.ask_capabilities(a[1]) for a in self._addresses}
         found: dict[str, Capabilities | RefusalCode | ProtocolError] = {}
+        called: dict[str, list[tuple[Address, Capabilities]]] = {}
         for address, content in self._exchange(
             contents, records.CAPABILITIES, "capabilities", self._first_timeout
         ).items():
-            name = f"node {address[0]}/{address[1]}"
             try:
                 told = protocol.read_capabilities(content)
             except Refusal as refusal:
-                found[name] = refusal.code
+                found[_node(address)] = refusal.code
             except ProtocolError as error:
-                found[name] = error
+                found[_node(address)] = error
             else:
-                if told.name in self._by_name:
-                    found[name] = ProtocolError(f"Two holders call themselves {told.name!r}.")
-                    continue
-                self._by_name[told.name] = address
-                found[told.name] = told
+                called.setdefault(told.name, []).append((address, told))
+        for name, holders in called.items():
+            if len(holders) == 1:
+                self._by_name[name], found[name] = holders[0]
+                continue
+            nodes = [_node(address) for address, _ in holders]
+            for node in nodes:
+                found[node] = ProtocolError(
+                    f"{', '.join(nodes)} all call themselves {name!r}; have their operators choose "
+                    "other names, or take a stranger's key off the list."
+                )
         return found
 
     def ask(
@@ -193,6 +203,10 @@ class OverFlower:
                 replies[source, number] = reply.content
                 self.payload += records.payload_bytes(reply.content)
         return replies
+
+
+def _node(address: Address) -> str:
+    return f"node {address[0]}/{address[1]}"
 
 
 def _read(content: RecordDict, query: QueryBatch) -> Reply:

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedtranscribe.errors import ConfigError, PrivacyError
-from fedtranscribe.mechanisms.dpsgd_plan import DpSgdPlan
 from fedtranscribe.mechanisms.noise import NoiseSource
 from fedtranscribe.mechanisms.per_sample import (
     Backend,
@@ -32,6 +31,7 @@ from fedtranscribe.mechanisms.physical import explained_memory, memory_budget, r
 from fedtranscribe.mechanisms.poisson import PoissonBatches
 from fedtranscribe.mechanisms.public_grid import on_grid
 from fedtranscribe.privacy.calibrate import ROUNDING
+from fedtranscribe.privacy.dpsgd_plan import DpSgdPlan
 
 __all__ = ["Backend", "DpSgdPlan", "DpSgdStep", "Inputs", "Loss", "PoissonBatches", "add_clipped"]
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.mechanisms.bits import BitSource, OsBits
-from fedtranscribe.mechanisms.dpsgd_plan import DpSgdPlan
+from fedtranscribe.privacy.dpsgd_plan import DpSgdPlan
 
 
 class PoissonBatches:
@@ -68,3 +68,18 @@ class PoissonBatches:
         while (beyond := words > last).any():
             words[beyond] = self._bits.words(int(beyond.sum()))
         return words % np.uint64(n)
+
+
+def shuffled(records: Tensor, bits: BitSource) -> Tensor:
+    """The same records in a secret order, every one equally likely.
+
+    Args:
+        records: int64 [b].
+        bits: where the order comes from.
+
+    Guarantee:
+        The order is that of b uniform 64-bit words. Two of them are equal with probability
+        b² 2⁻⁶⁵, and then stand in the order given.
+    """
+    order = np.argsort(bits.words(len(records)), kind="stable")
+    return records[torch.from_numpy(order)]

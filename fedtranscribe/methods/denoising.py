@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from fedtranscribe.mechanisms.draws import Draws
 from fedtranscribe.models.unet import Denoiser
 
 
@@ -14,20 +15,18 @@ def noise_losses(denoiser: Denoiser, x_t: Tensor, t: Tensor, labels: Tensor, z: 
     return (denoiser(x_t, t, labels) - z).square().flatten(1).mean(1)
 
 
-def random_steps(times: range, x_0: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+def random_steps(times: range, x_0: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
     """A time step and standard normal noise for each row, on the images' device.
 
     Args:
         times: the steps to draw from.
         x_0: [n, c, h, w]; only its shape and device matter.
-        rng: source of both; it needs no secrecy.
+        draws: random numbers of the n rows.
 
     Returns:
         int64 [n] and float32 [n, c, h, w].
     """
-    shape, device = x_0.shape[:1], rng.device
-    t = torch.randint(times.start, times.stop, shape, generator=rng, device=device)
-    z = torch.randn(x_0.shape, generator=rng, device=device)
+    t, z = draws.integers(times), draws.normal(x_0.shape[1:])
     return t.to(x_0.device), z.to(x_0.device)
 
 

@@ -18,16 +18,19 @@ Where the paper is unsound or silent we follow the project's decisions:
 
 Guarantee:
     Unit: record (one image and its label). Nothing of the private data is used but
-    - Phase I, per step: x_S of the records in a Poisson batch, without labels (`NoisyRecords`).
-      `FRESH` releases once per inclusion, sub-sampled by m_1/n; `CACHED` once per record for ever,
-      not amplified. Time steps, z′ and what Adam does with x_S are post-processing.
+    - Phase I, per step: the set of x_S of the records in a Poisson batch, without labels
+      (`NoisyRecords`). `FRESH` releases once per inclusion, sub-sampled by m_1/n; `CACHED` once
+      per record for ever, not amplified. The batch is put into a secret order first: time steps,
+      z′ and what Adam does with the rows, rounding included, treat them all alike, and are
+      post-processing of the set.
     - Phase II: DP-SGD on (x_0, y), as `plan` says (`DpSgdPlan`, `DpSgdStep`).
-    Both have to be accounted under one adjacency (privacy.md §6). Noise and coins come from
-    `noise` and `bits`; `caveats` says why a run is not private, if it is not.
+    `privacy_plan` is both, under one adjacency; the ledger books its `release`. Noise and coins
+    come from `noise` and `bits`; `caveats` says why a run is not private, if it is not.
     Nothing is reported but counts of steps: a loss on private images is private. A step that a
     crash undid draws again, so what was written after the checkpoint must not have left the holder.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -37,7 +40,9 @@ from torch.optim import Adam, Optimizer
 
 from fedtranscribe.mechanisms.bits import BitSource
 from fedtranscribe.mechanisms.dpsgd import Backend, DpSgdPlan, Inputs, PoissonBatches
+from fedtranscribe.mechanisms.draws import KEY_WORDS, Draws, OwnDraws, SharedDraws
 from fedtranscribe.mechanisms.noise import NoiseSource
+from fedtranscribe.mechanisms.poisson import shuffled
 from fedtranscribe.methods.denoising import noise_losses, random_rows, random_steps
 from fedtranscribe.methods.dp_promise_phase1 import (
     NoisyRecords,
@@ -53,8 +58,10 @@ from fedtranscribe.methods.dp_promise_settings import (
 )
 from fedtranscribe.methods.input_checks import check_images, checked_labels, checked_public
 from fedtranscribe.methods.private_records import PrivateRecords
+from fedtranscribe.methods.record_images import RecordImages
 from fedtranscribe.methods.staged import StagedTraining, Steps
 from fedtranscribe.models.unet import Denoiser, drop_labels
+from fedtranscribe.privacy.release_plan import Release
 
 __all__ = ["DpPromise", "DpPromiseSettings", "NoisyImages", "PhaseOne", "Stage", "paper_settings"]
 
@@ -74,18 +81,20 @@ class DpPromise(StagedTraining[Stage, DpPromiseSettings]):
     Args:
         denoiser: trained in place, on its own device.
         settings: public.
-        images: private, float32 [n, c, h, w] in [-1, 1] (`models.diffusion.to_signed`).
-        labels: private, int64 [n]; None for a network of 0 classes.
+        images: private, float32 [N, c, h, w] in [-1, 1] (`models.diffusion.to_signed`).
+        labels: private, int64 [N]; None for a network of 0 classes.
+        ids: of the images; those that share one are one record. None where each is its own.
         public: public images like `images`, or None for no pre-training.
         noise: of x_S and of DP-SGD: OS entropy, or a seeded source in tests.
-        bits: coins of the Poisson batches: OS entropy, or a seeded source in tests.
-        rng: every other random choice: time steps, z, label drop, public batches. It needs no
-            secrecy; give one on the accelerator for speed.
+        bits: coins of the Poisson batches, and keys of the records' own streams: OS entropy, or
+            a seeded source in tests.
+        rng: public batches, their time steps and noise; it needs no secrecy.
         backend: of the per-record gradients.
         physical_batch: records at a time in Phase II; None measures it.
 
     Attributes:
-        plan: Phase II as DP-SGD, None where Phase II has no time steps; the rest are those of
+        privacy_plan: both phases.
+        plan: Phase II of it, None where Phase II has no time steps; the rest are those of
             `StagedTraining`.
 
     Raises:
@@ -104,30 +113,29 @@ class DpPromise(StagedTraining[Stage, DpPromiseSettings]):
         noise: NoiseSource,
         bits: BitSource,
         rng: torch.Generator,
+        ids: Sequence[str] | None = None,
         backend: Backend = Backend.FUNCTIONAL,
         physical_batch: int | None = None,
     ) -> None:
-        settings.check_records(len(images))
         check_images(images, denoiser, "private")
-        labels = checked_labels(labels, len(images), denoiser)
+        self._images = RecordImages(images, checked_labels(labels, len(images), denoiser), ids)
         self._public = checked_public(public, None, denoiser)
-        shown = len(self._public[0])
+        records, shown = len(self._images), len(self._public[0])
+        self.privacy_plan = settings.privacy_plan(records, images[0].numel())
         super().__init__(
             denoiser,
             settings,
-            stages=self._planned(settings, len(images), shown),
+            stages=self._planned(settings, shown),
             end=Stage.DONE,
-            facts={"records": len(images), "public_images": shown},
+            facts={"records": records, "public_images": shown},
             rng=rng,
         )
-        self._images = images
         self._noise, self._bits = noise, bits
         self._device = next(denoiser.parameters()).device
         self._noisy_records: NoisyRecords | None = None
-        self.plan = self._phase2_plan()
+        self.plan = self.privacy_plan.phase2 if settings.phase2_range else None
         self._records = self.plan and PrivateRecords(
-            images,
-            labels,
+            self._images,
             self.plan,
             protected=self.plan.noise_multiplier > 0,
             noise=noise,
@@ -137,6 +145,11 @@ class DpPromise(StagedTraining[Stage, DpPromiseSettings]):
             device=self._device,
         )
         self._begin()
+
+    @property
+    def release(self) -> Release | None:
+        """What it gives away; None where it has no guarantee."""
+        return self.settings.release(self.privacy_plan.records, self.privacy_plan.dimensions)
 
     def caveats(self) -> tuple[str, ...]:
         """Why this run is NOT private; empty if it is."""
@@ -154,9 +167,9 @@ class DpPromise(StagedTraining[Stage, DpPromiseSettings]):
 
     # ---------------------------------------------------------------- Algorithm 1
 
-    def _planned(self, settings: DpPromiseSettings, records: int, shown: int) -> dict[Stage, Steps]:
-        public = settings.pretrain_steps(shown)
-        first, second = settings.phase1_steps(records), settings.phase2_steps(records)
+    def _planned(self, settings: DpPromiseSettings, shown: int) -> dict[Stage, Steps]:
+        public, plan = settings.pretrain_steps(shown), self.privacy_plan
+        first, second = plan.phase1_steps, plan.phase2.steps if settings.phase2_range else 0
         return {
             Stage.PRETRAINING: Steps(public, DpPromise._pretraining_step, "pretrain_batch"),
             Stage.PHASE1: Steps(first, DpPromise._phase1_step, "phase1_batch"),
@@ -195,22 +208,23 @@ class DpPromise(StagedTraining[Stage, DpPromiseSettings]):
         settings, schedule = self.settings, self.settings.schedule
         batch = settings.pretrain_batch
         x_0, _ = random_rows(self._public, batch, self._rng, self._device)
-        t, z = random_steps(schedule.times, x_0, self._rng)
+        t, z = random_steps(schedule.times, x_0, SharedDraws(self._rng, batch))
         self._descend(published_regression(schedule, x_0, t, z), batch)
 
     def _phase1_step(self) -> None:
         """Lines 2-6: Adam on a Poisson batch of noisy images."""
         settings, schedule = self.settings, self.settings.schedule
-        indices = self._phase1_batch()
-        if not len(indices):
+        records = self._phase1_batch()
+        if not len(records):
             return
+        draws = OwnDraws(self._key("rows"), records, 1, self._device)
         if settings.phase1 is PhaseOne.SOUND:
-            x_s = self._x_s(indices)
-            t, z = random_steps(settings.phase1_range, x_s, self._rng)
+            x_s = self._x_s(records)
+            t, z = random_steps(settings.phase1_range, x_s, draws)
             regression = sound_regression(schedule, x_s, settings.boundary, t, z)
         else:
-            x_0 = self._images[indices].to(self._device)
-            t, z = random_steps(settings.phase1_range, x_0, self._rng)
+            x_0 = self._images.shown(records, draws)[0].to(self._device)
+            t, z = random_steps(settings.phase1_range, x_0, draws)
             regression = published_regression(schedule, x_0, t, z)
         self._descend(regression, settings.phase1_batch)
 
@@ -230,15 +244,23 @@ class DpPromise(StagedTraining[Stage, DpPromiseSettings]):
     # ---------------------------------------------------------------- small parts
 
     def _phase1_batch(self) -> Tensor:
-        # Only records and batch of a plan matter here: there is no noise on gradients.
-        steps = self.steps_of(Stage.PHASE1)
-        plan = DpSgdPlan(len(self._images), self.settings.phase1_batch, steps, 0.0, 1.0)
-        return PoissonBatches(plan, self._bits.for_query(f"{Stage.PHASE1}/{self.done}")).draw()
+        """The records of a Poisson batch, in a secret order."""
+        plan, batch = self.privacy_plan, self.settings.phase1_batch
+        # Only records and batch matter here: there is no noise on gradients.
+        coins = DpSgdPlan(plan.records, batch, plan.phase1_steps, 0.0, 1.0)
+        step = f"{Stage.PHASE1}/{self.done}"
+        drawn = PoissonBatches(coins, self._bits.for_query(step)).draw()
+        return shuffled(drawn, self._bits.for_query(f"{step}/order"))
 
-    def _x_s(self, indices: Tensor) -> Tensor:
+    def _x_s(self, records: Tensor) -> Tensor:
         assert self._noisy_records is not None
         noise = self._noise.for_query(f"{Stage.PHASE1}/{self.done}")
-        return self._noisy_records.draw(indices, noise).to(self._device)
+        return self._noisy_records.draw(records, noise, self._key("images")).to(self._device)
+
+    def _key(self, purpose: str) -> bytes:
+        """Of this step of Phase I; drawn afresh, and thrown away."""
+        bits = self._bits.for_query(f"{Stage.PHASE1}/{self.done}/{purpose}")
+        return bits.words(KEY_WORDS).tobytes()
 
     def _descend(self, regression: Regression, expected: int) -> None:
         assert self._optimiser is not None
@@ -246,24 +268,11 @@ class DpPromise(StagedTraining[Stage, DpPromiseSettings]):
         (regression.loss(self.denoiser).sum() / expected).backward()
         self._optimiser.step()
 
-    def _phase2_plan(self) -> DpSgdPlan | None:
-        settings, steps = self.settings, self.steps_of(Stage.PHASE2)
-        if not steps:
-            return None
-        return DpSgdPlan(
-            len(self._images),
-            settings.phase2_batch,
-            steps,
-            settings.noise_multiplier,
-            settings.clip,
-            settings.copies,
-        )
-
-    def _phase2_rows(self, x_0: Tensor, labels: Tensor) -> Inputs:
+    def _phase2_rows(self, x_0: Tensor, labels: Tensor, draws: Draws) -> Inputs:
         """(x_t, t, y, z), for `noise_losses`: a fresh t and z for every copy of a record."""
         settings = self.settings
-        t, z = random_steps(settings.phase2_range, x_0, self._rng)
-        labels = drop_labels(labels, self.denoiser.null_label, settings.label_drop, self._rng)
+        t, z = random_steps(settings.phase2_range, x_0, draws)
+        labels = drop_labels(labels, self.denoiser.null_label, settings.label_drop, draws)
         return settings.schedule.noisy(x_0, t, z), t, labels, z
 
     # ---------------------------------------------------------------- interrupt and resume

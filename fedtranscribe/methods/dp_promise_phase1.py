@@ -18,8 +18,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fedtranscribe.mechanisms.draws import OwnDraws
 from fedtranscribe.mechanisms.noise import NoiseSource
 from fedtranscribe.mechanisms.public_grid import on_grid
+from fedtranscribe.methods.record_images import RecordImages
 from fedtranscribe.models.schedule import Schedule, spread
 from fedtranscribe.models.unet import Denoiser
 
@@ -72,7 +74,7 @@ class NoisyRecords:
     """x_S of private images; `draw` is the only way from them into the sound Phase I.
 
     Args:
-        images: private, float32 [n, c, h, w] in [-1, 1].
+        images: by record.
         schedule: T and betas.
         s: S.
         cached: keep the first draw of every record, instead of drawing at each inclusion.
@@ -81,28 +83,43 @@ class NoisyRecords:
         cache: float32 [n, c, h, w] once drawn, where it is kept.
 
     Guarantee:
-        Unit: record. x_S = √ᾱ_S x_0 + N(0, 1 − ᾱ_S) on d coordinates in [-1, 1]. A record that is
-        replaced moves it by at most 2√(d ᾱ_S), one that is nulled (grey, all 0) by half of that:
-        μ_S = 2√(d ᾱ_S/(1 − ᾱ_S)), or half of it, for each row drawn. Low bits of a float64 sum
-        depend on x_0, so x_S is rounded to a public grid, 1/256 of the noise's std or finer; the
-        proof is that of `NoisyMeanRows`. No draw is repeated under another noise: who draws again
-        releases again.
+        Unit: record, with all of its images; one of them is drawn. x_S = √ᾱ_S x_0 + N(0, 1 − ᾱ_S)
+        on d coordinates in [-1, 1]. A record that is replaced moves it by at most 2√(d ᾱ_S), one
+        that is nulled (⊥ shows a grey image, all 0) by half of that: μ_S = 2√(d ᾱ_S/(1 − ᾱ_S)), or
+        half of it, for each row drawn. (Which image was drawn only mixes over such pairs.) Low
+        bits of a float64 sum depend on x_0, so x_S is rounded to a public grid, 1/256 of the
+        noise's std or finer; the proof is that of `NoisyMeanRows`. No draw is repeated under
+        another noise: who draws again releases again.
+        The rows have the order of `records`. Unless they are cached, whose cost knows who is who,
+        they are released as a SET: the caller gives records in a secret order (`shuffled`), so
+        that nothing computed from rows by their place can tell whose they are.
     """
 
-    def __init__(self, images: Tensor, schedule: Schedule, s: int, *, cached: bool) -> None:
+    def __init__(self, images: RecordImages, schedule: Schedule, s: int, *, cached: bool) -> None:
         kept = float(schedule.alpha_bar[s])
         self._images, self._scale, self._std = images, math.sqrt(kept), math.sqrt(1 - kept)
         self._cached = cached
         self.cache: Tensor | None = None
 
-    def draw(self, indices: Tensor, noise: NoiseSource) -> Tensor:
-        """float32 [b, c, h, w]: fresh, or the one of each record that was drawn first of all."""
-        if not self._cached:
-            return self._noisy(self._images[indices], noise)
-        if self.cache is None:
-            self.cache = self._noisy(self._images, noise)
-        return self.cache[indices]
+    def draw(self, records: Tensor, noise: NoiseSource, key: bytes) -> Tensor:
+        """x_S of some records: fresh, or the one of each that was drawn first of all.
 
-    def _noisy(self, images: Tensor, noise: NoiseSource) -> Tensor:
+        Args:
+            records: int64 [b].
+            noise: OS entropy, or a seeded source in tests.
+            key: secret and fresh; says which of a record's images is shown.
+
+        Returns:
+            float32 [b, c, h, w].
+        """
+        if not self._cached:
+            return self._noisy(records, noise, key)
+        if self.cache is None:
+            self.cache = self._noisy(torch.arange(len(self._images)), noise, key)
+        return self.cache[records]
+
+    def _noisy(self, records: Tensor, noise: NoiseSource, key: bytes) -> Tensor:
+        draws = OwnDraws(key, records, 1, torch.device("cpu"))
+        images, _ = self._images.shown(records, draws)
         exact = self._scale * images.double() + noise.gaussian(images.shape, self._std)
         return on_grid(exact, self._std).float()

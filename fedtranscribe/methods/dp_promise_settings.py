@@ -8,6 +8,8 @@ from fedtranscribe.errors import ConfigError
 from fedtranscribe.models.sampling import Sampling
 from fedtranscribe.models.schedule import Schedule
 from fedtranscribe.models.unet import UNetSize
+from fedtranscribe.privacy.diffusion import DpPromisePlan
+from fedtranscribe.privacy.release_plan import Release
 
 
 class PhaseOne(StrEnum):
@@ -78,7 +80,7 @@ class DpPromiseSettings:
         """Refuse what no run could do.
 
         Raises:
-            ConfigError: names the value and the mend.
+            ConfigError: names the value and the fix.
         """
         self._check_boundary()
         for name in ("phase1_batch", "phase2_batch", "pretrain_batch", "copies"):
@@ -133,27 +135,40 @@ class DpPromiseSettings:
         """Over all epochs; 0 without public images."""
         return math.ceil(self.pretrain_epochs * images / self.pretrain_batch)
 
-    def phase1_steps(self, records: int) -> int:
-        """N_1 = ⌈epochs n / m_1⌉; 0 where Phase I is left out."""
-        steps = math.ceil(self.phase1_epochs * records / self.phase1_batch)
-        return steps if self.phase1_range else 0
+    def privacy_plan(self, records: int, dimensions: int = 784) -> DpPromisePlan:
+        """What trains and what is booked; a run that has `caveats` has no guarantee.
 
-    def phase2_steps(self, records: int) -> int:
-        """N_2 = ⌈epochs n / m_2⌉; 0 where S = 1 as printed leaves nothing."""
-        steps = math.ceil(self.phase2_epochs * records / self.phase2_batch)
-        return steps if self.phase2_range else 0
-
-    def check_records(self, records: int) -> None:
-        """Refuse batches that the data cannot fill.
+        Args:
+            records: n.
+            dimensions: numbers in an image, d.
 
         Raises:
             ConfigError: a batch larger than the data.
         """
-        for name, used in (("phase1_batch", self.phase1_range), ("phase2_batch", True)):
-            if used and getattr(self, name) > records:
-                raise ConfigError(
-                    f"Expected {name}={getattr(self, name)} <= {records} records; lower it."
-                )
+        has_phase1 = bool(self.phase1_range)
+        return DpPromisePlan(
+            records,
+            dimensions,
+            self.boundary,
+            self.phase2_batch,
+            self.phase2_epochs,
+            self.noise_multiplier,
+            self.phase1_batch if has_phase1 else None,
+            self.phase1_epochs if has_phase1 else None,
+            cached=has_phase1 and self.noisy_images is NoisyImages.CACHED,
+            clip=self.clip,
+            copies=self.copies,
+            time_steps=self.schedule.steps,
+            beta_first=self.schedule.first,
+            beta_last=self.schedule.last,
+        )
+
+    def release(self, records: int, dimensions: int) -> Release | None:
+        """What the ledger books; None for a run that has no guarantee."""
+        printed = self.phase1 is PhaseOne.PUBLISHED and bool(self.phase1_range)
+        if self.noise_multiplier == 0 or printed:
+            return None
+        return self.privacy_plan(records, dimensions).release()
 
 
 def paper_settings(dataset: str, noise_multiplier: float) -> DpPromiseSettings:

@@ -18,19 +18,20 @@ Where the paper is unsound or silent we follow the project's decisions:
 Guarantee:
     Unit: record (one image and its label). Nothing of the private data is used but in trainings by
     DP-SGD, each as `plan` says (`DpSgdPlan`, `DpSgdStep`), on Poisson batches of its own:
-    - the student's. A record's term is the gradient of its own x_r, its own label, and what teacher
-      and discriminator make of those. They are public, or outputs of the trainings here, when the
-      step begins; the teacher's answer on a private x_r is private still, and stays in the term.
+    - the student's. A record's term is the gradient of its own x_r, its own label, its own random
+      numbers, and what teacher and discriminator make of those. They are public, or outputs of the
+      trainings here, when the step begins; the teacher's answer on a private x_r is private still,
+      and stays in the term.
     - the teacher's, with `teacher=dp`, and the discriminator's, with `discriminator=dp`.
     With `discriminator=outputs` it learns on images that are public (those of a public teacher) or
     synthetic (drawn from the teacher of private records, once), from the outputs of teacher and
-    student on those: post-processing. `settings.privacy_plan` is all of this, for the accountant.
+    student on those: post-processing. `privacy_plan` is all of this; the ledger books its release.
     Noise and coins come from `noise` and `bits`; `caveats` says why a run is not private, if it is
     not. Nothing is reported but counts of steps. A step that a crash undid draws again, so what was
     written after the checkpoint must not have left the holder.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -40,7 +41,7 @@ from torch.optim import Optimizer
 
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.mechanisms.bits import BitSource
-from fedtranscribe.mechanisms.dpsgd import Backend, DpSgdPlan
+from fedtranscribe.mechanisms.dpsgd import Backend
 from fedtranscribe.mechanisms.noise import NoiseSource
 from fedtranscribe.methods.dp_sad_adversary import Adversary
 from fedtranscribe.methods.dp_sad_losses import Course, StudentLoss
@@ -60,7 +61,9 @@ from fedtranscribe.methods.dp_sad_settings import (
 from fedtranscribe.methods.dp_sad_teacher import TeacherTraining
 from fedtranscribe.methods.input_checks import check_images, checked_labels, checked_public
 from fedtranscribe.methods.private_records import PrivateRecords
+from fedtranscribe.methods.record_images import RecordImages
 from fedtranscribe.methods.staged import StagedTraining, Steps, uncounted
+from fedtranscribe.privacy.release_plan import Release
 
 __all__ = [
     "Concatenation",
@@ -93,20 +96,22 @@ class DpSad(StagedTraining[Stage, DpSadSettings]):
     Args:
         networks: of `make_networks`; trained in place, on their own device.
         settings: public.
-        images: private, float32 [n, c, h, w] in [-1, 1] (`models.diffusion.to_signed`).
-        labels: private, int64 [n]; None for networks of 0 classes.
+        images: private, float32 [N, c, h, w] in [-1, 1] (`models.diffusion.to_signed`).
+        labels: private, int64 [N]; None for networks of 0 classes.
+        ids: of the images; those that share one are one record. None where each is its own.
         public: public images like `images`; None for none, where the teacher is private.
         public_labels: int64, of the same classes; None makes a public teacher unconditional.
         noise: of DP-SGD: OS entropy, or a seeded source in tests.
-        bits: coins of the Poisson batches: OS entropy, or a seeded source in tests.
-        rng: every other random choice: r, z, label drop, public batches. It needs no secrecy;
-            give one on the accelerator for speed.
+        bits: coins of the Poisson batches, and keys of the records' own streams: OS entropy, or
+            a seeded source in tests.
+        rng: public batches and pools, their time steps and noise; it needs no secrecy.
         backend: of the per-record gradients.
         physical_batch: records at a time in DP-SGD; None measures it.
 
     Attributes:
-        plan: each private training as DP-SGD; the rest are those of `StagedTraining`, with the
-            student for the denoiser.
+        privacy_plan: all private trainings.
+        plan: each of them as DP-SGD; the rest are those of `StagedTraining`, with the student for
+            the denoiser.
 
     Raises:
         ConfigError: images outside [-1, 1] or of another shape than the networks', labels absent
@@ -126,23 +131,27 @@ class DpSad(StagedTraining[Stage, DpSadSettings]):
         noise: NoiseSource,
         bits: BitSource,
         rng: torch.Generator,
+        ids: Sequence[str] | None = None,
         backend: Backend = Backend.FUNCTIONAL,
         physical_batch: int | None = None,
     ) -> None:
         student = networks.student
         check_images(images, student, "private")
+        private = RecordImages(images, checked_labels(labels, len(images), student), ids)
         if public is None and not settings.private_teacher:
             raise ConfigError(
                 "Expected public images for teacher=public; give some, or take teacher=dp."
             )
         shown = checked_public(public, public_labels, student)
+        self.privacy_plan = settings.privacy_plan(len(private), images[0].numel())
+        self.plan = self.privacy_plan.training
         super().__init__(
             student,
             settings,
-            stages=self._planned(settings, len(images), len(shown[0])),
+            stages=self._planned(settings, len(shown[0])),
             end=Stage.DONE,
             facts={
-                "records": len(images),
+                "records": len(private),
                 "public_images": len(shown[0]),
                 "public_labels": public_labels is not None,
             },
@@ -152,16 +161,11 @@ class DpSad(StagedTraining[Stage, DpSadSettings]):
         self._taught_labels = settings.private_teacher or public_labels is not None
         self._discriminator = networks.discriminator
         self._adversary: Adversary | None = None
-        self.plan = DpSgdPlan(
-            *(len(images), settings.batch, settings.private_steps(len(images))),
-            *(settings.noise_multiplier, settings.clip, settings.copies),
-        )
         noisy, sound = settings.noise_multiplier > 0, settings.gradients is Gradients.SOUND
         self._protected, self._as_printed = noisy and sound, noisy and not sound
         self._seeded = not (noise.private and bits.private)
         self._records = PrivateRecords(
-            images,
-            checked_labels(labels, len(images), student),
+            private,
             self.plan,
             protected=self._protected,
             noise=noise,
@@ -171,6 +175,11 @@ class DpSad(StagedTraining[Stage, DpSadSettings]):
             device=next(student.parameters()).device,
         )
         self._begin()
+
+    @property
+    def release(self) -> Release | None:
+        """What it gives away; None where it has no guarantee."""
+        return self.settings.release(self.privacy_plan.records)
 
     def caveats(self) -> tuple[str, ...]:
         """Why this run is NOT private; empty if it is."""
@@ -199,8 +208,8 @@ class DpSad(StagedTraining[Stage, DpSadSettings]):
 
     # ---------------------------------------------------------------- Algorithm 1
 
-    def _planned(self, settings: DpSadSettings, records: int, shown: int) -> dict[Stage, Steps]:
-        private = settings.private_steps(records)
+    def _planned(self, settings: DpSadSettings, shown: int) -> dict[Stage, Steps]:
+        private = self.plan.steps
         again = private if settings.private_teacher else 0
         public = settings.pretrain_steps(shown)
         return {
@@ -250,7 +259,7 @@ class DpSad(StagedTraining[Stage, DpSadSettings]):
         assert self._optimiser is not None
         done, total = self.done, self.steps_of(self.stage)
         set_rate(self._optimiser, self.settings.lr, done, total)
-        course = Course(self.settings, self._teacher.network, self._taught_labels, self._rng)
+        course = Course(self.settings, self._teacher.network, self._taught_labels)
         loss = StudentLoss(self.settings, self._discriminator)
         if self._as_printed:
             self._published_step(loss, course)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.mechanisms.dpsgd import Inputs
+from fedtranscribe.mechanisms.draws import Draws, SharedDraws
 from fedtranscribe.methods.denoising import random_rows
 from fedtranscribe.methods.dp_sad_losses import Course, discriminator_losses, output_of, shown
 from fedtranscribe.methods.dp_sad_optimisers import make_optimiser, set_rate
@@ -21,7 +22,7 @@ class Adversary:
     Args:
         discriminator: ε_φ, trained in place.
         settings: public.
-        rng: source of batches of the pool.
+        rng: of batches of the pool, their time steps and noise; no private record touches it.
         divisor: what its gradients are divided by.
 
     Attributes:
@@ -59,8 +60,8 @@ class Adversary:
             records: learnt on only where there is no pool.
         """
 
-        def compared(x_0: Tensor, labels: Tensor) -> Inputs:
-            rows = course.rows(x_0, labels)
+        def compared(x_0: Tensor, labels: Tensor, draws: Draws) -> Inputs:
+            rows = course.rows(x_0, labels, draws)
             with torch.no_grad():
                 output = output_of(student, rows)
             first, second = shown(self._settings.concatenation, rows.taught, output)
@@ -75,8 +76,9 @@ class Adversary:
         else:
             self._optimiser.zero_grad()
             batch, device = self._settings.discriminator_batch, next(student.parameters()).device
-            some = random_rows(self.pool, batch, self._rng, device)
-            discriminator_losses(network, *compared(*some)).mean().backward()
+            x_0, labels = random_rows(self.pool, batch, self._rng, device)
+            rows = compared(x_0, labels, SharedDraws(self._rng, batch))
+            discriminator_losses(network, *rows).mean().backward()
             self._optimiser.step()
         # The student's loss looks through it, and must not gather gradients for it.
         network.requires_grad_(False)

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fedtranscribe.mechanisms.draws import Draws
 from fedtranscribe.methods.denoising import random_steps
 from fedtranscribe.methods.dp_sad_settings import Concatenation, DpSadSettings, Weighting
 from fedtranscribe.models.discriminator import Discriminator
@@ -98,29 +99,28 @@ class Course:
         settings: public.
         teacher: ε_ψ, which does not learn any more.
         labelled: whether it knows labels; one of unlabelled public images does not.
-        rng: source of r, z and dropped labels; it needs no secrecy.
     """
 
     settings: DpSadSettings
     teacher: Denoiser
     labelled: bool
-    rng: torch.Generator
 
-    def rows(self, x_0: Tensor, labels: Tensor) -> Rows:
+    def rows(self, x_0: Tensor, labels: Tensor, draws: Draws) -> Rows:
         """One random step for each image; x_r comes from the forward process (Fig. 2, right).
 
         Args:
             x_0: float [n, c, h, w] in [-1, 1], on the networks' device.
             labels: int64 [n], there too.
+            draws: random numbers of the n rows: r, z and dropped labels.
         """
         settings, teacher = self.settings, self.teacher
-        r, z = random_steps(settings.schedule.times, x_0, self.rng)
+        r, z = random_steps(settings.schedule.times, x_0, draws)
         x_r = settings.schedule.noisy(x_0, r, z)
         keep, step = (
             factor.to(x_0.device, x_0.dtype) for factor in posterior_factors(settings.schedule, r)
         )
         null = torch.full_like(labels, teacher.null_label)
-        told = drop_labels(labels, teacher.null_label, settings.student_label_drop, self.rng)
+        told = drop_labels(labels, teacher.null_label, settings.student_label_drop, draws)
         asked = told if self.labelled else null
         guess = guided_noise(teacher, x_r, r, asked, settings.guidance if self.labelled else 0)
         per_image = settings.weighting is Weighting.IMAGE

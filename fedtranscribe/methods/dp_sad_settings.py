@@ -9,6 +9,7 @@ from fedtranscribe.models.sampling import Sampling
 from fedtranscribe.models.schedule import Schedule
 from fedtranscribe.models.unet import UNetSize
 from fedtranscribe.privacy.diffusion import Discriminator, DpSadPlan, Teacher
+from fedtranscribe.privacy.release_plan import Release
 
 
 class Gradients(StrEnum):
@@ -127,7 +128,7 @@ class DpSadSettings:
         """Refuse what no run could do.
 
         Raises:
-            ConfigError: names the value and the mend.
+            ConfigError: names the value and the fix.
         """
         for name in (
             "batch",
@@ -197,19 +198,15 @@ class DpSadSettings:
         """Over all epochs; 0 without public images."""
         return math.ceil(self.pretrain_epochs * images / self.pretrain_batch)
 
-    def private_steps(self, records: int) -> int:
-        """N = ⌈epochs n / B⌉ of each private training."""
-        return math.ceil(self.epochs * records / self.batch)
-
     def privacy_plan(self, records: int, dimensions: int = 784) -> DpSadPlan:
-        """What a run costs, for the accountant; a run that has `caveats` has no guarantee.
+        """What trains and what is booked; a run that has `caveats` has no guarantee.
 
         Args:
             records: n.
             dimensions: numbers in an image.
 
         Raises:
-            ConfigError: without noise there is no such plan, or the batch is larger than the data.
+            ConfigError: the batch is larger than the data.
         """
         printed = self.gradients is Gradients.PUBLISHED
         return DpSadPlan(
@@ -222,7 +219,14 @@ class DpSadSettings:
             dilution=self.schedule.steps if printed else 1,
             clip=self.clip,
             dimensions=dimensions,
+            copies=self.copies,
         )
+
+    def release(self, records: int) -> Release | None:
+        """What the ledger books; None for a run that has no guarantee."""
+        if self.noise_multiplier == 0 or self.gradients is Gradients.PUBLISHED:
+            return None
+        return self.privacy_plan(records).release()
 
 
 def paper_settings(

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fedtranscribe.mechanisms.dpsgd import Inputs
+from fedtranscribe.mechanisms.draws import Draws, SharedDraws
 from fedtranscribe.methods.denoising import noise_losses, random_rows, random_steps
 from fedtranscribe.methods.dp_sad_optimisers import make_optimiser, set_rate
 from fedtranscribe.methods.dp_sad_settings import DpSadSettings, Optimiser
@@ -28,7 +29,7 @@ class TeacherTraining:
         settings: public.
         public: public images [m, c, h, w] and labels [m], null labels where they have none; m may
             be 0.
-        rng: every random choice but batches of private records.
+        rng: of public batches, their time steps and noise, and of the pool.
 
     Attributes:
         network: ε_ψ.
@@ -68,9 +69,10 @@ class TeacherTraining:
         assert self.optimiser is not None
         set_rate(self.optimiser, self._settings.pretrain_lr, done, total)
         batch = self._settings.pretrain_batch
-        shown = random_rows(self._public, batch, self._rng, self._device)
+        x_0, labels = random_rows(self._public, batch, self._rng, self._device)
+        rows = self._rows(x_0, labels, SharedDraws(self._rng, batch))
         self.optimiser.zero_grad()
-        noise_losses(self.network, *self._rows(*shown)).mean().backward()
+        noise_losses(self.network, *rows).mean().backward()
         self.optimiser.step()
         self._ema.update(self.network)
 
@@ -94,10 +96,10 @@ class TeacherTraining:
         drawn = sample(self.network, settings.schedule, labels, settings.sampling, self._rng)
         return drawn, labels
 
-    def _rows(self, x_0: Tensor, labels: Tensor) -> Inputs:
+    def _rows(self, x_0: Tensor, labels: Tensor, draws: Draws) -> Inputs:
         """(x_t, t, y, z), for `noise_losses`."""
-        t, z = random_steps(self._settings.schedule.times, x_0, self._rng)
-        labels = drop_labels(labels, self.network.null_label, self._settings.label_drop, self._rng)
+        t, z = random_steps(self._settings.schedule.times, x_0, draws)
+        labels = drop_labels(labels, self.network.null_label, self._settings.label_drop, draws)
         return self._settings.schedule.noisy(x_0, t, z), t, labels, z
 
     def state(self) -> dict[str, Any]:

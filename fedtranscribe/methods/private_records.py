@@ -14,10 +14,13 @@ from fedtranscribe.mechanisms.dpsgd import (
     Loss,
     PoissonBatches,
 )
+from fedtranscribe.mechanisms.draws import KEY_WORDS, Draws, OwnDraws
 from fedtranscribe.mechanisms.noise import NoiseSource
+from fedtranscribe.methods.record_images import RecordImages
 
-Prepare = Callable[[Tensor, Tensor], Inputs]
-"""(x_0 [n, c, h, w], labels [n]) -> what the loss takes, each [n, ...]; row by row."""
+Prepare = Callable[[Tensor, Tensor, Draws], Inputs]
+"""(x_0 [n, c, h, w], labels [n], random numbers of these n rows) -> what the loss takes, each
+[n, ...]; row by row, and with no other randomness than that."""
 
 # Rows at a time where no per-record gradient is needed.
 _PLAIN_ROWS = 512
@@ -27,12 +30,11 @@ class PrivateRecords:
     """Private images and labels, and the plan that every training on them follows.
 
     Args:
-        images: float32 [n, c, h, w] in [-1, 1].
-        labels: int64 [n].
+        images: by record, as many as the plan has.
         plan: of each training.
         protected: clip and add noise; otherwise steps are those of ordinary training.
         noise: of DP-SGD.
-        bits: coins of the batches.
+        bits: coins of the batches, and keys of the records' own streams.
         backend: of the per-record gradients.
         physical_batch: records at a time in DP-SGD; None measures it for each training.
         device: of the networks.
@@ -44,14 +46,15 @@ class PrivateRecords:
     Guarantee:
         Each training, by its name, is a DP-SGD of `plan` when `protected` (see `DpSgdPlan` and
         `DpSgdStep`); a step's Poisson batch and noise belong to its name and number alone. What
-        `prepare` makes of a row may depend on that row, fresh randomness, and networks that are
-        public or private outputs: it is inside the record's clipped term.
+        `prepare` makes of a row may depend on that row, the record's own random numbers
+        (`OwnDraws`, under a key that is drawn for the step and thrown away), and networks that are
+        public or private outputs: it is inside the record's clipped term. No public stream is
+        touched, so that none tells afterwards how many records took part.
     """
 
     def __init__(
         self,
-        images: Tensor,
-        labels: Tensor,
+        images: RecordImages,
         plan: DpSgdPlan,
         *,
         protected: bool,
@@ -61,7 +64,7 @@ class PrivateRecords:
         physical_batch: int | None,
         device: torch.device,
     ) -> None:
-        self._images, self._labels, self._plan = images, labels, plan
+        self._images, self._plan = images, plan
         self._protected = protected
         self.noise, self._bits = noise, bits
         self._backend, self._given_batch = backend, physical_batch
@@ -84,7 +87,7 @@ class PrivateRecords:
             done: its steps before this one.
             network: that learns.
             loss: (network, *rows) -> losses [rows], as `prepare` makes the rows.
-            prepare: draws all randomness of the loss.
+            prepare: makes the rows of the loss, with all of its randomness.
             optimiser: of the network.
 
         Raises:
@@ -96,9 +99,10 @@ class PrivateRecords:
             parts = self.parts(who, done)
             self._plain_step((loss(network, *prepare(*part)) for part in parts), optimiser)
             return
+        key = self._key(who, done)
 
         def draw(indices: Tensor) -> Inputs:
-            rows = prepare(*self._copies(indices))
+            rows = prepare(*self._copies(indices, key))
             return tuple(tensor.unflatten(0, (-1, plan.multiplicity)) for tensor in rows)
 
         step = DpSgdStep(
@@ -113,12 +117,12 @@ class PrivateRecords:
         step.step(optimiser, draw, self._poisson(who, done))
         self.measured[who] = step.physical_batch
 
-    def parts(self, who: str, done: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Images and labels of one step's batch, K times each, some records at a time."""
-        indices = self._poisson(who, done)
+    def parts(self, who: str, done: int) -> Iterator[tuple[Tensor, Tensor, Draws]]:
+        """What `prepare` takes of one step's batch, K times each, some records at a time."""
+        indices, key = self._poisson(who, done), self._key(who, done)
         for part in indices.split(max(1, _PLAIN_ROWS // self._plan.multiplicity)):
             if len(part):
-                yield self._copies(part)
+                yield self._copies(part, key)
 
     def _plain_step(self, losses: Iterable[Tensor], optimiser: torch.optim.Optimizer) -> None:
         """Without clipping and noise; NOT private."""
@@ -131,11 +135,12 @@ class PrivateRecords:
     def _poisson(self, who: str, done: int) -> Tensor:
         return PoissonBatches(self._plan, self._bits.for_query(f"{who}/{done}")).draw()
 
-    def _copies(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """On the device, each record K times in a row."""
+    def _key(self, who: str, done: int) -> bytes:
+        return self._bits.for_query(f"{who}/{done}/rows").words(KEY_WORDS).tobytes()
+
+    def _copies(self, indices: Tensor, key: bytes) -> tuple[Tensor, Tensor, Draws]:
+        """On the device, each record K times in a row, with its own random numbers."""
         copies = self._plan.multiplicity
-        images, labels = self._images[indices], self._labels[indices]
-        return (
-            images.to(self._device).repeat_interleave(copies, 0),
-            labels.to(self._device).repeat_interleave(copies, 0),
-        )
+        draws = OwnDraws(key, indices, copies, self._device)
+        images, labels = self._images.shown(indices.repeat_interleave(copies), draws)
+        return images.to(self._device), labels.to(self._device), draws

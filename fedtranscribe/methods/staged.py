@@ -30,6 +30,10 @@ from fedtranscribe.models.sampling import Sampling, sample
 from fedtranscribe.models.schedule import Schedule
 from fedtranscribe.models.unet import Denoiser
 
+# Of a checkpoint. The first version drew the randomness of private records from a public stream:
+# such a training has no guarantee, and is not continued as if it had one.
+_VERSION = 2
+
 Progress = Callable[[str, int, int], None]
 """(stage, steps done, steps in all)."""
 
@@ -92,7 +96,7 @@ class StagedTraining(ABC, Generic[Stage, Settings]):
         stages: in order.
         end: the stage after them all.
         facts: what besides the settings has to be the same in a run that goes on; public.
-        rng: every random choice that needs no secrecy.
+        rng: of public batches; nothing that depends on a private record may touch it.
 
     Attributes:
         settings: as given.
@@ -272,4 +276,4 @@ class StagedTraining(ABC, Generic[Stage, Settings]):
 
     def _plan(self) -> dict[str, Any]:
         """All that has to be the same in a run that goes on."""
-        return json.loads(json.dumps({**asdict(self.settings), **self._facts}))
+        return json.loads(json.dumps({"version": _VERSION, **asdict(self.settings), **self._facts}))

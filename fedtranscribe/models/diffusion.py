@@ -7,21 +7,22 @@ which noise schedule it was trained with and how it is drawn from: all that samp
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import torch
+from pydantic import TypeAdapter
 from torch import Tensor
 
-from fedtranscribe.errors import ConfigError, CorruptWeightsError
-from fedtranscribe.models.sampling import Sampling, Spacing, sample
+from fedtranscribe.errors import ConfigError
+from fedtranscribe.models.headers import ENTRY, DenoiserHeader, expect_fit, read_header, unusable
+from fedtranscribe.models.sampling import Sampling, sample
 from fedtranscribe.models.schedule import Schedule
-from fedtranscribe.models.unet import Denoiser, make_unet
-from fedtranscribe.models.weights import load_state, read_metadata, restore, save
+from fedtranscribe.models.unet import Denoiser, make_unet, require_diffusers
+from fedtranscribe.models.weights import load_state, restore, save
 
-# The entry that `portable.py` uses too: one entry only, so that equal networks are equal files.
-_HEADER = "network"
-_KIND = "denoiser"
+_HEADER: TypeAdapter[DenoiserHeader] = TypeAdapter(DenoiserHeader)
 
 Progress = Callable[[int, int], None]
 
@@ -80,10 +81,7 @@ class Synthesizer:
         changes: dict[str, Any] = {"steps": steps, "guidance": guidance}
         given = {name: value for name, value in changes.items() if value is not None}
         sampling = replace(self.sampling, **given)
-        if sampling.steps > self.schedule.steps:
-            raise ConfigError(
-                f"Expected steps={sampling.steps} <= T={self.schedule.steps}; lower them."
-            )
+        sampling.expect_within(self.schedule)
         return replace(self, sampling=sampling)
 
 
@@ -105,7 +103,7 @@ def save_synthesizer(model: Synthesizer, path: Path) -> None:
     """
     denoiser = model.denoiser
     facts = {
-        "kind": _KIND,
+        "kind": "denoiser",
         "unet": denoiser.size_name.value,
         "channels": denoiser.channels,
         "size": denoiser.size,
@@ -114,7 +112,7 @@ def save_synthesizer(model: Synthesizer, path: Path) -> None:
         "schedule": asdict(model.schedule),
         "sampling": asdict(model.sampling),
     }
-    save(denoiser, path, {_HEADER: json.dumps(facts, sort_keys=True)})
+    save(denoiser, path, {ENTRY: json.dumps(facts, sort_keys=True)})
 
 
 def load_synthesizer(path: Path) -> Synthesizer:
@@ -123,21 +121,18 @@ def load_synthesizer(path: Path) -> Synthesizer:
     Raises:
         WeightsNotFoundError: no such file.
         CorruptWeightsError: truncated, not written by `save_synthesizer`, or with NaN.
+        ModelMismatchError: its header does not fit its tensors.
         ConfigError: diffusers is not installed.
     """
+    header = read_header(path, _HEADER)
     try:
-        facts = json.loads(read_metadata(path).get(_HEADER, ""))
-        if facts["kind"] != _KIND:
-            raise ValueError(facts["kind"])
-        shape = int(facts["channels"]), int(facts["size"]), int(facts["classes"])
-        name, conditional = str(facts["unet"]), bool(facts["conditional"])
-        schedule, drawn = Schedule(**facts["schedule"]), facts["sampling"]
-        sampling = Sampling(**{**drawn, "spacing": Spacing(drawn["spacing"])})
-    except (KeyError, TypeError, ValueError, ConfigError):
-        raise CorruptWeightsError(
-            f"{str(path)!r} does not say which diffusion model it holds; it was not written by a "
-            "finished run of this version."
-        ) from None
-    denoiser = make_unet(name, *shape)
-    restore(denoiser, load_state(path), path)
-    return Synthesizer(denoiser.eval(), schedule, sampling, conditional)
+        schedule, sampling = header.diffusion()
+    except ConfigError as error:
+        raise unusable(path, str(error)) from None
+    require_diffusers()
+    state = load_state(path)
+    make = partial(make_unet, header.unet, header.channels, header.size, header.classes)
+    expect_fit(make, state, path)
+    denoiser = make()
+    restore(denoiser, state, path)
+    return Synthesizer(denoiser.eval(), schedule, sampling, header.conditional)

@@ -1,18 +1,27 @@
 """Networks on disk that say themselves how to build them again."""
 
 import json
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
-from fedtranscribe.errors import CorruptWeightsError
+from pydantic import Field, TypeAdapter
+
 from fedtranscribe.models.classifier import Classifier
 from fedtranscribe.models.generator import Generator
-from fedtranscribe.models.registry import build
-from fedtranscribe.models.weights import load_state, read_metadata, restore, save
+from fedtranscribe.models.headers import (
+    ENTRY,
+    ClassifierHeader,
+    GeneratorHeader,
+    expect_fit,
+    read_header,
+)
+from fedtranscribe.models.registry import build, expect_classifier
+from fedtranscribe.models.weights import load_state, restore, save
 
-# One entry only: safetensors writes several in no fixed order, and equal networks should be equal
-# files.
-_HEADER = "network"
+_HEADER: TypeAdapter[ClassifierHeader | GeneratorHeader] = TypeAdapter(
+    Annotated[ClassifierHeader | GeneratorHeader, Field(discriminator="kind")]
+)
 
 
 def save_network(network: Classifier | Generator, path: Path) -> None:
@@ -21,7 +30,7 @@ def save_network(network: Classifier | Generator, path: Path) -> None:
     Raises:
         StorageError: a full disk or a read-only folder.
     """
-    save(network, path, {_HEADER: json.dumps(_describe(network), sort_keys=True)})
+    save(network, path, {ENTRY: json.dumps(_describe(network), sort_keys=True)})
 
 
 def load_network(path: Path) -> Classifier | Generator:
@@ -30,17 +39,20 @@ def load_network(path: Path) -> Classifier | Generator:
     Raises:
         WeightsNotFoundError: no such file.
         CorruptWeightsError: truncated, not written by `save_network`, or with NaN.
+        ModelMismatchError: its header does not fit its tensors.
         UnknownArchitectureError: a torchvision architecture, and torchvision is not installed.
     """
-    header = read_metadata(path).get(_HEADER, "")
-    try:
-        network = _build(json.loads(header))
-    except (KeyError, TypeError, ValueError):
-        raise CorruptWeightsError(
-            f"{str(path)!r} does not say which network it holds; it was not written by a "
-            "finished run of this version."
-        ) from None
-    restore(network, load_state(path), path)
+    header = read_header(path, _HEADER)
+    state = load_state(path)
+    if isinstance(header, GeneratorHeader):
+        make = partial(Generator, header.latent_dim, header.channels, header.size, header.width)
+        expect_fit(make, state, path)
+        network = make()
+    else:
+        task = header.classes, header.channels, header.size
+        expect_classifier(header.architecture, *task, state, path)
+        network = build(header.architecture, *task)
+    restore(network, state, path)
     return network.eval()
 
 
@@ -55,12 +67,3 @@ def _describe(network: Classifier | Generator) -> dict[str, str | int]:
             "classes": network.classes,
         }
     return facts
-
-
-def _build(facts: dict[str, Any]) -> Classifier | Generator:
-    channels, size = int(facts["channels"]), int(facts["size"])
-    if facts["kind"] == "generator":
-        return Generator(int(facts["latent_dim"]), channels, size, int(facts["width"]))
-    if facts["kind"] == "classifier":
-        return build(str(facts["architecture"]), int(facts["classes"]), channels, size)
-    raise ValueError(facts["kind"])

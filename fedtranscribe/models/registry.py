@@ -11,6 +11,7 @@ from fedtranscribe.errors import (
     WeightsNotFoundError,
 )
 from fedtranscribe.models.classifier import Classifier
+from fedtranscribe.models.headers import expect_fit
 from fedtranscribe.models.initialise import fixed_randomness
 from fedtranscribe.models.scattering import NAME as SCATTER
 from fedtranscribe.models.scattering import build_scatter
@@ -76,6 +77,38 @@ def build(
     if weights is not None and weights != IMAGENET:
         _load(model, Path(weights))
     return model
+
+
+def expect_classifier(
+    name: str, classes: int, channels: int, size: int, state: State, path: Path
+) -> None:
+    """Hold what somebody says of a classifier against the weights in its file.
+
+    The layers of our own networks grow with the images, and are all looked at. Of torchvision's
+    only the last layer can be of any size.
+
+    Args:
+        name: of the architecture.
+        classes: how many logits.
+        channels: of its images.
+        size: pixels a side.
+        state: of the file.
+        path: of the file, for the message.
+
+    Raises:
+        CorruptWeightsError: other layers than the architecture has.
+        ModelMismatchError: the same layers in other shapes.
+    """
+    if name in _OWN:
+        expect_fit(lambda: build(name, classes, channels, size), state, path)
+        return
+    head = state.get("head.weight")
+    shape = None if head is None else tuple(head.shape)
+    if shape is None or shape[:1] != (classes,):
+        raise ModelMismatchError(
+            f"Expected a last layer of {classes} classes in {str(path)!r}, got shape {shape}; "
+            "train or fetch it again."
+        )
 
 
 def _load(model: Classifier, path: Path) -> None:

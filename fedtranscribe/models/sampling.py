@@ -12,12 +12,16 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.models.schedule import Schedule
+from fedtranscribe.models.schedule import MOST_STEPS, Schedule
 from fedtranscribe.models.unet import Denoiser
 
 # (x_t, t) -> noise in x_t
 Predict = Callable[[Tensor, int], Tensor]
 Progress = Callable[[int, int], None]
+
+
+MOST_GUIDANCE = 1_000.0
+"""Far beyond what gives images; an infinite weight would give numbers that are none."""
 
 
 class Spacing(StrEnum):
@@ -50,12 +54,23 @@ class Sampling:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be sampled."""
-        if self.steps < 1:
-            raise ConfigError(f"Expected sampling steps={self.steps} >= 1.")
+        if not 1 <= self.steps <= MOST_STEPS:
+            raise ConfigError(f"Expected 1 <= sampling steps={self.steps} <= {MOST_STEPS}.")
         if not 0 <= self.eta <= 1:
             raise ConfigError(f"Expected eta={self.eta} in [0, 1].")
-        if self.guidance < 0:
-            raise ConfigError(f"Expected guidance={self.guidance} >= 0.")
+        if not 0 <= self.guidance <= MOST_GUIDANCE:
+            raise ConfigError(f"Expected 0 <= guidance={self.guidance} <= {MOST_GUIDANCE:g}.")
+
+    def expect_within(self, schedule: Schedule) -> None:
+        """Refuse to visit more steps than a schedule has.
+
+        Raises:
+            ConfigError: more sampling steps than there are.
+        """
+        if self.steps > schedule.steps:
+            raise ConfigError(
+                f"Expected sampling steps={self.steps} <= T={schedule.steps}; lower them."
+            )
 
 
 def visited(schedule: Schedule, sampling: Sampling) -> list[int]:
@@ -64,9 +79,8 @@ def visited(schedule: Schedule, sampling: Sampling) -> list[int]:
     Raises:
         ConfigError: more sampling steps than there are.
     """
+    sampling.expect_within(schedule)
     last, count = schedule.steps, sampling.steps
-    if count > last:
-        raise ConfigError(f"Expected sampling steps={count} <= T={last}; lower them.")
     if sampling.spacing is Spacing.TRAILING:
         return [round(last * i / count) for i in range(count, 0, -1)]
     if count == 1:

@@ -111,7 +111,8 @@ def unit_rows_of(coefficients: Tensor, centre: Tensor, mapping: Tensor) -> Tenso
 
 def coefficient_count(channels: int, size: int) -> int:
     """d, how many scattering coefficients an image has."""
-    with torch.no_grad():
+    # The shape alone: no pixel is computed, however large the images.
+    with torch.no_grad(), torch.device("meta"):
         return Scattering()(torch.zeros(1, channels, size, size)).shape[1]
 
 

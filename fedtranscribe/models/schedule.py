@@ -12,6 +12,9 @@ from torch import Tensor
 
 from fedtranscribe.errors import ConfigError
 
+MOST_STEPS = 10_000
+"""Ten times what papers use: time and memory of a model grow with its steps."""
+
 
 @dataclass(frozen=True)
 class Schedule:
@@ -32,8 +35,8 @@ class Schedule:
 
     def __post_init__(self) -> None:
         """Refuse what is no schedule."""
-        if self.steps < 1:
-            raise ConfigError(f"Expected diffusion steps T={self.steps} >= 1.")
+        if not 1 <= self.steps <= MOST_STEPS:
+            raise ConfigError(f"Expected 1 <= diffusion steps T={self.steps} <= {MOST_STEPS}.")
         if not 0 < self.first <= self.last < 1:
             raise ConfigError(
                 f"Expected 0 < first={self.first} <= last={self.last} < 1 for the noise schedule."

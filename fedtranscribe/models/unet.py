@@ -7,10 +7,10 @@ imported when the first network is built.
 from dataclasses import dataclass
 from enum import StrEnum
 
-import torch
 from torch import Tensor, nn
 
 from fedtranscribe.errors import ConfigError
+from fedtranscribe.mechanisms.draws import Draws
 from fedtranscribe.models.initialise import fixed_randomness
 
 
@@ -116,26 +116,37 @@ def make_unet(
     return Denoiser(name, channels, image_size, classes, seed)
 
 
-def drop_labels(labels: Tensor, null_label: int, share: float, rng: torch.Generator) -> Tensor:
+def drop_labels(labels: Tensor, null_label: int, share: float, draws: Draws) -> Tensor:
     """Put the null label in place of a random share, so that one network learns both.
 
     Args:
-        labels: int64 [...].
+        labels: int64 [n].
         null_label: what to put.
         share: probability per label.
-        rng: source of the choice; it needs no secrecy.
+        draws: random numbers of the n rows.
     """
-    dropped = torch.rand(labels.shape, generator=rng, device=rng.device) < share
+    dropped = draws.uniform() < share
     return labels.masked_fill(dropped.to(labels.device), null_label)
 
 
-def _build(shape: _Shape, channels: int, side: int, embeddings: int, seed: int) -> nn.Module:
+def require_diffusers() -> None:
+    """Check that diffusers can be imported, which takes seconds the first time.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
     try:
-        from diffusers.models.unets.unet_2d import UNet2DModel
+        import diffusers.models.unets.unet_2d  # noqa: F401
     except ImportError:
         raise ConfigError(
             "Diffusion models need diffusers; run: pip install 'fedtranscribe[diffusion]'"
         ) from None
+
+
+def _build(shape: _Shape, channels: int, side: int, embeddings: int, seed: int) -> nn.Module:
+    require_diffusers()
+    from diffusers.models.unets.unet_2d import UNet2DModel
+
     attended = [side >> level in shape.attention_sides for level in range(len(shape.widths))]
     with fixed_randomness(seed):
         return UNet2DModel(

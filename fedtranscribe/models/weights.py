@@ -46,9 +46,7 @@ def load_state(path: Path) -> State:
     state = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
     for name, tensor in state.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise CorruptWeightsError(
-                f"Weights {name!r} in {str(path)!r} hold NaN or infinity; train or fetch again."
-            )
+            raise _not_finite(name, path)
     return state
 
 
@@ -76,6 +74,27 @@ def restore(module: nn.Module, state: State, path: Path) -> None:
         ModelMismatchError: the same layers in other shapes.
     """
     expected = module.state_dict()
+    expect_shapes(expected, state, path)
+    for name, tensor in expected.items():
+        given = state[name]
+        # A number that is finite in the file may be none in the network's precision.
+        if tensor.is_floating_point() and not bool(torch.isfinite(given.to(tensor.dtype)).all()):
+            raise _not_finite(name, path)
+    module.load_state_dict(state)
+
+
+def expect_shapes(expected: Mapping[str, Tensor], state: State, path: Path) -> None:
+    """Refuse a state that does not fit, before a tensor is copied.
+
+    Args:
+        expected: the state of a network; shapes and kinds of numbers are looked at, not values.
+        state: as from `load_state`.
+        path: where it came from, for the message.
+
+    Raises:
+        CorruptWeightsError: other layers, or another kind of numbers.
+        ModelMismatchError: the same layers in other shapes.
+    """
     absent, strange = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
     for words, names in (("lacks", absent), ("has an unknown", strange)):
         if names:
@@ -89,7 +108,11 @@ def restore(module: nn.Module, state: State, path: Path) -> None:
                 f"Expected {name!r} in {str(path)!r} as {tuple(tensor.shape)}, got "
                 f"{tuple(state[name].shape)}: made for other images or another architecture."
             )
-    module.load_state_dict(state)
+        if tensor.is_floating_point() != state[name].is_floating_point():
+            raise CorruptWeightsError(
+                f"Expected {name!r} in {str(path)!r} as {tensor.dtype}, got {state[name].dtype}; "
+                "give the weights of this architecture."
+            )
 
 
 def _read_safetensors(path: Path) -> State:
@@ -118,7 +141,27 @@ def _read_torch(path: Path) -> State:
         raise CorruptWeightsError(
             f"Expected a dictionary of tensors in {str(path)!r}; save the state_dict alone."
         )
+    for name, tensor in content.items():
+        # A view may claim any shape of a few numbers: no more than is stored may be unfolded.
+        if tensor.layout is not torch.strided or _claimed(tensor) > _stored(tensor):
+            raise CorruptWeightsError(
+                f"Expected {str(name)!r} in {str(path)!r} to be stored in full; save plain tensors."
+            )
     return {str(k): v for k, v in content.items()}
+
+
+def _claimed(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _stored(tensor: Tensor) -> int:
+    return 0 if tensor.is_meta else tensor.untyped_storage().nbytes()
+
+
+def _not_finite(name: str, path: Path) -> CorruptWeightsError:
+    return CorruptWeightsError(
+        f"Weights {name!r} in {str(path)!r} hold NaN or infinity; train or fetch again."
+    )
 
 
 def _corrupt(path: Path, error: Exception) -> CorruptWeightsError:

@@ -51,6 +51,15 @@ In between it is coarser in proportion, so that it has about as many points. DP-
 composed on the grid, where roundings add up, and its rough bound is much too large.
 """
 
+_MOST_POINTS = 500_000
+"""Of the grid of one step of DP-SGD: enough for a noise multiplier of 0.25 at the finest grid."""
+
+_LARGEST_LOSS = 700.0
+"""e to this power is still a double."""
+
+_MOST_STEPS = 2_000_000
+"""Sampled steps that are composed on the grid; more take minutes, and no training has as many."""
+
 _SPARE = 2.0**-32
 """Share of δ that a ledger of Gaussians keeps for everything else: too small to be felt in their ε,
 while the Rényi filter pays only for its logarithm."""
@@ -98,13 +107,14 @@ def delta_of(events: Sequence[Event], epsilon: float) -> float:
     mu, others = _split(merged)
     if not others:
         bounds = [gaussian_delta(mu, epsilon)]
-    elif len(merged) == 1 and isinstance(merged[0], RandomizedResponse):
+    elif len(merged) == len(others) == 1 and isinstance(merged[0], RandomizedResponse):
         bounds = [loss.response_loss(merged[0]).delta(epsilon)]
     else:
         rough = _dominated_epsilon(mu, others, _ROUGH_DELTA)
-        if rough > _GRID_UP_TO:
+        if rough > _GRID_UP_TO or _too_long(others):
             raise ConfigError(
-                f"Expected events that cost less than about {_GRID_UP_TO:g} in ε, got {rough:.3g}."
+                f"Expected events that cost less than about {_GRID_UP_TO:g} in ε, of at most "
+                f"{_MOST_STEPS:,} sampled steps, got about {rough:.3g}."
             )
         bounds = [float(_composed(mu, others, rough).get_delta_for_epsilon(epsilon))]
     if any(isinstance(event, ExponentialVotes) for event in merged):
@@ -196,7 +206,9 @@ def _composed(mu: float, others: tuple[Event, ...], rough: float) -> PrivacyLoss
     # Images have a finer grid of their own, so that what they cost alone need not be sampled.
     images = [event for event in others if isinstance(event, ReleasedImages)]
     alone = _dominated_epsilon(0.0, images, _ROUGH_DELTA) if images else 0.0
-    width = max(1.0, rough / fine, alone / _FINE_UP_TO)
+    steps = [event.distance for event in others if isinstance(event, PoissonGaussian)]
+    widest = max(map(_reach, [mu, *steps]))
+    width = max(1.0, rough / fine, alone / _FINE_UP_TO, widest / loss.GRID / _MOST_POINTS)
     return loss.composed(mu, others, loss.GRID * width)
 
 
@@ -212,12 +224,12 @@ def _quote(merged: tuple[Event, ...], delta: float) -> tuple[float, str]:
     if not others:
         closed = CLOSED_FORM if all(isinstance(e, Gaussian) for e in merged) else DOMINATED
         candidates.append((gaussian_epsilon(mu, delta), closed))
-    elif len(merged) == 1 and isinstance(merged[0], RandomizedResponse):
+    elif len(merged) == len(others) == 1 and isinstance(merged[0], RandomizedResponse):
         candidates.append((loss.response_loss(merged[0]).epsilon(delta), ON_GRID))
     else:
         rough = _dominated_epsilon(mu, others, delta)
         candidates.append((rough, DOMINATED))
-        if rough <= _GRID_UP_TO:
+        if rough <= _GRID_UP_TO and not _too_long(others):
             pld = _composed(mu, others, rough)
             candidates.append((float(pld.get_epsilon_for_delta(delta)), ON_GRID))
     if any(isinstance(event, ExponentialVotes) for event in merged):
@@ -258,9 +270,30 @@ def _pure(events: Sequence[Event]) -> float:
 
 
 def _split(merged: Sequence[Event]) -> tuple[float, tuple[Event, ...]]:
-    """Total μ of what is Gaussian or has only a dominating one, and the rest."""
+    """Total μ of what is Gaussian or is counted by its dominating one, and the rest."""
     plain = [event for event in merged if isinstance(event, Gaussian | ExponentialVotes)]
+    plain += [event for event in merged if _too_many(event)]
     return _total_mu(plain), tuple(event for event in merged if event not in plain)
+
+
+def _too_many(event: Event) -> bool:
+    """Whether its own loss distribution would take more memory than it is worth."""
+    return isinstance(event, RandomizedResponse) and event.count > loss.MOST_RESPONSES
+
+
+def _too_long(events: Sequence[Event]) -> bool:
+    """Whether sampled steps are too many for a grid, or single losses too large for a double."""
+    steps = [event for event in events if isinstance(event, _SAMPLED)]
+    return any(
+        event.count > _MOST_STEPS
+        or (isinstance(event, PoissonGaussian) and _reach(event.distance) > _LARGEST_LOSS)
+        for event in steps
+    )
+
+
+def _reach(mu: float) -> float:
+    """A loss that N(0, 1) against N(μ, 1) exceeds with probability below 1e-18."""
+    return mu * (mu / 2 + 9)
 
 
 def _only_in_zcdp(merged: Sequence[Event]) -> bool:

@@ -5,7 +5,6 @@ the ledger's part. Opening reads the whole book and proves it; so does `verify`.
 """
 
 import hashlib
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
@@ -26,6 +25,7 @@ from fedtranscribe.privacy.chain import (
     walk,
     write_head,
 )
+from fedtranscribe.reading import parse_json
 
 _COLUMNS = "sequence, time, kind, run, query_id, query_hash, content, previous, hash"
 
@@ -101,7 +101,7 @@ class Book:
     def data_id(self) -> str:
         """Id of the data that the book belongs to."""
         first = self._one("WHERE sequence = 1")
-        return "" if first is None else json.loads(first.content)["data_id"]
+        return "" if first is None else parse_json(first.content)["data_id"]
 
     @property
     def head(self) -> Head:
@@ -109,10 +109,10 @@ class Book:
         last = self._one("ORDER BY sequence DESC LIMIT 1")
         return START if last is None else last.head
 
-    def entries(self) -> list[Entry]:
-        """All entries, oldest first."""
+    def entries(self, kind: Kind | None = None, run: str | None = None) -> list[Entry]:
+        """All entries, or those of a kind or a run, oldest first."""
         with ledger_file.own_errors(self.path):
-            return list(self._entries())
+            return list(self._entries(kind, run))
 
     def find(self, query_id: str, kind: Kind) -> Entry | None:
         """The entry of that kind for a query; there is at most one."""
@@ -122,14 +122,36 @@ class Book:
         """The newest entry of a kind."""
         return self._one("WHERE kind = ? ORDER BY sequence DESC LIMIT 1", kind.value)
 
-    def tally(self, kind: Kind) -> list[tuple[str, int]]:
-        """Each different content of a kind, in order of first entry, and how many hold it."""
+    def first(self, kind: Kind) -> Entry | None:
+        """The oldest entry of a kind."""
+        return self._one("WHERE kind = ? ORDER BY sequence LIMIT 1", kind.value)
+
+    def tally(self, kind: Kind, run: str | None = None) -> list[tuple[str, int]]:
+        """Each different content of a kind, in order of first entry, and how many hold it.
+
+        Args:
+            kind: of the entries.
+            run: count this run alone.
+        """
         with ledger_file.own_errors(self.path):
             return self._connection.execute(
-                "SELECT content, COUNT(*) FROM entries WHERE kind = ? "
+                "SELECT content, COUNT(*) FROM entries WHERE kind = ? AND (? IS NULL OR run = ?) "
                 "GROUP BY content ORDER BY MIN(sequence)",
-                (kind.value,),
+                (kind.value, run, run),
             ).fetchall()
+
+    def count(self, kind: Kind, run: str) -> int:
+        """How many entries of a kind a run has."""
+        return self._number("SELECT COUNT(*) FROM entries WHERE kind = ? AND run = ?", kind, run)
+
+    def count_runs(self, kind: Kind) -> int:
+        """How many runs have an entry of a kind."""
+        return self._number("SELECT COUNT(DISTINCT run) FROM entries WHERE kind = ?", kind)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the database and its log on disk."""
+        return ledger_file.size(self.path)
 
     def answer(self, query_id: str) -> bytes | None:
         """The stored answer of a query, proved to be the one that was committed."""
@@ -151,8 +173,16 @@ class Book:
             ).fetchone()
         return None if row is None else Entry(*row)
 
-    def _entries(self) -> Iterator[Entry]:
-        rows = self._connection.execute(f"SELECT {_COLUMNS} FROM entries ORDER BY sequence")
+    def _number(self, statement: str, *values: str) -> int:
+        with ledger_file.own_errors(self.path):
+            return self._connection.execute(statement, values).fetchone()[0]
+
+    def _entries(self, kind: Kind | None = None, run: str | None = None) -> Iterator[Entry]:
+        rows = self._connection.execute(
+            f"SELECT {_COLUMNS} FROM entries "
+            "WHERE (? IS NULL OR kind = ?) AND (? IS NULL OR run = ?) ORDER BY sequence",
+            (*[kind and kind.value] * 2, run, run),
+        )
         return (Entry(*row) for row in rows)
 
     # Writing

@@ -12,7 +12,6 @@ database lost entries which were once durable.
 
 import contextlib
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -23,6 +22,8 @@ from typing import Any
 import rfc8785
 
 from fedtranscribe.errors import CorruptLedgerError, StorageError
+from fedtranscribe.files import open_private
+from fedtranscribe.reading import read_json
 
 GENESIS = "0" * 64
 """What stands for the previous hash in the first entry."""
@@ -85,7 +86,7 @@ class Entry:
 
     def intact(self) -> bool:
         """Whether the stored hash is that of the stored columns."""
-        body = asdict(self)
+        body = dict(vars(self))
         stored = body.pop("hash")
         try:
             return _digest(body) == stored
@@ -142,7 +143,7 @@ def read_head(ledger: Path) -> Head | None:
     """
     path = head_path(ledger)
     try:
-        content = json.loads(path.read_bytes())
+        content = read_json(path)
         sequence, digest = content["sequence"], content["hash"]
         if type(sequence) is not int or type(digest) is not str or sequence < 1:
             raise TypeError
@@ -169,7 +170,7 @@ def write_head(ledger: Path, head: Head) -> None:
     path = head_path(ledger)
     draft = path.with_name(path.name + ".new")
     try:
-        with draft.open("wb") as file:
+        with os.fdopen(open_private(draft, os.O_WRONLY | os.O_TRUNC), "wb") as file:
             file.write(canonical(asdict(head)) + b"\n")
             file.flush()
             os.fsync(file.fileno())

@@ -4,6 +4,10 @@ import math
 
 from fedtranscribe.errors import ConfigError
 
+LARGEST_DISTANCE = 1e12
+"""A μ beyond which nothing is private by any standard: ε of one answer would be 5e23. Sums and
+squares of what is smaller are doubles, whatever the counts."""
+
 
 def expect(holds: bool, what: str) -> None:
     """Refuse what does not hold; `what` names the value and its bound.
@@ -22,6 +26,15 @@ def expect_count(count: int) -> None:
         ConfigError: less than 1.
     """
     expect(count >= 1, f"count={count} >= 1")
+
+
+def expect_distance(name: str, value: float) -> None:
+    """Refuse a distance over the noise that is negative, or whose square is no double.
+
+    Raises:
+        ConfigError: outside of [0, LARGEST_DISTANCE], or not a number.
+    """
+    expect(0 <= value <= LARGEST_DISTANCE, f"0 <= {name}={value} <= {LARGEST_DISTANCE:g}")
 
 
 def expect_epsilon(epsilon: float) -> None:

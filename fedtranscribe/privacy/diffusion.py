@@ -1,29 +1,34 @@
 """What the private training of a diffusion model costs: dp-promise and DP-SAD, as plans.
 
-A plan holds public numbers only and knows every event that a training will release, so that what
-is trained, what is booked and what is printed cannot drift apart. Both suppose Poisson batches,
-per-sample gradients clipped in parameter space, noise added once per step, and division by the
-expected batch size. Unit: record.
+A plan holds public numbers only. The trainers take their batches, steps, clipping and noise from
+it, and the ledger books its `release`, so that what is trained, what is booked and what is printed
+cannot drift apart. Both methods suppose Poisson batches, per-record gradients clipped in parameter
+space, noise added once per step, and division by the expected batch size. Unit: record, which is
+everything under one id.
 
 Guarantee
     A trained model is a post-processing of the plan's events, all fixed before the first step.
     - dp-promise, Phase I: `released_images` has the proof; x_0 and its noise are never touched
       again. With one image per record for ever (`cached`) there are n releases, one of which
       moves by μ, or μ/2 under zero-out: a plain Gaussian, with nothing gained from batches.
-      Phase II: DP-SGD under the same adjacency. The null record is a grey image in Phase I, and
-      its gradient is zero in Phase II.
+      Phase II: DP-SGD under the same adjacency. The null record ⊥ of zero-out keeps its coin: it
+      contributes a grey image to Phase I, where an image has to be drawn, and a zero gradient to
+      Phase II.
     - DP-SAD: the student is DP-SGD; a private teacher, and a discriminator that sees more than
       public data and private outputs, are one more DP-SGD each, over as many epochs.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.privacy.calibrate import ROUNDING
-from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian, Together
+from fedtranscribe.privacy.dpsgd_plan import DpSgdPlan
+from fedtranscribe.privacy.events import Event, Gaussian, Together
 from fedtranscribe.privacy.published import (
+    BETA_FIRST,
+    BETA_LAST,
     TIME_STEPS,
     Published,
     diffusion_signal,
@@ -57,18 +62,23 @@ class Discriminator(StrEnum):
 
 @dataclass(frozen=True)
 class DpPromisePlan:
-    """A dp-promise training, with Phase I as the privacy law mends it.
+    """A dp-promise training, with the sound Phase I.
 
     Attributes:
-        records: n.
+        records: n, how many ids there are.
         dimensions: d, numbers in an image.
         boundary: S, the first time step of Phase I, 1..T; T + 1 for no Phase I.
         phase2_batch: m2, records expected in a batch of Phase II.
         phase2_epochs: passes over the records in Phase II.
-        sigma: noise multiplier of Phase II.
+        sigma: noise multiplier of Phase II; 0 trains without privacy, for baselines.
         phase1_batch: m1; None without Phase I, or where its images are cached.
-        phase1_epochs: passes in Phase I; None likewise.
+        phase1_epochs: passes in Phase I; None as for `phase1_batch`.
         cached: one noised image per record, drawn once for ever, instead of one per inclusion.
+        clip: C of Phase II; it costs nothing.
+        copies: K of Phase II; they cost nothing.
+        time_steps: T.
+        beta_first: β_1.
+        beta_last: β_T.
     """
 
     records: int
@@ -80,14 +90,20 @@ class DpPromisePlan:
     phase1_batch: int | None = None
     phase1_epochs: float | None = None
     cached: bool = False
+    clip: float = 1.0
+    copies: int = 1
+    time_steps: int = TIME_STEPS
+    beta_first: float = BETA_FIRST
+    beta_last: float = BETA_LAST
 
     def __post_init__(self) -> None:
         if self.dimensions < 1:
             raise ConfigError(f"Expected dimensions={self.dimensions} >= 1.")
-        if not 1 <= self.boundary <= TIME_STEPS + 1:
+        none = self.time_steps + 1
+        if not 1 <= self.boundary <= none:
             raise ConfigError(
-                f"Expected boundary={self.boundary} between 1 and {TIME_STEPS + 1}; "
-                f"{TIME_STEPS + 1} leaves Phase I out."
+                f"Expected boundary={self.boundary} between 1 and {none}; {none} leaves Phase I "
+                "out."
             )
         _expect_sigma(self.sigma)
         _expect_batch("phase2_batch", self.phase2_batch, self.records)
@@ -99,13 +115,13 @@ class DpPromisePlan:
         if self.has_phase1 and not self.cached and None in (self.phase1_batch, self.phase1_epochs):
             raise ConfigError(
                 f"Expected a batch and epochs for Phase I at boundary={self.boundary}; give both, "
-                f"or leave Phase I out by boundary={TIME_STEPS + 1}."
+                f"or leave Phase I out by boundary={none}."
             )
 
     @property
     def has_phase1(self) -> bool:
         """Whether noised images are released at all."""
-        return self.boundary <= TIME_STEPS
+        return self.boundary <= self.time_steps
 
     @property
     def mu(self) -> float:
@@ -115,22 +131,27 @@ class DpPromisePlan:
         """
         if not self.has_phase1:
             return 0.0
-        kept = diffusion_signal(self.boundary)
+        betas = self.beta_first, self.beta_last
+        kept = diffusion_signal(self.boundary, self.time_steps, *betas)
         return 2 * math.sqrt(self.dimensions * kept / (1 - kept)) * (1 + ROUNDING)
 
     @property
     def phase1_steps(self) -> int:
-        """Steps that release images; 0 without Phase I, and where its images are cached."""
-        if not self.has_phase1 or self.cached:
+        """Optimiser steps of Phase I; each releases images, unless these are cached."""
+        if not self.has_phase1 or self.phase1_batch is None or self.phase1_epochs is None:
             return 0
-        assert self.phase1_batch is not None
-        assert self.phase1_epochs is not None
         return sgd_steps(self.phase1_epochs, self.phase1_batch, self.records)
 
     @property
-    def phase2_steps(self) -> int:
-        """Steps of DP-SGD, over the whole run."""
-        return sgd_steps(self.phase2_epochs, self.phase2_batch, self.records)
+    def phase2(self) -> DpSgdPlan:
+        """What Phase II trains."""
+        steps = sgd_steps(self.phase2_epochs, self.phase2_batch, self.records)
+        return DpSgdPlan(self.records, self.phase2_batch, steps, self.sigma, self.clip, self.copies)
+
+    @property
+    def private_steps(self) -> int:
+        """Steps that give something away, over both phases."""
+        return (0 if self.cached else self.phase1_steps) + self.phase2.steps
 
     @property
     def adjacencies(self) -> tuple[Adjacency, ...]:
@@ -138,7 +159,7 @@ class DpPromisePlan:
         fixed_size = (Adjacency.ZERO_OUT, Adjacency.REPLACE)
         return fixed_size if self.has_phase1 else (*fixed_size, Adjacency.ADD_REMOVE)
 
-    def phase1(self, adjacency: Adjacency) -> Event | None:
+    def phase1_event(self, adjacency: Adjacency) -> Event | None:
         """What Phase I releases; None without it.
 
         Raises:
@@ -146,23 +167,23 @@ class DpPromisePlan:
         """
         if not self.has_phase1:
             return None
-        batch = self.records if self.cached else self.phase1_batch
-        assert batch is not None
-        images = ReleasedImages(self.mu, self.records, batch, max(1, self.phase1_steps), adjacency)
-        return Gaussian(images.distance) if self.cached else images
-
-    def phase2(self, adjacency: Adjacency) -> Event:
-        """What Phase II releases."""
-        q = sampling_probability(self.phase2_batch, self.records)
-        return PoissonGaussian(q, self.sigma, self.phase2_steps, adjacency)
+        if self.cached:
+            once = ReleasedImages(self.mu, self.records, self.records, 1, adjacency)
+            return Gaussian(once.distance)
+        assert self.phase1_batch is not None
+        return ReleasedImages(
+            self.mu, self.records, self.phase1_batch, self.phase1_steps, adjacency
+        )
 
     def event(self, adjacency: Adjacency) -> Event:
         """The whole training as one event.
 
         Raises:
             UnsupportedAdjacencyError: add-remove with Phase I.
+            ConfigError: there is no noise.
         """
-        first, second = self.phase1(adjacency), self.phase2(adjacency)
+        _expect_noise(self.sigma)
+        first, second = self.phase1_event(adjacency), self.phase2.event(adjacency)
         return second if first is None else Together((first, second))
 
     def release(self) -> Release:
@@ -179,13 +200,13 @@ class DpPromisePlan:
         return dp_promise_theorem2(
             self.sigma,
             self.dimensions,
-            min(self.boundary, TIME_STEPS),
+            min(self.boundary, self.time_steps),
             sampling_probability(self.phase1_batch or self.phase2_batch, self.records),
             sgd_steps(self.phase1_epochs, self.phase1_batch, self.records)
             if self.has_phase1 and self.phase1_batch and self.phase1_epochs
             else 0,
             sampling_probability(self.phase2_batch, self.records),
-            self.phase2_steps,
+            self.phase2.steps,
             delta,
         )
 
@@ -195,16 +216,18 @@ class DpSadPlan:
     """A DP-SAD distillation with per-sample clipping in parameter space.
 
     Attributes:
-        records: n.
+        records: n, how many ids there are.
         batch: B, records expected in a batch.
         epochs: passes over the records, of each private training.
-        sigma: noise multiplier that is asked for, the same for each private training.
+        sigma: noise multiplier that is asked for, the same for each private training; 0 trains
+            without privacy, for baselines.
         teacher: where the teacher comes from.
         discriminator: what the discriminator learns from.
         dilution: what the noise, but not the sensitivity, is divided by; T in the paper's
             Eqs. 14-17, 1 to be sound and useful.
         clip: norm bound C, which the paper's theorem takes to matter; nothing else does.
-        dimensions: s, length of a clipped gradient, that of an image by Eq. 17; likewise.
+        dimensions: s, length of a clipped gradient, that of an image by Eq. 17; as for `clip`.
+        copies: K; they cost nothing.
     """
 
     records: int
@@ -216,6 +239,7 @@ class DpSadPlan:
     dilution: int = 1
     clip: float = 1e-6
     dimensions: int = 784
+    copies: int = 1
 
     def __post_init__(self) -> None:
         _expect_sigma(self.sigma)
@@ -230,6 +254,12 @@ class DpSadPlan:
         return tuple(Adjacency)
 
     @property
+    def training(self) -> DpSgdPlan:
+        """What each private training does, but for the dilution."""
+        steps = sgd_steps(self.epochs, self.batch, self.records)
+        return DpSgdPlan(self.records, self.batch, steps, self.sigma, self.clip, self.copies)
+
+    @property
     def multiplier(self) -> float:
         """Noise std over the sensitivity that is really there."""
         return self.sigma / self.dilution
@@ -242,12 +272,17 @@ class DpSadPlan:
     @property
     def steps(self) -> int:
         """Private steps, over all trainings."""
-        return self.trainings * sgd_steps(self.epochs, self.batch, self.records)
+        return self.trainings * self.training.steps
 
     def event(self, adjacency: Adjacency) -> Event:
-        """The whole training as one event."""
-        q = sampling_probability(self.batch, self.records)
-        return PoissonGaussian(q, self.multiplier, self.steps, adjacency)
+        """All trainings as one event: their steps follow each other at one multiplier.
+
+        Raises:
+            ConfigError: there is no noise.
+        """
+        _expect_noise(self.sigma)
+        one = replace(self.training, noise_multiplier=self.multiplier)
+        return replace(one, steps=self.steps).event(adjacency)
 
     def release(self) -> Release:
         """The trained models, as a ledger books them."""
@@ -260,7 +295,7 @@ class DpSadPlan:
         Raises:
             ConfigError: clip or dimensions is not positive, or delta is not inside (0, 1).
         """
-        steps = sgd_steps(self.epochs, self.batch, self.records)
+        steps = self.training.steps
         return dp_sad_theorem4(self.sigma, self.clip, self.dimensions, self.batch, steps, delta)
 
 
@@ -272,5 +307,10 @@ def _expect_batch(name: str, batch: int, records: int) -> None:
 
 
 def _expect_sigma(sigma: float) -> None:
-    if not (sigma > 0 and math.isfinite(sigma)):
-        raise ConfigError(f"Expected sigma={sigma} > 0 and finite.")
+    if not (sigma >= 0 and math.isfinite(sigma)):
+        raise ConfigError(f"Expected sigma={sigma} >= 0 and finite.")
+
+
+def _expect_noise(sigma: float) -> None:
+    if sigma == 0:
+        raise ConfigError(f"Expected sigma={sigma} > 0: a training without noise has no guarantee.")

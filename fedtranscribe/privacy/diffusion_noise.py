@@ -11,7 +11,6 @@ from fedtranscribe.errors import ConfigError
 from fedtranscribe.privacy.accountant import epsilon as epsilon_of_plan
 from fedtranscribe.privacy.checks import expect_delta, expect_epsilon
 from fedtranscribe.privacy.diffusion import DpPromisePlan, DpSadPlan
-from fedtranscribe.privacy.published import TIME_STEPS
 from fedtranscribe.privacy.released_images import ReleasedImages
 from fedtranscribe.privacy.units import Adjacency
 
@@ -88,14 +87,23 @@ def expect_phase1_fits(
         ConfigError: names the smallest boundary that fits.
     """
     if plan.has_phase1 and not _fits(plan, epsilon, delta, adjacency):
-        cost = epsilon_of_plan([e for e in [plan.phase1(adjacency)] if e is not None], delta)
+        cost = _phase1_cost(plan, epsilon, delta, adjacency)
         smallest = smallest_boundary(plan, epsilon, delta, adjacency, plan.boundary)
-        last = " (no Phase I at all)" if smallest > TIME_STEPS else ""
+        last = " (no Phase I at all)" if smallest > plan.time_steps else ""
         raise ConfigError(
             f"Expected boundary={plan.boundary} >= {smallest}{last}: Phase I alone costs "
-            f"epsilon={cost:.4g} of {epsilon:g} ({adjacency.value}, delta={delta:g}); raise the "
-            f"boundary, train fewer epochs in Phase I, or allow a larger epsilon."
+            f"{cost} ({adjacency.value}, delta={delta:g}); raise the boundary, train fewer "
+            f"epochs in Phase I, or allow a larger epsilon."
         )
+
+
+def _phase1_cost(plan: DpPromisePlan, epsilon: float, delta: float, adjacency: Adjacency) -> str:
+    event = plan.phase1_event(adjacency)
+    assert event is not None
+    # Where one step is too much already, composing all of them takes minutes and adds nothing.
+    if isinstance(event, ReleasedImages) and event.exceeds(epsilon, delta):
+        return f"more than epsilon={epsilon:g} in every step"
+    return f"epsilon={epsilon_of_plan([event], delta):.4g} of {epsilon:g}"
 
 
 def smallest_boundary(
@@ -114,7 +122,7 @@ def smallest_boundary(
     """
     expect_epsilon(epsilon)
     expect_delta(delta)
-    fails, fits = above, TIME_STEPS + 1
+    fails, fits = above, plan.time_steps + 1
     while fits - fails > 1:
         middle = (fails + fits) // 2
         if _fits(replace(plan, boundary=middle), epsilon, delta, adjacency):
@@ -122,11 +130,11 @@ def smallest_boundary(
         else:
             fails = middle
     # At S = T no time step is left for Phase I to train.
-    return TIME_STEPS + 1 if fits == TIME_STEPS else fits
+    return plan.time_steps + 1 if fits == plan.time_steps else fits
 
 
 def _fits(plan: DpPromisePlan, epsilon: float, delta: float, adjacency: Adjacency) -> bool:
-    event = plan.phase1(adjacency)
+    event = plan.phase1_event(adjacency)
     if isinstance(event, ReleasedImages) and event.exceeds(epsilon, delta):
         return False  # spares a long composition
     return event is None or epsilon_of_plan([event], delta) < epsilon * (1 - 2 * _CLOSE)

@@ -7,16 +7,20 @@ be chosen one after another.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, get_args
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.privacy.checks import expect, expect_count
+from fedtranscribe.privacy.checks import LARGEST_DISTANCE, expect, expect_count, expect_distance
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
 from fedtranscribe.privacy.released_images import ReleasedImages
 from fedtranscribe.privacy.units import Adjacency
 from fedtranscribe.privacy.zcdp import ZeroConcentrated
+
+MOST_COUNT = 2**53
+"""Integers up to it survive any JSON reader; no run answers as often."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Gaussian:
     count: int = 1
 
     def __post_init__(self) -> None:
-        expect(self.mu >= 0 and math.isfinite(self.mu), f"mu={self.mu} >= 0")
+        expect_distance("mu", self.mu)
         expect_count(self.count)
 
     @property
@@ -79,6 +83,10 @@ class PoissonGaussian:
         q, sigma = self.sampling_probability, self.noise_multiplier
         expect(0 < q <= 1, f"0 < sampling_probability={q} <= 1")
         expect(sigma > 0 and math.isfinite(sigma), f"noise_multiplier={sigma} > 0")
+        expect(
+            1 / LARGEST_DISTANCE <= sigma <= LARGEST_DISTANCE,
+            f"{1 / LARGEST_DISTANCE:g} <= noise_multiplier={sigma} <= {LARGEST_DISTANCE:g}",
+        )
         expect_count(self.count)
 
     @property
@@ -160,41 +168,74 @@ def flat(event: Event) -> Iterator[Event]:
         yield event
 
 
-def event_from_json(value: Mapping[str, Any]) -> Event:
-    """The inverse of `to_json`.
+def event_from_json(value: Any) -> Event:
+    """The inverse of `to_json`, for what a file or a message says.
+
+    Nothing is converted: a count is an integer, a number is finite, and every field of the event
+    is there and no other.
 
     Raises:
         ConfigError: not an event, or its numbers are out of range.
     """
-    known = {
-        name: kind(entry)
-        for name, kind in _FIELDS.items()
-        if (entry := value.get(name)) is not None
-    }
-    try:
-        return _KINDS[value["kind"]](**known)
-    except (KeyError, TypeError):
-        raise ConfigError(f"Expected an accounting event, got {dict(value)}.") from None
+    event = _read(value)
+    for part in flat(event):
+        expect(part.count <= MOST_COUNT, f"count={part.count} <= {MOST_COUNT} in all")
+    return event
 
 
-_FIELDS = {
-    "mu": float,
-    "epsilon0": float,
-    "eta": float,
-    "rho": float,
-    "sampling_probability": float,
-    "noise_multiplier": float,
-    "classes": int,
-    "records": int,
-    "batch": int,
-    "count": int,
-    "adjacency": Adjacency,
-    "parts": lambda parts: tuple(event_from_json(part) for part in parts),
+def _read(value: Any) -> Event:
+    kind = value.get("kind") if isinstance(value, Mapping) else None
+    made = _KINDS.get(kind) if isinstance(kind, str) else None
+    if made is None:
+        raise ConfigError(f"Expected an accounting event of a known kind, got kind={kind!r:.80}.")
+    names = {field.name for field in fields(made)}
+    if wrong := names ^ (set(value) - {"kind"}):
+        raise ConfigError(
+            f"Expected the accounting event {kind!r} with {', '.join(sorted(names))}; "
+            f"{min(wrong, key=str)!r:.80} is unknown or absent."
+        )
+    return made(**{name: _READERS[name](name, value[name]) for name in names})
+
+
+def _number(name: str, value: Any) -> float:
+    expect(
+        type(value) in (int, float) and abs(value) <= sys.float_info.max,
+        f"{name}={value!r:.80} to be a finite number",
+    )
+    return float(value)
+
+
+def _whole(name: str, value: Any) -> int:
+    expect(
+        type(value) is int and value <= MOST_COUNT,
+        f"{name}={value!r:.80} to be an integer of at most {MOST_COUNT}",
+    )
+    return value
+
+
+def _adjacency(name: str, value: Any) -> Adjacency:
+    expect(value in list(Adjacency), f"{name}={value!r:.80} to be one of {', '.join(Adjacency)}")
+    return Adjacency(value)
+
+
+def _parts(name: str, value: Any) -> tuple[Event, ...]:
+    expect(isinstance(value, Sequence) and not isinstance(value, str), f"{name} as a list")
+    return tuple(_read(part) for part in value)
+
+
+_READERS: dict[str, Callable[[str, Any], Any]] = {
+    **dict.fromkeys(("mu", "epsilon0", "eta", "rho"), _number),
+    **dict.fromkeys(("sampling_probability", "noise_multiplier"), _number),
+    **dict.fromkeys(("classes", "records", "batch", "count"), _whole),
+    "adjacency": _adjacency,
+    "parts": _parts,
 }
 
 
-def _to_json(event: Event) -> dict[str, Any]:
-    values = {name: _FIELDS[name](value) for name, value in asdict(event).items()}
-    if "adjacency" in values:
-        values["adjacency"] = values["adjacency"].value
+def _to_json(event: Gaussian | PoissonGaussian) -> dict[str, Any]:
+    values = asdict(event)
+    numbers = {name: float(value) for name, value in values.items() if _READERS[name] is _number}
+    values |= {**numbers, "count": int(event.count)}
+    if isinstance(event, PoissonGaussian):
+        values["adjacency"] = event.adjacency.value
     return {"kind": event.kind, **values}

@@ -15,7 +15,10 @@ Guarantee
     it, under the write lock of the file, so that concurrent processes cannot overspend together.
     This holds for releases whose stated cost is right, on a file that nobody rewrites. The
     theorem knows one limit, fixed before the answers: where the limit was changed, it speaks of
-    the highest one, and only if the change was not made because of what the answers showed.
+    the highest one (`Ledger.highest`), and only if the change was not made because of what the
+    answers showed. So a limit is always finite, and its δ, unit and adjacency stay as they were
+    when the first query was booked. The running total (`Ledger.total`) is what has been booked; it
+    is the ε of a single plan that was fixed beforehand, and of nothing that was stopped by choice.
 
 What is noticed, and what is not
     An edited or removed entry, removed triggers and damaged pages: by opening, through the hash
@@ -27,21 +30,23 @@ What is noticed, and what is not
     with an answer: `confirm` checks it.
 """
 
-import json
+import math
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
 from fedtranscribe.errors import BudgetExhaustedError, ConfigError, LedgerError, QueryConflictError
+from fedtranscribe.names import expect_name
 from fedtranscribe.privacy.accountant import epsilon_filter
 from fedtranscribe.privacy.book import Book
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.chain import Entry, Head, Kind, canonical
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
+from fedtranscribe.reading import parse_json
 
-__all__ = ["ACCOUNTANT", "Budget", "Head", "Ledger", "Reservation", "RunSummary"]
+__all__ = ["ACCOUNTANT", "Budget", "Head", "Ledger", "Reservation", "RunSummary", "Usage"]
 
 ACCOUNTANT = "privacy filter"
 """The accountant that `total` names: sound for queries chosen after seeing answers."""
@@ -76,6 +81,19 @@ class RunSummary:
     rows: int
 
 
+@dataclass(frozen=True)
+class Usage:
+    """How much a ledger keeps.
+
+    Attributes:
+        runs: that reserved anything.
+        queries: that one run reserved.
+    """
+
+    runs: int
+    queries: int
+
+
 class Ledger:
     """The budget book of one data set; see the module for what it promises.
 
@@ -103,8 +121,9 @@ class Ledger:
             ForeignLedgerError: it belongs to other data.
             CorruptLedgerError: it is damaged, edited, cut or rolled back.
             StorageError: it is absent and `create` is false, or the folder cannot be used.
+            ConfigError, UnsupportedAdjacencyError: as `set_budget`.
         """
-        _expect_text(data_id=data_id)
+        expect_name("data_id", data_id)
         ledger = cls(Book.open(path, data_id, create))
         try:
             if budget is not None:
@@ -150,7 +169,8 @@ class Ledger:
             UnsupportedAdjacencyError: the release has no cost in the budget's adjacency;
                 nothing is booked.
         """
-        _expect_text(query_id=query_id, query_hash=query_hash, run=run)
+        for what, name in (("query_id", query_id), ("query_hash", query_hash), ("run", run)):
+            expect_name(what, name)
         content = canonical(release.to_json()).decode()
         with self._book.writing():
             known = self._book.find(query_id, Kind.RESERVE)
@@ -195,15 +215,29 @@ class Ledger:
     def set_budget(self, budget: Budget) -> None:
         """Raise or lower the limit from now on; the change is an entry like any other.
 
-        A limit below what is spent is allowed: nothing new is answered then.
+        A limit below what is booked is allowed: nothing new is answered then.
 
         Raises:
-            UnsupportedAdjacencyError: what is spent has no cost in the new unit or adjacency.
+            ConfigError: it is infinite, or its δ, unit or adjacency is not that of the limit under
+                which something was booked.
+            UnsupportedAdjacencyError: what is booked has no cost in the new unit or adjacency.
         """
+        if not budget.fixed:
+            raise ConfigError(f"Expected a finite limit, got epsilon={budget.epsilon}.")
         with self._book.writing():
-            if budget != self.budget:
-                self._epsilon(budget.delta, budget.unit, budget.adjacency)
-                self._book.append(Kind.BUDGET, canonical(budget.to_json()).decode())
+            before = self.budget
+            if budget == before:
+                return
+            self._epsilon(budget.delta, budget.unit, budget.adjacency)
+            booked = self._book.latest(Kind.RESERVE) is not None
+            if booked and before is not None and not budget.alike(before):
+                raise ConfigError(
+                    f"The limit of the ledger {self._book.path} is per {before.unit.value} under "
+                    f"{before.adjacency.value} at delta={before.delta:g}, and queries were booked "
+                    f"under it: only its epsilon can be changed, not to {budget.unit.value}, "
+                    f"{budget.adjacency.value}, delta={budget.delta:g}."
+                )
+            self._book.append(Kind.BUDGET, canonical(budget.to_json()).decode())
 
     def check(self, *releases: Release) -> None:
         """Whether a whole plan would fit, before its first query; books nothing.
@@ -228,7 +262,36 @@ class Ledger:
     def budget(self) -> Budget | None:
         """The limit in force; None if none was ever set."""
         entry = self._book.latest(Kind.BUDGET)
-        return None if entry is None else Budget.from_json(json.loads(entry.content))
+        return None if entry is None else Budget.from_json(parse_json(entry.content))
+
+    @property
+    def limits(self) -> list[tuple[str, Budget]]:
+        """Every limit that counts, oldest first: since when (UTC, ISO 8601), and the limit.
+
+        A limit that was replaced before anything was booked counts for nothing.
+        """
+        first = self._book.first(Kind.RESERVE)
+        limits: list[tuple[str, Budget]] = []
+        for entry in self._book.entries(Kind.BUDGET):
+            if limits and (first is None or entry.sequence < first.sequence):
+                limits.clear()
+            limits.append((entry.time, Budget.from_json(parse_json(entry.content))))
+        return limits
+
+    @property
+    def highest(self) -> Budget | None:
+        """The highest limit that ever counted: the ε of all runs together; None without a limit.
+
+        Its ε is infinite where the ledger bounds nothing, as it may be with one from an early
+        version: it had an infinite limit while it answered, or limits that cannot be compared.
+        """
+        limits = [limit for _, limit in self.limits]
+        if not limits:
+            return None
+        now = limits[-1]
+        comparable = all(limit.alike(now) for limit in limits)
+        top = max(limit.epsilon for limit in limits) if comparable else math.inf
+        return replace(now, epsilon=top)
 
     @property
     def data_id(self) -> str:
@@ -246,36 +309,48 @@ class Ledger:
 
     def releases(self, run: str | None = None) -> list[Release]:
         """Every reservation, oldest first, answered or not; of one run, or of all."""
-        return [
-            _release(entry.content)
-            for entry in self._book.entries()
-            if entry.kind == Kind.RESERVE and run in (None, entry.run)
-        ]
+        return [_release(entry.content) for entry in self._book.entries(Kind.RESERVE, run)]
 
     def runs(self) -> list[RunSummary]:
         """Every run that reserved anything, in the order of their first reservations."""
         summaries: dict[str, RunSummary] = {}
-        for entry in self._book.entries():
-            if entry.kind == Kind.RESERVE:
-                so_far = summaries.get(entry.run, RunSummary(entry.run, entry.time, 0))
-                rows = so_far.rows + _release(entry.content).rows
-                summaries[entry.run] = replace(so_far, rows=rows)
+        for entry in self._book.entries(Kind.RESERVE):
+            so_far = summaries.get(entry.run, RunSummary(entry.run, entry.time, 0))
+            rows = so_far.rows + _release(entry.content).rows
+            summaries[entry.run] = replace(so_far, rows=rows)
         return list(summaries.values())
 
     def answer(self, query_id: str) -> bytes | None:
         """The stored private answer to a query; None before there is one."""
         return self._book.answer(query_id)
 
-    def rows(self, run: str, besides: str = "") -> int:
-        """Rows that a run has been charged for; a repeated query leaves itself out."""
-        return sum(
-            _release(entry.content).rows
-            for entry in self._book.entries()
-            if entry.kind == Kind.RESERVE and entry.run == run and entry.query_id != besides
+    def usage(self, run: str) -> Usage:
+        """What the book holds, and how much of it is a run's; quick in a book of any length."""
+        return Usage(
+            runs=self._book.count_runs(Kind.RESERVE),
+            queries=self._book.count(Kind.RESERVE, run),
         )
 
+    @property
+    def size(self) -> int:
+        """Bytes of the database and its log on disk."""
+        return self._book.size
+
+    def knows(self, query_id: str) -> bool:
+        """Whether a query is paid for."""
+        return self._book.find(query_id, Kind.RESERVE) is not None
+
+    def rows(self, run: str, besides: str = "") -> int:
+        """Rows that a run has been charged for; a repeated query leaves itself out."""
+        # Counted by the database: a node asks this at every query, of ever more entries.
+        rows = sum(_release(content).rows * n for content, n in self._book.tally(Kind.RESERVE, run))
+        own = self._book.find(besides, Kind.RESERVE) if besides else None
+        return rows if own is None or own.run != run else rows - _release(own.content).rows
+
     def total(self, delta: float, unit: Unit, adjacency: Adjacency) -> Guarantee:
-        """What all reservations cost together, over all runs, methods and teachers.
+        """What is booked: the cost of all reservations together, over all runs and teachers.
+
+        It is no ε of runs that were chosen or stopped after seeing answers; that is `highest`.
 
         Raises:
             UnsupportedAdjacencyError: one of them has no cost in this unit and adjacency.
@@ -315,10 +390,4 @@ class Ledger:
 
 @lru_cache(maxsize=4096)
 def _release(content: str) -> Release:
-    return Release.from_json(json.loads(content))
-
-
-def _expect_text(**values: str) -> None:
-    for name, value in values.items():
-        if not value or not value.isprintable():
-            raise ConfigError(f"Expected {name}={value!r} to be printable and not empty.")
+    return Release.from_json(parse_json(content))

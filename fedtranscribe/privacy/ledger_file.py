@@ -2,8 +2,13 @@
 
 WAL with synchronous=FULL: when a transaction returns, it survives the loss of power. WAL needs
 a local disk; a network file system does not give the locks that several processes rely on.
+
+The file, its `-wal`, its `-shm` and its head are for their owner alone (mode 0600). SQLite gives
+log and index the mode of the database; files with a wider mode are narrowed when the ledger is
+opened for writing. A folder that is made for a ledger is for its owner alone, too (0700).
 """
 
+import os
 import sqlite3
 import time
 from collections.abc import Iterator
@@ -11,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from fedtranscribe.errors import CorruptLedgerError, LedgerError, StorageError
+from fedtranscribe.files import keep_private, open_private
 from fedtranscribe.privacy.chain import head_path
 
 FORMAT = 1
@@ -50,7 +56,7 @@ _STORAGE = {
     sqlite3.SQLITE_IOERR: "the disk refused to read or write; free space or check the disk",
     sqlite3.SQLITE_READONLY: "it is open for reading only; open it for writing",
     sqlite3.SQLITE_CANTOPEN: "it cannot be opened; check that its folder exists and is a folder",
-    sqlite3.SQLITE_PERM: "access is denied; check the owner of the file",
+    sqlite3.SQLITE_PERM: "access is denied; ask the owner of the file and its folder",
     sqlite3.SQLITE_BUSY: f"another process held it for {BUSY_SECONDS:.0f} s; wait and ask again",
     sqlite3.SQLITE_LOCKED: "another connection holds it; wait and ask again",
 }
@@ -86,6 +92,9 @@ def own_errors(path: Path) -> Iterator[None]:
         raise CorruptLedgerError(
             f"Ledger {path}: its text is damaged. Restore it from its last copy."
         ) from error
+    except PermissionError as error:
+        denied = _STORAGE[sqlite3.SQLITE_PERM]
+        raise StorageError(f"Ledger {path}: {denied}.") from error
     except OSError as error:
         raise StorageError(f"Ledger {path}: {error.strerror}; choose another folder.") from error
 
@@ -100,7 +109,11 @@ def open_for_writing(path: Path, create: bool) -> sqlite3.Connection:
     if not _there(path) and not create:
         raise StorageError(f"There is no ledger {path}; check the path.")
     with own_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if create:
+            os.close(open_private(path, os.O_RDWR))
+        for file in (path, *_companions(path), head_path(path)):
+            keep_private(file)
         connection = _connect(path, "mode=rwc" if create else "mode=rw")
     try:
         with own_errors(path):
@@ -139,7 +152,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     """
     if not _there(path):
         raise StorageError(f"There is no ledger {path}; check the path.")
-    log, shared = (path.with_name(path.name + end) for end in ("-wal", "-shm"))
+    log, shared = _companions(path)
     if log.exists() and not shared.exists():
         raise StorageError(
             f"Ledger {path} has {log.name} but not {shared.name}, which SQLite would have to "
@@ -148,6 +161,13 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
     # Without a log all is in the file itself, and only `immutable` keeps SQLite from making one.
     with own_errors(path):
         return _connect(path, "mode=ro" if log.exists() else "mode=ro&immutable=1")
+
+
+def size(path: Path) -> int:
+    """Bytes of the file and of its log; 0 where there is none."""
+    files = path, path.with_name(f"{path.name}-wal")
+    with own_errors(path):
+        return sum(file.stat().st_size for file in files if file.exists())
 
 
 def _there(path: Path) -> bool:
@@ -162,6 +182,11 @@ def _there(path: Path) -> bool:
             f"is no longer known. Restore it from its last copy."
         )
     return False
+
+
+def _companions(path: Path) -> tuple[Path, Path]:
+    """SQLite's write-ahead log and its index."""
+    return path.with_name(path.name + "-wal"), path.with_name(path.name + "-shm")
 
 
 def _connect(path: Path, mode: str) -> sqlite3.Connection:

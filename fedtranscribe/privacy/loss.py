@@ -44,6 +44,14 @@ _FFT_ERROR = 16 * 2.0**-52
 exact binomials; counted as certain disclosure."""
 
 
+MOST_RESPONSES = 2**21
+"""Labels by randomised response whose loss is found exactly: an FFT of about four times as many."""
+
+_FAINTEST = 1e-3
+"""Noise multiplier below which sampling is not accounted for in Rényi DP: the integral would need
+as many points as the noise is small, for an ε of 500,000 and more."""
+
+
 class ResponseLoss:
     """The privacy loss of many randomised responses, exact on multiples of ε0.
 
@@ -252,6 +260,9 @@ def _renyi_of_sampled(q: float, sigma: float, replace: bool) -> tuple[float, ...
     # The trapezoid sum of ∫ p^α r^{1−α}, which converges at once for such smooth integrands. Its
     # peak lies at most 2α from the origin, in units of C; orders far beyond the useful ones are
     # left out where the noise is small, or the grid would be long and fine at once.
+    if sigma < _FAINTEST:
+        distance = (2 if replace else 1) / sigma
+        return tuple((ORDERS * distance**2 / 2).tolist())  # as if nothing were sampled
     largest = max(2.0, min(float(ORDERS[-1]), 100 * sigma))
     orders = ORDERS[largest >= ORDERS]
     reach = 2 * largest + 12 * sigma

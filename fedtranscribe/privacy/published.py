@@ -19,7 +19,7 @@ _DPSD = "Privacy-Preserving Model Transcription with Differentially Private Synt
 _DP_SAD = "Learning Differentially Private Diffusion Models via Stochastic Adversarial Distillation"
 _DP_PROMISE = "dp-promise: Differentially Private Diffusion Probabilistic Models"
 
-_BETA_FIRST, _BETA_LAST = 1e-4, 2e-2
+BETA_FIRST, BETA_LAST = 1e-4, 2e-2
 
 TIME_STEPS = 1_000
 """T of dp-promise, over which its betas rise linearly."""
@@ -256,10 +256,15 @@ def sound_dp_promise(
     return {"as published": whole, **readings}
 
 
-def diffusion_signal(step: int) -> float:
-    """ᾱ_t = Π (1 − β_s) over s <= t, β linear from 1e-4 to 2e-2 in 1,000 steps."""
-    rise = (_BETA_LAST - _BETA_FIRST) / (TIME_STEPS - 1)
-    return math.exp(sum(math.log1p(-(_BETA_FIRST + rise * s)) for s in range(step)))
+def diffusion_signal(
+    step: int,
+    time_steps: int = TIME_STEPS,
+    beta_first: float = BETA_FIRST,
+    beta_last: float = BETA_LAST,
+) -> float:
+    """ᾱ_t = Π (1 − β_s) over s <= t, β linear; the defaults are dp-promise's schedule."""
+    rise = (beta_last - beta_first) / max(1, time_steps - 1)
+    return math.exp(math.fsum(math.log1p(-(beta_first + rise * s)) for s in range(step)))
 
 
 def sampling_probability(batch: int, records: int) -> float:

@@ -6,7 +6,7 @@ from typing import Any, Self
 
 from fedtranscribe.errors import ConfigError, UnsupportedAdjacencyError
 from fedtranscribe.privacy.checks import expect
-from fedtranscribe.privacy.events import Event, event_from_json
+from fedtranscribe.privacy.events import MOST_COUNT, Event, event_from_json
 from fedtranscribe.privacy.units import Adjacency, Unit
 
 
@@ -62,20 +62,24 @@ class Release:
         return {"mechanism": self.mechanism, "rows": self.rows, "costs": costs}
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """The inverse of `to_json`.
+    def from_json(cls, value: Any) -> Self:
+        """The inverse of `to_json`, for what a file or a message says; nothing is converted.
 
         Raises:
             ConfigError: not a release.
         """
         try:
-            costs = {
+            mechanism, rows, costs = (value[name] for name in ("mechanism", "rows", "costs"))
+            expect(len(value) == 3, "mechanism, rows and costs alone")
+            expect(isinstance(mechanism, str), "mechanism as a text")
+            expect(type(rows) is int and rows <= MOST_COUNT, f"rows={rows!r:.80} as an integer")
+            events = {
                 Unit(unit): {Adjacency(name): event_from_json(event) for name, event in by.items()}
-                for unit, by in value["costs"].items()
+                for unit, by in costs.items()
             }
-            return cls(str(value["mechanism"]), int(value["rows"]), costs)
         except (KeyError, TypeError, ValueError, AttributeError):
-            raise ConfigError(f"Expected a release, got {value}.") from None
+            raise ConfigError("Expected a release with mechanism, rows and costs.") from None
+        return cls(mechanism, rows, events)
 
 
 @dataclass(frozen=True)

@@ -45,12 +45,20 @@ from scipy.special import log_ndtr
 from scipy.stats import binom
 
 from fedtranscribe.errors import ConfigError, UnsupportedAdjacencyError
+from fedtranscribe.privacy.checks import expect_distance
 from fedtranscribe.privacy.units import Adjacency
 
 _KNOTS = 33
 _KNOTS_REACH = 9.0
 """Sizes of a step's set at which its cost is evaluated, and how many standard deviations far."""
 
+
+_LARGEST_BATCH = 10**7
+"""Every size of a step's set is weighed, and the likely ones are about as many as the batch."""
+
+_LARGEST_SAMPLED = 1_000.0
+"""μ beyond which the coins are not accounted for in Rényi DP: the integral would need about as many
+points, and an image that joins is as good as told."""
 
 _LARGEST_LOSS = 700.0
 """e to this power is still a double."""
@@ -76,10 +84,11 @@ class ReleasedImages:
     adjacency: Adjacency = Adjacency.ZERO_OUT
 
     def __post_init__(self) -> None:
-        if not (self.mu >= 0 and math.isfinite(self.mu)):
-            raise ConfigError(f"Expected mu={self.mu} >= 0 and finite.")
+        expect_distance("mu", self.mu)
         if not 1 <= self.batch <= self.records:
             raise ConfigError(f"Expected 1 <= batch={self.batch} <= records={self.records}.")
+        if self.batch > _LARGEST_BATCH:
+            raise ConfigError(f"Expected batch={self.batch} <= {_LARGEST_BATCH:,}.")
         if self.count < 1:
             raise ConfigError(f"Expected count={self.count} >= 1.")
         if self.adjacency is Adjacency.ADD_REMOVE:
@@ -221,6 +230,8 @@ def _renyi(
     one = ReleasedImages(mu, records, batch, 1, adjacency)
     if mu == 0:
         return (0.0,) * len(orders)
+    if mu > _LARGEST_SAMPLED:
+        return tuple(order * one.distance**2 / 2 for order in orders)  # all coins given away
     # In v with t = 1 + q(e^v − 1) the integrand is as wide as μ wherever its peak is, at most at
     # order · μ²; orders far beyond the useful ones are left out where μ is large.
     largest = max(2.0, min(max(orders), 100 / mu))

@@ -12,8 +12,11 @@ from typing import Any, ClassVar
 from scipy.special import log_ndtr
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.privacy.checks import expect_delta, expect_epsilon
+from fedtranscribe.privacy.checks import LARGEST_DISTANCE, expect_delta, expect_epsilon
 from fedtranscribe.privacy.closed_forms import zcdp_delta, zcdp_epsilon
+
+_LARGEST_RHO = LARGEST_DISTANCE**2 / 2
+"""That of a Gaussian at the largest distance."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,8 @@ class ZeroConcentrated:
     count: int = 1
 
     def __post_init__(self) -> None:
-        if not (self.rho >= 0 and math.isfinite(self.rho)):
-            raise ConfigError(f"Expected rho={self.rho} >= 0 and finite.")
+        if not 0 <= self.rho <= _LARGEST_RHO:
+            raise ConfigError(f"Expected 0 <= rho={self.rho} <= {_LARGEST_RHO:g}.")
         if self.count < 1:
             raise ConfigError(f"Expected count={self.count} >= 1.")
 

@@ -4,16 +4,21 @@ A local run is the case of one holder. Within a holder its releases are one plan
 first answer; over holders the worst figure counts, and where one holder has none there is none.
 """
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
 
 from fedtranscribe.errors import UnsupportedAdjacencyError
 from fedtranscribe.privacy.accountant import guarantee
 from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
-from fedtranscribe.release.statement import HolderRelease
+from fedtranscribe.release.statement import HolderRelease, PrivacyStatement
 
 Given = dict[str, tuple[Release, ...]]
+
+TOLERANCE = 1e-6
+"""Relative difference of two figures that counts as none."""
 
 
 def by_holder(events: Iterable[HolderRelease]) -> Given:
@@ -24,7 +29,7 @@ def by_holder(events: Iterable[HolderRelease]) -> Given:
     """
     given: defaultdict[str, list[Release]] = defaultdict(list)
     for event in events:
-        given[event.holder].append(Release.from_json(event.release.model_dump(mode="json")))
+        given[event.holder].append(event.release.release())
     return {holder: tuple(releases) for holder, releases in given.items()}
 
 
@@ -53,3 +58,48 @@ def by_unit(given: Given, adjacency: Adjacency, delta: float) -> dict[Unit, floa
     """ε under an adjacency for every unit that has one."""
     found = {unit: recompute(given, unit, adjacency, delta) for unit in Unit}
     return {unit: g.epsilon for unit, g in found.items() if g is not None}
+
+
+def agree(stated: float | None, found: float | None) -> bool:
+    """Whether two figures are the same, but for rounding."""
+    if stated is None or found is None:
+        return stated is found
+    return math.isclose(stated, found, rel_tol=TOLERANCE, abs_tol=1e-12)
+
+
+def first_disagreement(said: PrivacyStatement) -> str | None:
+    """The first figure that does not follow from the events, in words; None if all do.
+
+    Milliseconds for answers with Gaussian noise. Labels, DP-SGD and released images are composed
+    on a grid: some tenths of a second for each unit and adjacency that they have a cost in, and
+    some seconds where the events were chosen to be expensive.
+
+    Raises:
+        FedtranscribeError: the events cannot be accounted for.
+    """
+    given = by_holder(said.events)
+    found = recompute(given, said.unit, said.adjacency, said.delta)
+    epsilon, accountant = (found.epsilon, found.accountant) if found else (None, None)
+    if not agree(said.epsilon, epsilon):
+        return f"it states ε = {said.epsilon}, but its events cost {epsilon}"
+    if said.accountant != accountant:
+        return f"it names the accountant {said.accountant!r}, but {accountant!r} found the figure"
+    if not agree(said.sound.get(said.adjacency), epsilon):
+        return f"its table states another ε under {said.adjacency.value} than its headline"
+    asked = sum(release.rows for releases in given.values() for release in releases)
+    if said.rows > asked:
+        return f"it was learned from {said.rows} rows, its events have {asked}"
+    return _first_difference(
+        "sound", said.sound, by_adjacency(given, said.unit, said.delta)
+    ) or _first_difference("units", said.units, by_unit(given, said.adjacency, said.delta))
+
+
+K = TypeVar("K", Adjacency, Unit)
+
+
+def _first_difference(name: str, stated: Mapping[K, float], found: Mapping[K, float]) -> str | None:
+    for key in sorted({*stated, *found}):
+        told, counted = stated.get(key), found.get(key)
+        if not agree(told, counted):
+            return f"{name}.{key} states ε = {told}, its events cost {counted}"
+    return None

@@ -1,18 +1,22 @@
 """The model card: a statement in words, around it what a user of the networks needs.
 
 Its privacy section is a function of the statement alone, so that a check can ask for it word by
-word; no other place of the card may state an ε, but for the header that programs read.
+word; no other place of the card may state an ε, but for the header that programs read. Texts of
+the statement are escaped: none of them can end a table, open a comment or add a line.
 """
 
+import html
 import re
 from pathlib import Path
 from typing import Any
 
 from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.release.describe import agree, told
+from fedtranscribe.release.accounting import agree
+from fedtranscribe.release.describe import told
 from fedtranscribe.release.stamp import LOUD
-from fedtranscribe.release.statement import Choice, PrivacyStatement
+from fedtranscribe.release.statement import Choice, LedgerTotal, PrivacyStatement
+from fedtranscribe.text import markdown
 from fedtranscribe.transcribe.finished import FinishedRun
 from fedtranscribe.transcribe.rundir import OWN_LABELS
 
@@ -34,6 +38,7 @@ _TOLD = {
     "public_set_alone": "public set alone",
     "downstream": "CNN that learned from synthetic images alone",
 }
+_MARKUP = re.compile(r"([\\`*_{}\[\]()#+.!|~-])")
 _FIGURE = re.compile(r"(?:ε|epsilon)[^0-9\n]{0,12}([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)", re.I)
 
 
@@ -63,13 +68,14 @@ def render_card(run: FinishedRun, statement: PrivacyStatement, onnx: bool) -> st
         data,
         template_str=_TEMPLATE.read_text(encoding="utf-8"),
         **_facts(run),
-        stamp=statement.stamp,
+        stamp=_stamp(statement),
         title=_title(run, statement),
         method=statement.method,
         version=statement.fedtranscribe,
-        data=statement.data,
-        public_data=statement.public_data or "none",
+        data=markdown(statement.data),
+        public_data=markdown(statement.public_data or "none"),
         privacy=privacy_section(statement),
+        class_names=class_section(statement),
         onnx=onnx,
         accuracy=_accuracy(run),
     )
@@ -79,7 +85,11 @@ def render_card(run: FinishedRun, statement: PrivacyStatement, onnx: bool) -> st
 def complaints(card: str, statement: PrivacyStatement) -> list[str]:
     """What a card says otherwise than its statement; empty if nothing."""
     found, rest = [], card
-    parts = {"privacy section": privacy_section(statement), "stamp": statement.stamp}
+    parts = {
+        "privacy section": privacy_section(statement),
+        "stamp": _stamp(statement),
+        "list of classes": class_section(statement),
+    }
     for name, words in parts.items():
         if words is not None:
             if words not in rest:
@@ -95,10 +105,11 @@ def complaints(card: str, statement: PrivacyStatement) -> list[str]:
 
 def privacy_section(said: PrivacyStatement) -> str:
     """The statement in words, as Markdown."""
+    accountant = markdown(said.accountant or "none")
     parts = [
         "## Privacy",
         f"**ε = {_figure(said.epsilon)}** at δ = {said.delta:g}, for unit `{said.unit.value}` "
-        f"under adjacency `{said.adjacency.value}` (accountant: {said.accountant or 'none'}).",
+        f"under adjacency `{said.adjacency.value}` (accountant: {accountant}).",
         f"- `{said.unit.value}`: {_UNITS[said.unit]}\n"
         f"- `{said.adjacency.value}`: {_ADJACENCIES[said.adjacency]}",
         "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {v} |" for name, v in _rows(said))]),
@@ -107,12 +118,24 @@ def privacy_section(said: PrivacyStatement) -> str:
         or "- none is known",
     ]
     if said.published is not None:
-        parts.append(f"Why the published figure is no guarantee: {said.published.reason}")
+        parts.append(f"Why the published figure is no guarantee: {markdown(said.published.reason)}")
     parts.append(
         "`privacy.json` holds the same for programs, with every released answer in the "
         "accountant's words; held-out records of the holder are outside of this guarantee."
     )
     return "\n\n".join(parts)
+
+
+def class_section(said: PrivacyStatement) -> str | None:
+    """The classes in order, as Markdown; None where nobody named them."""
+    if said.class_names is None:
+        return None
+    return "- Classes, from 0: " + ", ".join(map(_escaped, said.class_names))
+
+
+def _escaped(text: str) -> str:
+    """Names come from outside: none of them may become markup."""
+    return _MARKUP.sub(r"\\\1", html.escape(text, quote=False))
 
 
 def _rows(said: PrivacyStatement) -> list[tuple[str, str]]:
@@ -128,19 +151,34 @@ def _rows(said: PrivacyStatement) -> list[tuple[str, str]]:
         value = _figure(said.published.epsilon)
         rows.append(("published formula, NO guarantee", f"{value} ({use})"))
     if said.ledger is not None:
-        total = f"{_figure(said.ledger.epsilon)} ({said.ledger.accountant})"
-        rows.append(("ε of all runs on these data, when this one ended", total))
+        rows += _ledger_rows(said.ledger)
     noise = said.noise_mode
     if said.noise_std is not None:
         noise += f", standard deviation {said.noise_std:.6g}"
     return [
         *rows,
         ("noise", noise),
-        ("who had to be trusted", said.trust),
+        ("who had to be trusted", markdown(said.trust)),
         ("answers", _answers(said)),
         ("data holders, teachers", f"{said.holders:,}, {said.teachers or 'none'}"),
         ("several holders", said.composition),
         ("audits", f"{len(said.audits)}; see privacy.json" if said.audits else "none yet"),
+    ]
+
+
+def _ledger_rows(ledger: LedgerTotal) -> list[tuple[str, str]]:
+    limit, booked = ledger.limit, ledger.booked
+    bound = "none: the ledger answered without a fixed limit"
+    if limit is not None:
+        bound = (
+            f"{_figure(limit.epsilon)} ({limit.unit.value}, {limit.adjacency.value}, "
+            f"δ = {limit.delta:g}; the highest limit that the ledger ever had)"
+        )
+    total = "no figure for this unit and adjacency" if booked is None else f"{booked:.6g}"
+    by = markdown(ledger.accountant)
+    return [
+        ("ε of all runs on these data", bound),
+        ("booked by all runs on these data, when this one ended", f"{total} ({by})"),
     ]
 
 
@@ -153,13 +191,18 @@ def _answers(said: PrivacyStatement) -> str:
 
 
 def _choice(choice: Choice) -> str:
+    words = markdown(choice.choice)
     if not choice.stated:
-        return f"{choice.choice}: the publisher says that nothing was chosen by it"
-    return f"{choice.choice}: {'charged' if choice.charged else 'NOT charged'}"
+        return f"{words}: the publisher says that nothing was chosen by it"
+    return f"{words}: {'charged' if choice.charged else 'NOT charged'}"
 
 
 def _figure(epsilon: float | None) -> str:
     return "infinite: no guarantee" if epsilon is None else f"{epsilon:.6g}"
+
+
+def _stamp(statement: PrivacyStatement) -> str | None:
+    return None if statement.stamp is None else markdown(statement.stamp)
 
 
 def _title(run: FinishedRun, statement: PrivacyStatement) -> str:
@@ -179,7 +222,7 @@ def _facts(run: FinishedRun) -> dict[str, Any]:
             "size": denoiser.size,
             "parameters": sum(p.numel() for p in denoiser.parameters()),
             "time_steps": generator.schedule.steps,
-            "labels": run.result.get("labels", OWN_LABELS),
+            "labels": markdown(run.result.get("labels", OWN_LABELS)),
             "sampling": f"DDIM, {sampling.steps} steps, eta {sampling.eta:g}, "
             f"guidance {sampling.guidance:g}",
         }

@@ -7,6 +7,7 @@ was measured on held-out records nothing at all unless they belong to a publishe
 import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from fedtranscribe import __version__
@@ -14,7 +15,9 @@ from fedtranscribe.config import PUBLIC_SHAPES
 from fedtranscribe.data import is_benchmark
 from fedtranscribe.errors import AuditError, ConfigError, PrivacyError, StorageError
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.release.accounting import by_adjacency, by_holder, by_unit, recompute
+from fedtranscribe.reading import read_json, read_json_lines
+from fedtranscribe.release.accounting import agree, by_adjacency, by_holder, by_unit, recompute
+from fedtranscribe.release.loading import classes_of
 from fedtranscribe.release.stamp import stamp_of
 from fedtranscribe.release.statement import (
     COMPOSITION,
@@ -27,12 +30,10 @@ from fedtranscribe.release.statement import (
     ReleaseRecord,
 )
 from fedtranscribe.transcribe.finished import FinishedRun
+from fedtranscribe.transcribe.rundir import DAMAGED
 
 THE_HOLDER = "the holder"
 """How events of a local run, which has one holder without a name, call it."""
-
-TOLERANCE = 1e-6
-"""Relative difference of two figures that counts as none."""
 
 _OWN_DATA = "a private set of the holder"
 _OWN_PUBLIC_DATA = "a set that the holder calls public"
@@ -56,7 +57,7 @@ def describe(run: FinishedRun, choices: Sequence[str] = ()) -> PrivacyStatement:
     """
     try:
         return _describe(run, choices)
-    except (AttributeError, KeyError, TypeError, ValueError):
+    except DAMAGED:
         raise StorageError(
             f"The result of the run in {run.path} is damaged, or of another version; "
             "nothing can be released from it."
@@ -101,6 +102,7 @@ def _describe(run: FinishedRun, choices: Sequence[str]) -> PrivacyStatement:
         shards=shards,
         data=result["data"] if told(run) else _OWN_DATA,
         public_data=_public_data(result.get("public_data")),
+        class_names=_class_names(run),
         files={},
     )
     return said.model_copy(update={"stamp": stamp_of(said)})
@@ -123,9 +125,8 @@ def _events(run: FinishedRun) -> tuple[HolderRelease, ...]:
     if not path.exists() and run.result["epsilon"] is None:
         return ()
     try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        return tuple(_event(line) for line in lines)
-    except (OSError, ValueError, TypeError, KeyError):
+        return tuple(_event(line) for line in read_json_lines(path))
+    except (OSError, *DAMAGED):
         raise StorageError(
             f"{path} is absent or damaged; a release has to say what the run gave away."
         ) from None
@@ -147,13 +148,6 @@ def _expect_agreement(run: FinishedRun, stated: float | None, found: float | Non
         )
 
 
-def agree(stated: float | None, found: float | None) -> bool:
-    """Whether two figures are the same, but for rounding."""
-    if stated is None or found is None:
-        return stated is found
-    return math.isclose(stated, found, rel_tol=TOLERANCE, abs_tol=1e-12)
-
-
 def _shards(result: Mapping[str, Any]) -> dict[str, int]:
     if "shards" in result:
         return dict(result["shards"])
@@ -167,18 +161,23 @@ def _noise_mode(result: Mapping[str, Any]) -> Any:
 
 
 def _audits(run: FinishedRun) -> tuple[dict[str, Any], ...]:
-    """What attacks found that may be told: `audit.json` holds no other findings."""
-    path = run.path / "audit.json"
+    """What attacks found that may be told; a contradiction that may not be told counts as well."""
+    told = _audit(run, run.path / "audit.json")
+    _audit(run, run.private / "audit.json")
+    return tuple(told["findings"]) if told else ()
+
+
+def _audit(run: FinishedRun, path: Path) -> dict[str, Any] | None:
     if not path.exists():
-        return ()
-    audit = json.loads(path.read_text(encoding="utf-8"))
+        return None
+    audit = read_json(path)
     if audit["run"] != run.result["run"]:
         raise PrivacyError(f"{path} is of another run; repeat `fedtranscribe audit` on this one.")
     if not audit["sound"]:
         raise AuditError(
             f"{path} contradicts the guarantee of the run; nothing can be released from it."
         )
-    return tuple(audit["findings"])
+    return audit
 
 
 def _published(run: FinishedRun) -> Published | None:
@@ -196,7 +195,8 @@ def _ledger(result: Mapping[str, Any]) -> LedgerTotal | None:
     total = result.get("ledger")
     if total is None:
         return None
-    return LedgerTotal(epsilon=_finite(total["epsilon"]), accountant=total["accountant"])
+    # Through JSON, because the parts take exact types only.
+    return LedgerTotal.model_validate_json(json.dumps(total))
 
 
 def _finite(value: float | None) -> float | None:
@@ -213,7 +213,17 @@ def _choices(run: FinishedRun, given: Sequence[str]) -> tuple[Choice, ...]:
     return tuple(found)
 
 
-# ---------------------------------------------------------------- names of data
+# ---------------------------------------------------------------- names of data and classes
+
+
+def _class_names(run: FinishedRun) -> tuple[str, ...] | None:
+    """What the holder stated; a result that names more or fewer classes is damaged."""
+    names = run.result.get("class_names")
+    if names is None:
+        return None
+    if not isinstance(names, list) or len(names) != classes_of(run.student, run.generator):
+        raise ValueError("class_names")
+    return tuple(names)
 
 
 def _public_data(name: str | None) -> str | None:

@@ -4,6 +4,7 @@ import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal, overload
 
 import torch
 from torch import Tensor
@@ -18,7 +19,9 @@ from fedtranscribe.errors import (
 )
 from fedtranscribe.models import Classifier, Generator, load_network
 from fedtranscribe.models.diffusion import Synthesizer, load_synthesizer
+from fedtranscribe.release.accounting import first_disagreement
 from fedtranscribe.release.digests import first_difference
+from fedtranscribe.release.stamp import stamp_of
 from fedtranscribe.release.statement import PrivacyStatement, read_statement
 from fedtranscribe.transcribe.rundir import DENOISER, GENERATOR, STUDENT
 from fedtranscribe.transcribe.session import labelled_samples, predict
@@ -43,20 +46,41 @@ class Release:
     generator: Generator | Synthesizer | None
     privacy: PrivacyStatement
 
-    def predict(self, images: Tensor) -> Tensor:
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """What the classes are called, in order; None where nobody named them."""
+        return self.privacy.class_names
+
+    @overload
+    def predict(self, images: Tensor, names: Literal[False] = False) -> Tensor: ...
+
+    @overload
+    def predict(self, images: Tensor, names: Literal[True]) -> list[str]: ...
+
+    def predict(self, images: Tensor, names: bool = False) -> Tensor | list[str]:
         """Likeliest class of each image.
 
         Args:
             images: [n, ch, s, s], uint8 or floating point in [0, 1]; on any device.
+            names: give the classes' names and not their numbers.
 
         Returns:
-            int64 [n], on the CPU.
+            int64 [n], on the CPU; or n names.
 
         Raises:
-            ConfigError: the release has no student.
+            ConfigError: the release has no student, or nobody named its classes.
             ModelMismatchError: another shape than the student was made for.
             InvalidDataError: another type, or values outside of [0, 1].
         """
+        if not names:
+            return self._predicted(images)
+        if self.class_names is None:
+            raise ConfigError(
+                f"The release in {self.path} does not name its classes; leave out names=True."
+            )
+        return [self.class_names[label] for label in self._predicted(images).tolist()]
+
+    def _predicted(self, images: Tensor) -> Tensor:
         student = self.student
         if student is None:
             raise ConfigError(
@@ -118,24 +142,41 @@ def load(folder: Path, verify: bool = True) -> Release:
 
     Args:
         folder: the release.
-        verify: compare every listed file with its digest first.
+        verify: compare every listed file with its digest, and every ε with what the events cost.
+            The second takes milliseconds for Gaussian noise, and about a second for labels and
+            trainings. False skips both; the schema of `privacy.json` holds either way.
 
     Raises:
         StorageError: no release there, or a file of it is absent.
-        PrivacyError: a file is not the one that was released, or `privacy.json` is damaged.
+        PrivacyError: a file is not the one that was released, `privacy.json` is damaged, states
+            an ε that its events do not cost, or lacks the stamp that it needs.
         ModelError: a network's file is damaged.
     """
     statement = read_statement(folder)
     absent = [name for name in statement.files if not (folder / name).is_file()]
     if absent:
         raise StorageError(f"{folder} lacks {absent[0]!r}; fetch the release again.")
-    wrong = first_difference(folder, statement) if verify else None
-    if wrong is not None:
-        raise PrivacyError(f"{folder}: {wrong}; fetch the release again.")
+    if verify:
+        wrong = first_difference(folder, statement) or _misstated(statement)
+        if wrong is not None:
+            raise PrivacyError(f"{folder}: {wrong}; fetch the release again.")
     if statement.stamp is not None:
         warnings.warn(statement.stamp, stacklevel=3)
     student, generator = load_student(folder, statement), load_generator(folder, statement)
+    named = statement.class_names
+    if named is not None and len(named) != classes_of(student, generator):
+        raise PrivacyError(
+            f"{folder}: privacy.json names {len(named)} classes, the network has "
+            f"{classes_of(student, generator)}; fetch the release again."
+        )
     return Release(folder, student, generator, statement)
+
+
+def _misstated(statement: PrivacyStatement) -> str | None:
+    """What the statement says of privacy that its own events contradict, in words."""
+    if statement.stamp != stamp_of(statement):
+        return "it does not carry the stamp that it needs, or needs none"
+    return first_disagreement(statement)
 
 
 def load_student(folder: Path, statement: PrivacyStatement) -> Classifier | None:
@@ -166,3 +207,10 @@ def load_generator(folder: Path, statement: PrivacyStatement) -> Generator | Syn
     if not isinstance(generator, Generator):
         raise CorruptWeightsError(f"Expected a generator in {folder / GENERATOR}.")
     return generator
+
+
+def classes_of(student: Classifier | None, generator: Generator | Synthesizer | None) -> int:
+    """How many classes the released networks know; 0 for images without labels."""
+    if student is not None:
+        return student.classes
+    return generator.classes if isinstance(generator, Synthesizer) else 0

@@ -2,12 +2,25 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    JsonValue,
+    ValidationError,
+    model_validator,
+)
 
-from fedtranscribe.errors import PrivacyError, StorageError
+from fedtranscribe.config import LONGEST_NAME, is_name
+from fedtranscribe.errors import FedtranscribeError, PrivacyError, StorageError
+from fedtranscribe.privacy.events import MOST_COUNT
+from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.reading import read_bounded
+from fedtranscribe.text import printable
 
 STATEMENT = "privacy.json"
 SCHEMA = "fedtranscribe-privacy-1"
@@ -17,8 +30,29 @@ COMPOSITION = "answers of one holder add up; of several holders the worst one co
 """Why no sum over holders: a record or a holder is touched by one holder's answers only."""
 
 _Epsilon = Annotated[float, Field(ge=0)]
-_Count = Annotated[int, Field(ge=0)]
-_Name = Annotated[str, Field(min_length=1, max_length=500)]
+_Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
+
+
+def _expect_printable(text: str) -> str:
+    if printable(text, len(text)) != text:
+        raise ValueError("expected one line of printable characters")
+    return text
+
+
+def _expect_name(name: str) -> str:
+    if not is_name(name):
+        raise ValueError("expected printable characters")
+    return name
+
+
+_Text = Annotated[str, Field(max_length=100_000), AfterValidator(_expect_printable)]
+_Line = Annotated[_Text, Field(max_length=2_000)]
+_Name = Annotated[_Text, Field(min_length=1, max_length=500)]
+_ClassName = Annotated[
+    str, Field(min_length=1, max_length=LONGEST_NAME), AfterValidator(_expect_name)
+]
+# What cards show as code: no character that ends it.
+_Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+-]{0,99}$")]
 # Letters that make no path: what a statement lists can only lie in its own folder.
 _FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
 _Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
@@ -34,8 +68,21 @@ class ReleaseRecord(_Part):
     """One line of `events.jsonl` in the accountant's words; see `privacy.Release`."""
 
     mechanism: _Name
-    rows: Annotated[int, Field(ge=1)]
+    rows: Annotated[int, Field(ge=1, le=MOST_COUNT)]
     costs: dict[Unit, dict[Adjacency, dict[str, JsonValue]]]
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        """Refuse what the accountant would not read: a count of 1.5, a μ of 1e300, other fields."""
+        try:
+            self.release()
+        except FedtranscribeError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def release(self) -> Release:
+        """The same for the accountant."""
+        return Release.from_json(self.model_dump(mode="json"))
 
 
 class HolderRelease(_Part):
@@ -49,7 +96,7 @@ class Published(_Part):
     """The paper's own figure, which is no guarantee."""
 
     epsilon: float | None = Field(description="null where the formula has no finite value")
-    reason: str = Field(description="why it is no guarantee")
+    reason: _Line = Field(description="why it is no guarantee")
     used_for_calibration: bool = Field(description="whether the noise was chosen by it")
 
 
@@ -64,11 +111,24 @@ class Choice(_Part):
     )
 
 
-class LedgerTotal(_Part):
-    """What all runs on the same data had cost together when this one ended."""
+class LedgerLimit(_Part):
+    """The ε of all runs on the same data together, whatever was chosen by what was seen."""
 
-    epsilon: _Epsilon | None
-    accountant: str
+    epsilon: _Epsilon = Field(description="the highest limit that the ledger ever had")
+    delta: float = Field(gt=0, lt=1)
+    unit: Unit
+    adjacency: Adjacency
+
+
+class LedgerTotal(_Part):
+    """What the ledger of the data said when this run ended."""
+
+    booked: _Epsilon | None = Field(
+        description="what all runs on the same data had booked; no ε, because when to stop could "
+        "be chosen; null where an earlier run has no cost in this unit and adjacency"
+    )
+    accountant: _Name
+    limit: LedgerLimit | None = Field(description="null: the ledger answered without a limit")
 
 
 class PrivacyStatement(_Part):
@@ -77,34 +137,37 @@ class PrivacyStatement(_Part):
     model_config = ConfigDict(title=SCHEMA, serialize_by_alias=True)
 
     schema_: Literal["fedtranscribe-privacy-1"] = Field(alias="schema")
-    fedtranscribe: str = Field(description="version that made the release")
+    fedtranscribe: _Word = Field(description="version that made the release")
     run: _Name
-    method: _Name
+    method: _Word
     epsilon: _Epsilon | None = Field(description="the headline; null: no guarantee at all")
     delta: float = Field(gt=0, lt=1)
     unit: Unit
     adjacency: Adjacency
-    accountant: str | None
+    accountant: _Name | None
     composition: Literal["answers of one holder add up; of several holders the worst one counts"]
     sound: dict[Adjacency, _Epsilon] = Field(description="ε for `unit`, by adjacency")
     units: dict[Unit, _Epsilon] = Field(description="ε under `adjacency`, by unit")
     published: Published | None
-    answers: str | None = Field(description="what holders answered: vote, data or label")
+    answers: _Word | None = Field(description="what holders answered: vote, data or label")
     noise_std: Annotated[float, Field(gt=0)] | None
     noise_mode: Literal["local", "central", "secagg", "none"]
-    trust: str = Field(description="whom the holders had to trust")
+    trust: _Line = Field(description="whom the holders had to trust")
     private: bool = Field(description="false for seeded noise and for methods without privacy")
-    stamp: str | None = Field(description="why this must not be taken for private; else null")
+    stamp: _Text | None = Field(description="why this must not be taken for private; else null")
     events: tuple[HolderRelease, ...]
     data_dependent_choices: tuple[Choice, ...]
     audits: tuple[dict[str, JsonValue], ...]
     ledger: LedgerTotal | None
     rows: _Count
     teachers: _Count | None
-    holders: Annotated[int, Field(ge=1)]
+    holders: Annotated[int, Field(ge=1, le=MOST_COUNT)]
     shards: dict[_Name, _Count] = Field(description="disjoint teachers, by holder")
-    data: str
-    public_data: str | None
+    data: _Name
+    public_data: _Name | None
+    class_names: tuple[_ClassName, ...] | None = Field(
+        default=None, description="what the classes are called, in order; null: nobody named them"
+    )
     files: dict[_FileName, _Sha256] = Field(description="SHA-256 of every other file")
 
     def to_bytes(self) -> bytes:
@@ -128,17 +191,19 @@ def read_statement(folder: Path) -> PrivacyStatement:
     """
     path = folder / STATEMENT
     try:
-        content = path.read_bytes()
+        content = read_bounded(path)
     except OSError as error:
         raise StorageError(
             f"No release in {folder} ({STATEMENT}: {error.strerror}); "
             "give a folder made by `fedtranscribe release`."
         ) from None
+    except ValueError as error:
+        raise PrivacyError(f"{path} is no {SCHEMA}: {error}; fetch the release again.") from None
     try:
         return PrivacyStatement.model_validate_json(content)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        where = printable(".".join(map(str, first["loc"])) or "the file", 200)
         raise PrivacyError(
             f"{path} is no {SCHEMA}: {where}: {first['msg']}; fetch the release again."
         ) from None

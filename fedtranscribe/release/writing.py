@@ -1,17 +1,18 @@
 """A release folder, there whole or not at all."""
 
 import importlib.util
-import json
 import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedtranscribe.allowed import expect_allowed
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.files import unwritable
 from fedtranscribe.models import save_network
 from fedtranscribe.models.diffusion import Synthesizer, save_synthesizer
+from fedtranscribe.reading import read_object
 from fedtranscribe.release.card import CARD, render_card
 from fedtranscribe.release.describe import describe
 from fedtranscribe.release.digests import sha256
@@ -118,10 +119,7 @@ def _expect_free(folder: Path, run: str) -> None:
 
 def _run_of(folder: Path) -> str | None:
     """Of which run the release in a folder is, even if an older version made it."""
-    try:
-        return json.loads((folder / STATEMENT).read_text(encoding="utf-8")).get("run")
-    except (OSError, ValueError, AttributeError):
-        return None
+    return (read_object(folder / STATEMENT) or {}).get("run")
 
 
 def _write(run: FinishedRun, statement: PrivacyStatement, folder: Path) -> PrivacyStatement:
@@ -139,6 +137,7 @@ def _write(run: FinishedRun, statement: PrivacyStatement, folder: Path) -> Priva
     (folder / CARD).write_text(card, encoding="utf-8", newline="\n")
     digests = {entry.name: sha256(entry) for entry in sorted(folder.iterdir())}
     statement = statement.model_copy(update={"files": digests})
+    expect_allowed(f"release/{STATEMENT}", statement.model_dump(mode="json", by_alias=True))
     (folder / STATEMENT).write_bytes(statement.to_bytes())
     for entry in folder.iterdir():
         # Made to be handed over: readable by whom its folder is, as any new file would be.

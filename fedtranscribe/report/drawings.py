@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtranscribe.evaluation.figures import CurvePoint
+from fedtranscribe.evaluation.figures import CurvePoint, literal
 from fedtranscribe.report.spending import Line
 from fedtranscribe.report.verdict import tiny
 
@@ -113,7 +113,7 @@ def spending_curve(lines: Sequence[Line], delta: float) -> Drawing:
                 marker="o",
                 markersize=3.5,
                 color=_COLOURS[number % len(_COLOURS)],
-                label=line.label,
+                label=literal(line.label),
             )
         if values and max(values) > _LARGE_RATIO * min(values):
             axis.set_yscale("log")
@@ -140,17 +140,17 @@ def privacy_accuracy(lines: Mapping[str, Sequence[CurvePoint]]) -> Drawing:
             known = sorted((p.epsilon, p.mean, p.low, p.high) for p in points if p.epsilon)
             if known:
                 x, mean, low, high = (list(column) for column in zip(*known, strict=True))
-                axis.plot(x, mean, marker="o", markersize=4, color=colour, label=label)
+                axis.plot(x, mean, marker="o", markersize=4, color=colour, label=literal(label))
                 axis.vlines(x, low, high, color=colour, linewidth=1.2)
                 epsilons |= set(x)
                 told += [f"{label}, ε = {e:.3g}: {100 * m:.0f} %" for e, m, _, _ in known]
             for point in points:
                 if point.epsilon is None:
-                    axis.axhline(point.mean, color=colour, linestyle="--", label=label)
+                    axis.axhline(point.mean, color=colour, linestyle="--", label=literal(label))
                     told.append(f"{label}, without guarantee: {100 * point.mean:.0f} %")
         if epsilons:
-            axis.set_xscale("log")
             axis.set_xlim(min(epsilons) / 1.5, max(epsilons) * 1.5)
+            axis.set_xscale("log")
             axis.set_xticks(sorted(epsilons), [f"{e:.3g}" for e in sorted(epsilons)])
             axis.minorticks_off()
         axis.set(xlabel="sound ε", ylabel="accuracy, held-out images")

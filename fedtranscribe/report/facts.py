@@ -17,9 +17,9 @@ from fedtranscribe.evaluation.audit.claims import Given, events_of, read_events
 from fedtranscribe.evaluation.audit.findings import Claim
 from fedtranscribe.evaluation.audit.risk import Risk, risk_of
 from fedtranscribe.evaluation.evaluate import EVALUATION
-from fedtranscribe.files import json_objects, read_object
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.reading import json_objects, read_object
 from fedtranscribe.tracking import PROGRESS
 from fedtranscribe.transcribe.rundir import read_result
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fedtranscribe import __version__
 from fedtranscribe.data import is_published
-from fedtranscribe.errors import ConfigError, FedtranscribeError
+from fedtranscribe.errors import ConfigError, FedtranscribeError, StorageError
 from fedtranscribe.evaluation.audit.claims import worst
 from fedtranscribe.evaluation.comparison import Comparison, Group, cells, compare
 from fedtranscribe.files import write_atomically
@@ -27,7 +27,9 @@ from fedtranscribe.report.drawings import (
 from fedtranscribe.report.facts import OWN_DATA, RunFacts, read_facts
 from fedtranscribe.report.spending import lines
 from fedtranscribe.report.verdict import CHANGES, UNITS, judge, tiny
+from fedtranscribe.text import printable
 from fedtranscribe.transcribe.finished import FinishedRun
+from fedtranscribe.transcribe.rundir import DAMAGED
 
 REPORT = "report.html"
 
@@ -81,12 +83,18 @@ def write_report(path: Path, out: Path | None = None, ledger: Path | None = None
 
     Raises:
         ConfigError: a library is missing.
-        StorageError: no finished run, or the page cannot be written.
+        StorageError: no finished run, damaged files, or the page cannot be written.
     """
     check_libraries()
-    facts = read_facts(path, ledger)
+    try:
+        content = render(read_facts(path, ledger))
+    except DAMAGED:
+        raise StorageError(
+            f"The files of the run in {path} are damaged, or of another version; no page can be "
+            "made from them."
+        ) from None
     target = out or path / REPORT
-    write_atomically(target, render(facts).encode())
+    write_atomically(target, content.encode())
     return target
 
 
@@ -156,6 +164,7 @@ def _rendered(template: str, **values: Any) -> str:
     environment = Environment(
         loader=FileSystemLoader(_FOLDER),
         autoescape=True,
+        finalize=_finalize,
         undefined=ChainableUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -164,6 +173,11 @@ def _rendered(template: str, **values: Any) -> str:
     environment.filters["percent"] = percent
     environment.filters["tiny"] = tiny
     return environment.get_template(template).render(version=__version__, **values)
+
+
+def _finalize(value: Any) -> Any:
+    """Every value on its way into the page: what is no markup of ours is made printable."""
+    return value if hasattr(value, "__html__") else printable(text := str(value), len(text))
 
 
 def figure(value: float | None) -> str:

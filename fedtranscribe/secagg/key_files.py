@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from fedtranscribe.errors import ConfigError
+from fedtranscribe.names import expect_name
 
 SUFFIX = ".pub"
 
@@ -99,14 +100,15 @@ def read_roster(folder: Path) -> dict[str, ec.EllipticCurvePublicKey]:
     """Every `NAME.pub` in a folder, by name.
 
     Raises:
-        ConfigError: there is no such folder, none in it, or one is no ECDSA P-384 key.
+        ConfigError: there is no such folder, none in it, or one is no ECDSA P-384 key or has a
+            name that no holder can have.
     """
     roster: dict[str, ec.EllipticCurvePublicKey] = {}
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         key = load_public(path)
         if not (isinstance(key, ec.EllipticCurvePublicKey) and _is_p384(key.curve)):
             raise ConfigError(f"Expected an ECDSA P-384 key in {path}; ask for another one.")
-        roster[path.name.removesuffix(SUFFIX)] = key
+        roster[expect_name("holder", path.name.removesuffix(SUFFIX))] = key
     if not roster:
         raise ConfigError(f"Expected a folder of public keys, NAME.pub each, in {folder}.")
     return roster

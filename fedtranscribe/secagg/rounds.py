@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import Any, Self
 
 from fedtranscribe.errors import ConfigError, ProtocolError
+from fedtranscribe.reading import parse_json
 from fedtranscribe.secagg.keys import KeyBook, statement
 from fedtranscribe.secagg.masks import residue_type
 
@@ -91,7 +92,7 @@ class Round:
             ProtocolError: it is no stored round.
         """
         try:
-            values: dict[str, Any] = json.loads(stored)
+            values: dict[str, Any] = parse_json(stored)
             for name in ("digest", "seed", "kept", "masked", "signature"):
                 values[name] = _bytes(values[name])
             for name in ("sent", "received"):

@@ -67,7 +67,7 @@ class Clusters:
 
     def _with_labels(self, part: ImageSet) -> ImageSet:
         labels = self.labels(to_signed(part.images))
-        return replace(part, labels=labels, classes=self.count)
+        return replace(part, labels=labels, classes=self.count, class_names=None)
 
 
 def _pipeline(components: int, count: int, seed: int) -> Any:

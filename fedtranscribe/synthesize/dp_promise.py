@@ -5,6 +5,7 @@ section 6.2 of the paper, for the set whose images have this shape. What a profi
 data (batches larger than the set, S by image size) follows from public facts.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -19,11 +20,10 @@ from fedtranscribe.methods.dp_promise_settings import (
 )
 from fedtranscribe.models.sampling import Sampling
 from fedtranscribe.models.unet import Denoiser, UNetSize, make_unet
-from fedtranscribe.privacy.diffusion import DpPromisePlan
 from fedtranscribe.privacy.diffusion_noise import CalibrateBy, calibrated
 from fedtranscribe.privacy.published import TIME_STEPS
 from fedtranscribe.privacy.units import Adjacency
-from fedtranscribe.synthesize.method import Facts, Material, MethodPlan, Trainer
+from fedtranscribe.synthesize.method import Facts, Material, MethodPlan, Trainer, expect_steps
 
 NAME = "dp-promise"
 
@@ -58,22 +58,22 @@ class DpPromiseMethod:
             UnsupportedAdjacencyError: add-remove with Phase I.
         """
         resolved = _resolved(settings, facts)
-        resolved.check_records(facts.records)
+        wanted = resolved.privacy_plan(facts.records, facts.dimensions)
         classes = facts.classes if _conditional(settings, facts) else 0
-        # An impossible side is found before the noise, which takes longer.
-        make_unet(resolved.unet, facts.channels, facts.size, classes)
-        release = published = None
-        if settings.noise:
-            cost = _calibrated(settings, resolved, facts)
-            resolved = replace(resolved, noise_multiplier=cost.sigma)
-            published = cost.published(settings.delta)
-            if resolved.phase1 is PhaseOne.SOUND or not cost.has_phase1:
-                release = cost.release()
         steps = {
             Stage.PRETRAINING.value: resolved.pretrain_steps(public_records),
-            Stage.PHASE1.value: resolved.phase1_steps(facts.records),
-            Stage.PHASE2.value: resolved.phase2_steps(facts.records),
+            Stage.PHASE1.value: wanted.phase1_steps,
+            Stage.PHASE2.value: wanted.phase2.steps if resolved.phase2_range else 0,
         }
+        expect_steps(steps)
+        # An impossible side is found before the noise, which takes longer.
+        make_unet(resolved.unet, facts.channels, facts.size, classes)
+        published = None
+        if settings.noise:
+            adjacency, by = Adjacency(settings.adjacency), CalibrateBy(settings.calibrate_by)
+            wanted = calibrated(wanted, settings.epsilon, settings.delta, adjacency, by)
+            resolved = replace(resolved, noise_multiplier=wanted.sigma)
+            published = wanted.published(settings.delta)
         return MethodPlan(
             method=NAME,
             settings=resolved,
@@ -83,10 +83,10 @@ class DpPromiseMethod:
             schedule=resolved.schedule,
             sampling=resolved.sampling,
             steps={stage: count for stage, count in steps.items() if count},
-            release=release,
+            release=resolved.release(facts.records, facts.dimensions),
             sigma=resolved.noise_multiplier,
             published=published,
-            words=_words(settings, facts, resolved, classes),
+            words=_words(settings, facts, resolved, steps, classes),
         )
 
     def trainer(self, plan: MethodPlan, facts: Facts, material: Material) -> DpPromise:
@@ -103,6 +103,7 @@ class DpPromiseMethod:
             plan.settings,
             images=material.images,
             labels=material.labels,
+            ids=material.ids,
             public=material.public,
             noise=material.noise,
             bits=material.bits,
@@ -197,34 +198,19 @@ def _boundary(settings: SynthesizeSettings, default: int) -> int:
     return none
 
 
-def _calibrated(
-    settings: SynthesizeSettings, resolved: DpPromiseSettings, facts: Facts
-) -> DpPromisePlan:
-    has_phase1 = bool(resolved.phase1_range)
-    wanted = DpPromisePlan(
-        records=facts.records,
-        dimensions=facts.dimensions,
-        boundary=resolved.boundary,
-        phase2_batch=resolved.phase2_batch,
-        phase2_epochs=resolved.phase2_epochs,
-        sigma=_NO_NOISE_YET,
-        phase1_batch=resolved.phase1_batch if has_phase1 else None,
-        phase1_epochs=resolved.phase1_epochs if has_phase1 else None,
-        cached=has_phase1 and resolved.noisy_images is NoisyImages.CACHED,
-    )
-    adjacency, by = Adjacency(settings.adjacency), CalibrateBy(settings.calibrate_by)
-    return calibrated(wanted, settings.epsilon, settings.delta, adjacency, by)
-
-
 def _words(
-    settings: SynthesizeSettings, facts: Facts, resolved: DpPromiseSettings, classes: int
+    settings: SynthesizeSettings,
+    facts: Facts,
+    resolved: DpPromiseSettings,
+    steps: Mapping[str, int],
+    classes: int,
 ) -> tuple[str, ...]:
     profile = f"paper, {_paper_set(facts)}" if settings.profile == "paper" else "quick"
     labels = f"{classes} classes" if classes else "unconditional"
-    first, records = resolved.phase1_range, facts.records
+    first = resolved.phase1_range
     phase1 = (
         f"Phase I over time steps {first.start}..{first.stop - 1}: "
-        f"{resolved.phase1_steps(records):,} steps of {resolved.phase1_batch} records expected"
+        f"{steps[Stage.PHASE1.value]:,} steps of {resolved.phase1_batch} records expected"
         if first
         else "no Phase I"
     )
@@ -234,6 +220,6 @@ def _words(
     return (
         f"dp-promise, profile {profile}: {resolved.unet} U-Net, {labels}",
         phase1,
-        f"Phase II over time steps {over}: {resolved.phase2_steps(records):,} steps of "
+        f"Phase II over time steps {over}: {steps[Stage.PHASE2.value]:,} steps of "
         f"{resolved.phase2_batch} records expected, K = {resolved.copies}, {sigma}",
     )

@@ -25,7 +25,7 @@ from fedtranscribe.models.unet import Denoiser, UNetSize
 from fedtranscribe.privacy.diffusion import Discriminator, Teacher
 from fedtranscribe.privacy.diffusion_noise import CalibrateBy, calibrated
 from fedtranscribe.privacy.units import Adjacency
-from fedtranscribe.synthesize.method import Facts, Material, MethodPlan, Trainer
+from fedtranscribe.synthesize.method import Facts, Material, MethodPlan, Trainer, expect_steps
 
 NAME = "dp-sad"
 
@@ -60,30 +60,28 @@ class DpSadMethod:
                 image side that the networks cannot have.
         """
         resolved = _resolved(settings, facts)
-        _expect_batch(resolved, facts)
+        wanted = resolved.privacy_plan(facts.records, facts.dimensions)
         if not public_records and not resolved.private_teacher:
             raise ConfigError(
                 "Expected public images for teacher=public; name some by --pretrain-data, or take "
                 "--teacher dp."
             )
         classes = 0 if settings.conditional is False else facts.classes
-        # An impossible side is found before the noise, which takes longer.
-        make_networks(resolved, facts.channels, facts.size, classes)
-        release = published = None
-        if settings.noise:
-            by = CalibrateBy(settings.calibrate_by)
-            wanted = resolved.privacy_plan(facts.records, facts.dimensions)
-            adjacency = Adjacency(settings.adjacency)
-            cost = calibrated(wanted, settings.epsilon, settings.delta, adjacency, by)
-            resolved = replace(resolved, noise_multiplier=cost.sigma)
-            published = cost.published(settings.delta)
-            release = cost.release() if resolved.gradients is Gradients.SOUND else None
-        private = resolved.private_steps(facts.records)
+        private = wanted.training.steps
         steps = {
             Stage.PRETRAINING.value: resolved.pretrain_steps(public_records),
             Stage.TEACHER.value: private if resolved.private_teacher else 0,
             Stage.STUDENT.value: private,
         }
+        expect_steps(steps)
+        # An impossible side is found before the noise, which takes longer.
+        make_networks(resolved, facts.channels, facts.size, classes)
+        published = None
+        if settings.noise:
+            adjacency, by = Adjacency(settings.adjacency), CalibrateBy(settings.calibrate_by)
+            wanted = calibrated(wanted, settings.epsilon, settings.delta, adjacency, by)
+            resolved = replace(resolved, noise_multiplier=wanted.sigma)
+            published = wanted.published(settings.delta)
         return MethodPlan(
             method=NAME,
             settings=resolved,
@@ -93,7 +91,7 @@ class DpSadMethod:
             schedule=resolved.schedule,
             sampling=resolved.sampling,
             steps={stage: count for stage, count in steps.items() if count},
-            release=release,
+            release=resolved.release(facts.records),
             sigma=resolved.noise_multiplier,
             published=published,
             words=_words(settings, resolved, classes, private),
@@ -113,6 +111,7 @@ class DpSadMethod:
             plan.settings,
             images=material.images,
             labels=material.labels,
+            ids=material.ids,
             public=material.public,
             public_labels=material.public_labels if plan.classes else None,
             noise=material.noise,
@@ -167,11 +166,6 @@ def _resolved(settings: SynthesizeSettings, facts: Facts) -> DpSadSettings:
         schedule=replace(base.schedule, steps=time_steps),
         sampling=replace(base.sampling, steps=visited, guidance=guidance),
     )
-
-
-def _expect_batch(resolved: DpSadSettings, facts: Facts) -> None:
-    if resolved.batch > facts.records:
-        raise ConfigError(f"Expected batch={resolved.batch} <= {facts.records} records; lower it.")
 
 
 def _words(

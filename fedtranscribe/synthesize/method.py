@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.config import SynthesizeSettings
+from fedtranscribe.errors import ConfigError
 from fedtranscribe.mechanisms.bits import BitSource
 from fedtranscribe.mechanisms.dpsgd import Backend
 from fedtranscribe.mechanisms.noise import NoiseSource
@@ -21,10 +22,20 @@ from fedtranscribe.privacy.chain import canonical
 from fedtranscribe.privacy.published import Published
 from fedtranscribe.privacy.release_plan import Release
 
+_MOST_STEPS = 1_000_000
+
 
 @dataclass(frozen=True)
 class Facts:
-    """What is public about the private data."""
+    """What is public about the private data.
+
+    Attributes:
+        data: its name.
+        records: how many ids there are; images that share one are one record.
+        classes: how many classes there are.
+        channels: 1 for grey, 3 for colour.
+        size: of an image's sides.
+    """
 
     data: str
     records: int
@@ -93,13 +104,14 @@ class Material:
     """What a trainer is made from.
 
     Attributes:
-        images: PRIVATE, float32 [n, c, h, w] in [-1, 1].
-        labels: PRIVATE, int64 [n]; None for an unconditional network.
+        images: PRIVATE, float32 [N, c, h, w] in [-1, 1].
+        labels: PRIVATE, int64 [N]; None for an unconditional network.
+        ids: PRIVATE, one per image; images that share one are one record.
         public: public images like `images`; None for no pre-training.
         public_labels: int64, of as many classes as the private ones; None for none.
         noise: OS entropy, or a seeded source in tests.
-        bits: likewise, for the coins of Poisson batches.
-        rng: of everything that needs no secrecy.
+        bits: the same, for coins of Poisson batches and the records' own random numbers.
+        rng: of public batches.
         seed: of the initial weights; public.
         device: where to train.
         backend: of gradients per record.
@@ -108,6 +120,7 @@ class Material:
 
     images: Tensor
     labels: Tensor | None
+    ids: tuple[str, ...]
     public: Tensor | None
     public_labels: Tensor | None
     noise: NoiseSource
@@ -119,12 +132,30 @@ class Material:
     physical_batch: int | None
 
 
+def expect_steps(steps: Mapping[str, int]) -> None:
+    """Refuse a training without end, before its noise is looked for: that takes time as well.
+
+    Raises:
+        ConfigError: more steps than any training needs.
+    """
+    if (total := sum(steps.values())) > _MOST_STEPS:
+        raise ConfigError(
+            f"Expected at most {_MOST_STEPS:,} steps, got {total:,}; ask for fewer epochs or "
+            "larger batches."
+        )
+
+
 class Trainer(Protocol):
     """A training that takes one step at a time and can go on from its own state."""
 
     @property
     def finished(self) -> bool:
         """Whether every stage is through."""
+        ...
+
+    @property
+    def release(self) -> Release | None:
+        """What it gives away, from the very plan that it trains by; None for no guarantee."""
         ...
 
     def caveats(self) -> tuple[str, ...]:

@@ -4,16 +4,19 @@ Its samples are free to draw; what its training cost stays spent, and a student 
 both has cost both.
 """
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from fedtranscribe.data import ImageSet
+from fedtranscribe.config import PUBLIC_SHAPES
+from fedtranscribe.data import ImageSet, NamedData, is_benchmark
 from fedtranscribe.errors import StorageError
 from fedtranscribe.models.diffusion import Progress
 from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.reading import read_json_lines
 from fedtranscribe.synthesize.samples import ALL, chosen_labels, open_run, write_samples
 from fedtranscribe.transcribe.preparation import GivenGenerator
 
@@ -32,7 +35,8 @@ def open_generator(
         progress: called with (images done, images in all).
 
     Raises:
-        StorageError: there is no finished run, or it has no guarantee.
+        StorageError: there is no finished run, it has no guarantee, or its folder is too old to
+            say which public images it started from.
         ModelError: its network is absent or damaged.
     """
     model, result = open_run(path, device)
@@ -44,19 +48,50 @@ def open_generator(
     kept = path / f"samples-{num}.npz"
     if not kept.exists():
         labels = chosen_labels(ALL, num, result["classes"], seed=0)
-        write_samples(model.draw(labels, 0, progress), labels, kept)
+        write_samples(model.draw(labels, 0, progress), labels, kept, result["classes"])
     with np.load(kept) as arrays:
         images, labels = (torch.from_numpy(arrays[name]) for name in ("images", "labels"))
     # An unconditional network gives images without labels; one nominal class stands for none.
     classes = max(2, result["classes"])
     pool = ImageSet(f"samples of {result['run']}", result["run"], images, labels, classes)
-    return GivenGenerator(result["run"], result["data"], pool, _releases(path))
+    return GivenGenerator(
+        result["run"], _data_id(result), pool, _releases(path), _public(path, result)
+    )
+
+
+def _data_id(result: Mapping[str, Any]) -> str | None:
+    """Which data a run was trained on; None where its folder does not say.
+
+    Folders of earlier versions lack the id. There a benchmark's name is its id, and a path is none.
+    What a server fetched from a holder names the server's test images instead of the records.
+    """
+    if "data_id" in result or "holder" in result:
+        return result.get("data_id")
+    return result["data"] if is_benchmark(result["data"]) else None
+
+
+def _public(path: Path, result: Mapping[str, Any]) -> NamedData | None:
+    """The public images that a run started from; None for none, and for drawn shapes.
+
+    Raises:
+        StorageError: the folder is of an earlier version and names a path without an id.
+    """
+    name = result["public_data"]
+    if name in (None, PUBLIC_SHAPES):
+        return None
+    data_id = result.get("public_data_id") or (name if is_benchmark(name) else None)
+    if data_id is None:
+        raise StorageError(
+            f"The run in {path} started from public_data={name!r} and does not say which data id "
+            "they have: they may be the private records. Train it again."
+        )
+    return NamedData(name, data_id)
 
 
 def _releases(path: Path) -> tuple[Release, ...]:
     events = path / "events.jsonl"
     try:
-        lines = [json.loads(line) for line in events.read_text(encoding="utf-8").splitlines()]
+        lines = read_json_lines(events)
         return tuple(Release.from_json(line.get("release", line)) for line in lines)
     except (OSError, ValueError, KeyError, AttributeError):
         raise StorageError(f"{events} is absent or damaged; it says what the run cost.") from None

@@ -2,18 +2,18 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
-from fedtranscribe.config import SynthesizeSettings, TranscribeSettings
-from fedtranscribe.data import DataSplit, is_published, load
-from fedtranscribe.errors import ConfigError
+from fedtranscribe.config import SynthesizeSettings
+from fedtranscribe.data import DataSplit, NamedData, is_published, load
+from fedtranscribe.errors import ConfigError, PrivacyError
 from fedtranscribe.mechanisms.bits import BitSource, OsBits
 from fedtranscribe.mechanisms.dpsgd import Backend
 from fedtranscribe.mechanisms.noise import NoiseSource, OsNoise
 from fedtranscribe.models.diffusion import to_signed
 from fedtranscribe.privacy.accountant import guarantee, sound_table
+from fedtranscribe.privacy.ledger_place import LedgerPlace
 from fedtranscribe.privacy.release_plan import PrivacyPlan
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.synthesize.clusters import Clusters
@@ -21,7 +21,7 @@ from fedtranscribe.synthesize.method import Facts, Material, Method, MethodPlan,
 from fedtranscribe.synthesize.methods import method_named
 from fedtranscribe.synthesize.public import PublicImages, public_images
 from fedtranscribe.tracking import check_tracking
-from fedtranscribe.transcribe.preparation import ledger_path
+from fedtranscribe.transcribe.booking import find_ledger
 from fedtranscribe.transcribe.session import pick_device
 
 Say = Callable[[str], None]
@@ -73,9 +73,9 @@ class Prepared:
         return is_published(self.settings.data)
 
     @property
-    def ledger(self) -> Path:
-        """Where the budget book of the data lies."""
-        return ledger_path(TranscribeSettings(ledger=self.settings.ledger), self.split.train)
+    def ledger(self) -> LedgerPlace:
+        """Where the ledger of the data lies; raises as `find_ledger`."""
+        return find_ledger(self.split.train, self.settings.data, self.settings.ledger)
 
     @property
     def binding(self) -> str:
@@ -93,27 +93,35 @@ class Prepared:
 
         Args:
             noise: OS entropy unless a test says otherwise.
-            bits: likewise, of the Poisson batches.
+            bits: the same, for coins and the records' own random numbers.
 
         Raises:
             ConfigError: images or labels that the method cannot take.
+            PrivacyError: it would train something else than was planned.
         """
         train, seed = self.split.train, self.settings.seed
         material = Material(
             images=to_signed(train.images),
             labels=train.labels if self.plan.classes else None,
+            ids=train.ids,
             public=None if self.public is None else self.public.images,
             public_labels=None if self.public is None else self.public.labels,
             noise=noise or OsNoise(),
             bits=bits or OsBits(),
-            # Draws time steps and noise of the forward process, which need no secrecy but speed.
+            # Public batches only: what is drawn for a private record needs a secret of its own.
             rng=torch.Generator(self.device).manual_seed(seed),
             seed=seed,
             device=self.device,
             backend=Backend(self.settings.backend),
             physical_batch=self.settings.physical_batch,
         )
-        return self.method.trainer(self.plan, self.facts, material)
+        trainer = self.method.trainer(self.plan, self.facts, material)
+        if trainer.release != self.plan.release:
+            raise PrivacyError(
+                "Expected the trainer to release what was planned, printed and will be booked; "
+                "this is a bug, please report it. Nothing was spent."
+            )
+        return trainer
 
 
 def prepare(
@@ -123,7 +131,8 @@ def prepare(
 
     Args:
         settings: what was asked for.
-        split: the private data, where a holder has them already; else loaded by name.
+        split: the private data of a holder that a server has asked; else loaded by name. Public
+            images are compared with a holder's data by id alone, see `expect_public`.
         say: receives lines for the user.
 
     Raises:
@@ -132,10 +141,13 @@ def prepare(
     check_tracking(settings)
     method, device = method_named(settings.method), pick_device(settings.device)
     if split is None:
-        split = load(settings.data, settings.data_root, settings.download, settings.image_size)
+        split = load(settings.data, settings.data_root, settings.download, settings.own_data)
+        private = NamedData.of(settings.data, split)
+    else:
+        private = NamedData(settings.data, split.train.data_id)
     facts = facts_of(settings.data, split)
     named = method.public_data(settings, facts)
-    public = None if named is None else public_images(named, settings, facts, split.train.data_id)
+    public = None if named is None else public_images(named, settings, facts, private)
     if settings.labels == "kmeans":
         split, public = _clustered(settings, split, public)
         facts = facts_of(settings.data, split)
@@ -160,7 +172,7 @@ def _clustered(
 def facts_of(data: str, split: DataSplit) -> Facts:
     """What is public about private data."""
     train = split.train
-    return Facts(data, len(train), train.classes, train.channels, train.size)
+    return Facts(data, len(set(train.ids)), train.classes, train.channels, train.size)
 
 
 def _figure(settings: SynthesizeSettings) -> str:

@@ -7,14 +7,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtranscribe.config import PUBLIC_SHAPES, SynthesizeSettings
-from fedtranscribe.data import draw_shapes, load
-from fedtranscribe.errors import ConfigError
+from fedtranscribe.data import NamedData, draw_shapes, load_public
 from fedtranscribe.models.diffusion import to_signed
 from fedtranscribe.synthesize.method import Facts
 
 _SHAPES = 8_000
-# Sets that are drawn from one another: one of them is not public where the other is private.
-_SAME_IMAGES = ({"digits", "mnist"}, {"cifar10", "cifar10-jpeg"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,12 +19,14 @@ class PublicImages:
     """Public images in the shape of the private ones.
 
     Attributes:
-        name: of the set.
+        name: of the set, as it was typed.
+        data_id: of the set.
         images: float32 [m, c, h, w] in [-1, 1].
         labels: int64 [m]; None where the set has not as many classes as the private one.
     """
 
     name: str
+    data_id: str
     images: Tensor
     labels: Tensor | None
 
@@ -36,7 +35,7 @@ class PublicImages:
 
 
 def public_images(
-    name: str, settings: SynthesizeSettings, facts: Facts, private_id: str
+    name: str, settings: SynthesizeSettings, facts: Facts, private: NamedData
 ) -> PublicImages:
     """A public set by name: colour becomes grey or grey colour, and another size is resampled.
 
@@ -44,23 +43,19 @@ def public_images(
         name: `shapes`, or a data set.
         settings: where it lies.
         facts: the shape wanted.
-        private_id: of the private data, which cannot be public at the same time.
+        private: the private data, which cannot be public at the same time.
 
     Raises:
-        ConfigError: the set holds the private images.
+        ConfigError: the public images are the private ones; see `expect_public`.
         DataError: it is absent or unusable.
     """
     if name == PUBLIC_SHAPES:
         rng = torch.Generator().manual_seed(settings.seed)
         drawn = draw_shapes(_SHAPES, facts.channels, facts.size, rng)
-        return PublicImages(name, to_signed(drawn), None)
-    found = load(name, settings.data_root, settings.download, facts.size).train
-    pair = {found.data_id, private_id}
-    if len(pair) == 1 or any(pair <= same for same in _SAME_IMAGES):
-        raise ConfigError(
-            f"Expected pretrain_data={name!r} to be public images, and they are those of "
-            f"data={settings.data!r}; choose another set, or 'none'."
-        )
+        return PublicImages(name, name, to_signed(drawn), None)
+    root, download = settings.data_root, settings.download
+    own = settings.as_public.model_copy(update={"image_size": facts.size})
+    found = load_public("pretrain_data", name, private, root, download, own)
     images = to_signed(found.images)
     if found.channels > facts.channels:
         images = images.mean(1, keepdim=True)
@@ -68,4 +63,5 @@ def public_images(
     if found.size != facts.size:
         images = F.interpolate(images, size, mode="bilinear", antialias=True).clamp(-1, 1)
     images = images.expand(-1, facts.channels, *size).contiguous()
-    return PublicImages(name, images, found.labels if found.classes == facts.classes else None)
+    labels = found.labels if found.classes == facts.classes else None
+    return PublicImages(name, found.data_id, images, labels)

@@ -14,9 +14,9 @@ Order: plan and cost → trainer (checks the data) → ledger has room → run f
 
 import json
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,19 +25,26 @@ from torch import Tensor
 
 from fedtranscribe.config import SynthesizeSettings, read_toml
 from fedtranscribe.data import ImageSet
-from fedtranscribe.errors import FedtranscribeError, UnsupportedAdjacencyError
+from fedtranscribe.errors import FedtranscribeError
 from fedtranscribe.mechanisms.bits import BitSource
 from fedtranscribe.mechanisms.noise import NoiseSource
 from fedtranscribe.models.diffusion import load_synthesizer
-from fedtranscribe.privacy.budget import Budget
+from fedtranscribe.privacy.budget import DEFAULT_LIMIT, Budget
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.synthesize.preparation import Prepared, Say
 from fedtranscribe.synthesize.samples import ALL, chosen_labels
-from fedtranscribe.synthesize.training import Trained, Training, forget_checkpoint
+from fedtranscribe.synthesize.training import OpenLedger, Trained, Training, forget_checkpoint
 from fedtranscribe.tracking import Tracker
+from fedtranscribe.transcribe.booking import ledger_facts, open_for_run
 from fedtranscribe.transcribe.report import draw_images, figures_available
-from fedtranscribe.transcribe.rundir import OWN_LABELS, RunDirectory, check_writable
+from fedtranscribe.transcribe.rundir import (
+    OWN_LABELS,
+    RunDirectory,
+    allowed_scores,
+    check_writable,
+    with_private_scores,
+)
 from fedtranscribe.transcribe.session import Progress, silent
 
 # Synthetic images and labels, held-out images, device, progress -> accuracy; None if it failed.
@@ -47,7 +54,10 @@ NOT_PRIVATE = "NOT PRIVATE"
 
 _GRID = 50
 # How a run is computed may change between interrupt and resume, beside what any run may change.
-_FREE_ON_RESUME = ("backend", "physical_batch", "checkpoint_seconds", "evaluate", "samples")
+_FREE_ON_RESUME = (
+    *("backend", "physical_batch", "max_gib"),
+    *("checkpoint_seconds", "evaluate", "samples"),
+)
 
 
 def synthesize(
@@ -74,7 +84,8 @@ def synthesize(
         bits: likewise, of the Poisson batches.
 
     Returns:
-        The result, as written to `metrics.json`, with `accuracy` even where it has to stay here.
+        The result, as written to `metrics.json`, with all accuracies. Those that `not_private`
+        names are functions of private records: do not publish them.
 
     Raises:
         ConfigError: data that the method cannot take, other settings than the resumed run's, a
@@ -89,13 +100,14 @@ def synthesize(
     if not figures_available():
         say("matplotlib is not installed: no figures; pip install 'fedtranscribe[plots]'")
     check_writable(out)
-    run = resumed(out, prepared.settings) if resume else _begun(out, prepared)
+    run = resumed(out, prepared.settings) if resume else _begun(out, prepared, say)
     if run.finished:
         say("this run was complete already; nothing was spent")
         forget_checkpoint(run)
-        return run.read_metrics() | {"accuracy": run.read_scores()}
+        return with_private_scores(run.path, run.read_metrics())
     track = Tracker(run.path, prepared.settings)
-    training = Training(prepared, trainer, run, lambda: opened_ledger(prepared), track)
+    open_ledger = partial(opened_ledger, prepared, run.run_id)
+    training = Training(prepared, trainer, run, open_ledger, track)
     training.start()
     finished = False
     while not finished:
@@ -104,23 +116,21 @@ def synthesize(
         progress(at.stage, at.done, at.total)
     trained = training.finish()
     scores = _show(prepared, run, trained, judge, progress)
-    told = scores if prepared.declared_public and scores else None
-    metrics = describe(prepared, run, training.caveats, trained) | {"accuracy": told}
+    told = allowed_scores(scores) if prepared.declared_public and scores else None
+    metrics = describe(prepared, run, training.caveats, trained, open_ledger) | {"accuracy": told}
     run.write_metrics(metrics)
     training.forget()
-    return metrics | {"accuracy": scores}
+    return with_private_scores(run.path, metrics)
 
 
-def _begun(out: Path, prepared: Prepared) -> RunDirectory:
+def _begun(out: Path, prepared: Prepared, say: Say) -> RunDirectory:
     """A new run, where the folder is free and the ledger has room; neither is left half begun."""
     run = RunDirectory.create(out, prepared.settings)
-    release = prepared.plan.release
     try:
-        if release is not None:
-            with opened_ledger(prepared) as ledger:
-                ledger.check(release)
+        if prepared.plan.release is not None:
+            opened_ledger(prepared, run.run_id, say).close()
     except FedtranscribeError:
-        (out / "config.toml").unlink()
+        run.abandon()
         raise
     return run
 
@@ -139,16 +149,19 @@ def resumed(path: Path, settings: SynthesizeSettings) -> RunDirectory:
     return run
 
 
-@contextmanager
-def opened_ledger(prepared: Prepared) -> Iterator[Ledger]:
-    """The budget book of the data; without a limit from the user it keeps the one in force."""
-    settings = prepared.settings
-    with Ledger.open(prepared.ledger, prepared.split.train.data_id) as ledger:
-        if settings.budget is not None or ledger.budget is None:
-            limit = settings.budget or math.inf
-            adjacency = Adjacency(settings.adjacency)
-            ledger.set_budget(Budget(limit, settings.delta, Unit.RECORD, adjacency))
-        yield ledger
+def opened_ledger(prepared: Prepared, run: str, say: Say = lambda _: None) -> Ledger:
+    """The ledger of the data, which has room for the run or has booked it; raises as that may.
+
+    Args:
+        prepared: the training, which has a release.
+        run: its name in the ledger.
+        say: receives lines for the user.
+    """
+    settings, release = prepared.settings, prepared.plan.release
+    assert release is not None
+    adjacency = Adjacency(settings.adjacency)
+    usual = Budget(DEFAULT_LIMIT, settings.delta, Unit.RECORD, adjacency)
+    return open_for_run(prepared.ledger, run, settings.budget, usual, [release], say)
 
 
 def _say_cost(prepared: Prepared, caveats: tuple[str, ...], say: Say) -> None:
@@ -203,12 +216,17 @@ def _show(
 
 
 def describe(
-    prepared: Prepared, run: RunDirectory, caveats: tuple[str, ...], trained: Trained
+    prepared: Prepared,
+    run: RunDirectory,
+    caveats: tuple[str, ...],
+    trained: Trained,
+    open_ledger: OpenLedger,
 ) -> dict[str, Any]:
     """All of `metrics.json` but accuracy; nothing of it depends on a private record."""
     settings, plan, cost = prepared.settings, prepared.plan, prepared.cost
     published, stated, facts = plan.published, cost.stated, prepared.facts
     private = stated is not None and not caveats
+    names = prepared.split.train.class_names
     return {
         "method": plan.method,
         "epsilon": None if stated is None else stated.epsilon,
@@ -225,12 +243,15 @@ def describe(
         "caveats": list(caveats),
         "sigma": plan.sigma,
         "steps": dict(plan.steps),
-        "ledger": _total(prepared),
+        "ledger": _ledger_facts(prepared, open_ledger),
         "run": run.run_id,
         # One release, the network; none where nothing was booked.
         "rows": int(plan.release is not None),
         "data": settings.data,
+        "class_names": list(names) if names and plan.conditional else None,
+        "data_id": prepared.split.train.data_id,
         "public_data": None if prepared.public is None else prepared.public.name,
+        "public_data_id": None if prepared.public is None else prepared.public.data_id,
         "records": facts.records,
         "classes": plan.classes if plan.conditional else 0,
         "labels": _labels(prepared),
@@ -265,15 +286,10 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _total(prepared: Prepared) -> dict[str, Any] | None:
-    """What all runs on the data have cost so far; None where this one is not in the book."""
+def _ledger_facts(prepared: Prepared, open_ledger: OpenLedger) -> dict[str, Any] | None:
+    """What the ledger has booked for all runs, and its limit; None where this one is not in it."""
     if prepared.plan.release is None:
         return None
     settings = prepared.settings
-    adjacency = Adjacency(settings.adjacency)
-    with opened_ledger(prepared) as ledger:
-        try:
-            total = ledger.total(settings.delta, Unit.RECORD, adjacency)
-        except UnsupportedAdjacencyError:
-            return None  # an earlier run has no cost there
-    return {"epsilon": _finite(total.epsilon), "accountant": total.accountant}
+    with open_ledger() as ledger:
+        return ledger_facts(ledger, settings.delta, Unit.RECORD, Adjacency(settings.adjacency))

@@ -2,6 +2,7 @@
 
 import io
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,39 +98,56 @@ def expect_free(out: Path) -> None:
         raise StorageError(f"Cannot write {folder}: it is read-only; choose another --out.")
 
 
-def write_samples(images: Tensor, labels: Tensor | None, out: Path) -> None:
+def write_samples(
+    images: Tensor,
+    labels: Tensor | None,
+    out: Path,
+    classes: int,
+    names: Sequence[str] | None = None,
+) -> None:
     """Write an archive that `--data` reads, or a folder of PNG with one sub-folder per label.
 
     Args:
         images: uint8 [n, ch, s, s].
         labels: int64 [n]; None where the network learned none, and there are no sub-folders then.
         out: a path that ends in `.npz`, or a folder.
+        classes: that the network knows, whether or not they were drawn.
+        names: what they are called, for the archive.
 
     Raises:
         StorageError: a full disk.
     """
     if out.suffix == ".npz":
-        _write_archive(images, labels, out)
+        _write_archive(images, labels, out, classes, names)
     else:
-        _write_pictures(images, labels, out)
+        _write_pictures(images, labels, out, classes)
 
 
-def _write_archive(images: Tensor, labels: Tensor | None, out: Path) -> None:
+def _write_archive(
+    images: Tensor, labels: Tensor | None, out: Path, classes: int, names: Sequence[str] | None
+) -> None:
     arrays = {"images": images.numpy()}
     if labels is not None:
-        arrays["labels"] = labels.numpy()
+        arrays |= {"labels": labels.numpy(), "classes": np.array(classes)}
+    if labels is not None and names is not None:
+        arrays["class_names"] = np.array(names)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **arrays)
     write_atomically(out, buffer.getvalue())
 
 
-def _write_pictures(images: Tensor, labels: Tensor | None, out: Path) -> None:
+def _write_pictures(images: Tensor, labels: Tensor | None, out: Path, classes: int) -> None:
     image_module = _import_pillow()
     width = len(str(len(images) - 1))
+    # As wide as the largest class, so that the alphabet sorts them as numbers; and all of them,
+    # because sub-folders are the classes of whoever reads them.
+    digits = len(str(classes - 1))
+    folders = [out] if labels is None else [out / f"{label:0{digits}}" for label in range(classes)]
     try:
-        for number, image in enumerate(images):
-            folder = out if labels is None else out / str(int(labels[number]))
+        for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
+        for number, image in enumerate(images):
+            folder = folders[0 if labels is None else int(labels[number])]
             pixels = image.permute(1, 2, 0).numpy().squeeze()
             image_module.fromarray(pixels).save(folder / f"{number:0{width}}.png")
     except OSError as error:

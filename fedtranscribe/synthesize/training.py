@@ -8,12 +8,12 @@ A plain object that whoever has the data drives: the command line in a loop, a h
 a thread. The ledger is opened where it is needed, because a thread needs one of its own.
 
 Guarantee:
-    That of the plan's release, booked before the first step: a training is one query of the ledger,
-    with the released weights as its answer. Until these are committed nothing that depends on the
-    data leaves `private/`; what stands outside are counts of steps. So steps that a crash undid may
-    be taken again, with fresh noise and coins, under the same reservation. Once the digest of a
-    result is in the ledger, no other result of this training is given out: a second one, from an
-    older checkpoint, is refused.
+    That of the trainer's release, booked before the first step: a training is one query of the
+    ledger, with the released weights as its answer. Until these are committed nothing that depends
+    on the data leaves `private/`; what stands outside are counts of steps. So steps that a crash
+    undid may be taken again, with fresh noise and coins, under the same reservation. Once the
+    digest of a result is in the ledger, no other result of this training is given out: a second
+    one, from an older checkpoint, is refused.
     The time that a step takes tells the size of its secret batch. `progress.jsonl` has times, of
     fifty parts of a stage at most: it is for the holder, as is asking for `progress` ever so often.
 """
@@ -34,6 +34,7 @@ from fedtranscribe.errors import ConfigError, QueryConflictError, StorageError
 from fedtranscribe.files import write_atomically
 from fedtranscribe.models.diffusion import Synthesizer, save_synthesizer
 from fedtranscribe.models.unet import Denoiser
+from fedtranscribe.names import expect_name
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.synthesize.method import Trainer
 from fedtranscribe.synthesize.preparation import Prepared
@@ -110,7 +111,7 @@ class Training:
     @property
     def query_id(self) -> str:
         """Under which the ledger books the training."""
-        return f"{self._run.run_id}/training"
+        return training_id(self._run.run_id)
 
     @property
     def caveats(self) -> tuple[str, ...]:
@@ -132,7 +133,7 @@ class Training:
             ConfigError: a checkpoint of another plan, or of another kind of device.
             StorageError: a damaged checkpoint.
         """
-        answered, release = False, self._prepared.plan.release
+        answered, release = False, self._trainer.release
         if release is not None:
             with self._open_ledger() as ledger:
                 reserved = ledger.reserve(
@@ -182,16 +183,17 @@ class Training:
             StorageError: a full disk.
         """
         assert self._trainer.finished
+        # Saved first: whether it diverged is said below, and must stay the same when asked again.
+        self.save()
         network = self._prepared.method.network(self._trainer)
         _expect_finite(network)
-        self.save()
         staged = self._run.private / DENOISER
         plan = self._prepared.plan
         model = Synthesizer(network, plan.schedule, plan.sampling, plan.conditional)
         save_synthesizer(model, staged)
         content = staged.read_bytes()
         digest, head = hashlib.sha256(content).hexdigest(), None
-        if plan.release is not None:
+        if self._trainer.release is not None:
             with self._open_ledger() as ledger:
                 committed = ledger.commit(self.query_id, digest.encode())
             head = (committed.sequence, committed.hash)
@@ -237,6 +239,15 @@ class Training:
         return Standing(
             stage, done, self._stages[stage], before + done, every, before + done == every
         )
+
+
+def training_id(run: str) -> str:
+    """Under which id the ledger books the training of a run.
+
+    Raises:
+        ConfigError: the run's name leaves no room for it.
+    """
+    return expect_name("query id", f"{run}/training")
 
 
 def forget_checkpoint(run: RunDirectory) -> None:

@@ -13,6 +13,7 @@ from fedtranscribe.errors import (
     StorageError,
 )
 from fedtranscribe.models import Classifier, build, is_small, load_state, restore
+from fedtranscribe.models.registry import expect_classifier
 from fedtranscribe.teachers.frozen import FrozenBackbone
 from fedtranscribe.teachers.manifest import Manifest, load_manifest
 from fedtranscribe.teachers.stacked import (
@@ -67,6 +68,7 @@ class Teachers:
                 f"Training of the teachers in {folder} was interrupted; run it again to finish."
             )
         m = self.manifest
+        _expect_weights(m, folder)
         self.way = way or pick_way(m.architecture, device)
         _expect_way(self.way, m)
         if device.type == "cpu":
@@ -160,6 +162,23 @@ class Teachers:
     def _features(self, backbone: FrozenBackbone, images: Tensor) -> Tensor:
         parts = images.split(self._rows)
         return torch.cat([backbone(part.to(self.device).float() / 255) for part in parts])
+
+
+def _expect_weights(manifest: Manifest, folder: Path) -> None:
+    """Hold the manifest against the first shard's file, before any network is made by it."""
+    m = manifest
+    files = (shard_file(folder, shard) for shard in range(m.shards))
+    path = next((file for file in files if file.exists()), None)
+    if path is None:  # all shards are empty
+        return
+    state = load_state(path)
+    if m.mode == "full":
+        expect_classifier(m.architecture, m.classes, m.channels, m.size, state, path)
+    elif "weight" not in state or state["weight"].shape[:1] != (m.classes,):
+        raise ModelMismatchError(
+            f"{path} is no head for the {m.classes} classes of the manifest beside it; train the "
+            "teachers again."
+        )
 
 
 def _expect_way(way: Way, manifest: Manifest) -> None:

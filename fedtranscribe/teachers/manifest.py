@@ -4,17 +4,20 @@ Accuracy and shard sizes depend on private records, so they are not written down
 manifest into a card or an answer then leaks nothing by it.
 """
 
-import json
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
-from fedtranscribe.config import Settings, TeacherSettings
+from fedtranscribe.config import OwnData, Settings, TeacherSettings
 from fedtranscribe.errors import ModelError, StorageError
 from fedtranscribe.files import write_atomically
+from fedtranscribe.models.headers import MOST_CHANNELS, MOST_CLASSES, MOST_SIDE
+from fedtranscribe.reading import read_json
 
 FILE = "manifest.json"
+MOST_SHARDS = 1_000_000
+"""Every shard is a file, and is looked for whenever teachers are opened."""
 
 
 class Manifest(Settings):
@@ -26,10 +29,10 @@ class Manifest(Settings):
     version: Literal[1] = 1
     architecture: str
     mode: Literal["full", "heads"]
-    classes: int
-    channels: int
-    size: int
-    shards: int
+    classes: int = Field(ge=2, le=MOST_CLASSES)
+    channels: int = Field(ge=1, le=MOST_CHANNELS)
+    size: int = Field(ge=8, le=MOST_SIDE)
+    shards: int = Field(ge=1, le=MOST_SHARDS)
     data: str
     data_root: str | None
     data_id: str
@@ -37,6 +40,7 @@ class Manifest(Settings):
     key: str
     seed: int
     weights: str | None
+    own_data: OwnData = OwnData()
     settings: TeacherSettings
     complete: bool = False
 
@@ -54,7 +58,7 @@ def load_manifest(folder: Path) -> Manifest:
     """
     path = folder / FILE
     try:
-        return Manifest.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        return Manifest.model_validate(read_json(path))
     except OSError:
         raise StorageError(
             f"No {FILE} in {folder}; make teachers with `fedtranscribe teacher train`."

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fedtranscribe.config import OwnData, build
 from fedtranscribe.data import DataSplit, is_published, load
 from fedtranscribe.errors import ConfigError, CorruptWeightsError
 from fedtranscribe.models import Classifier, Generator, load_network
@@ -79,7 +80,12 @@ class FinishedRun:
         """
         given = self.settings.get("data_root")
         root = root or (Path(given) if given else None)
-        return load(self.settings["data"], root, download, self.settings.get("image_size"))
+        return load(self.settings["data"], root, download, self._own_data)
+
+    @property
+    def _own_data(self) -> OwnData:
+        """How the run read its data."""
+        return build(OwnData, {k: v for k, v in self.settings.items() if k in OwnData.model_fields})
 
     @property
     def labelled(self) -> bool:

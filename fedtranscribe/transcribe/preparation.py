@@ -1,16 +1,23 @@
 """What has to be settled before a transcription may spend anything: data, plan, places."""
 
 import hashlib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import quote
 
 import torch
 
 from fedtranscribe.config import TranscribeSettings
-from fedtranscribe.data import DataSplit, ImageSet, is_published, load
+from fedtranscribe.config import build as build_settings
+from fedtranscribe.data import (
+    DataSplit,
+    ImageSet,
+    NamedData,
+    expect_public,
+    is_published,
+    load,
+    share_records,
+)
 from fedtranscribe.errors import ConfigError, ModelMismatchError
 from fedtranscribe.models import build
 from fedtranscribe.privacy.release_plan import Release
@@ -33,15 +40,17 @@ class GivenGenerator:
 
     Attributes:
         run: its name in the ledger of its data.
-        data: which data it was trained on, by name.
+        data_id: of the data that it was trained on; None where the run's folder does not say.
         samples: drawn from it; labelled by the classes that they were drawn for.
         releases: what its training has cost.
+        public: the public images that it started from; None for none, and for drawn shapes.
     """
 
     run: str
-    data: str
+    data_id: str | None
     samples: ImageSet
     releases: tuple[Release, ...]
+    public: NamedData | None = None
 
 
 @dataclass
@@ -58,8 +67,20 @@ class Prepared:
 
     @property
     def before(self) -> tuple[Release, ...]:
-        """What the student has cost before the first query: a generator trained on these data."""
-        if self.generator is None or self.generator.data != self.settings.data:
+        """What the student has cost before the first query: the training of its generator.
+
+        Guarantee:
+            The costs of the generator and of the answers add up wherever one record may have paid
+            both: where the two data sets share records by their ids (`share_records`), or where it
+            is not known which data the generator saw. Of `digits` and `mnist`, say, a record of
+            `digits` is a record of `mnist` as well. The total is what a record of both sets has
+            paid, and so of the smaller one; any other record has paid less. How a path was spelled
+            plays no part. A copy of the data under another data id is not recognised.
+        """
+        if self.generator is None:
+            return ()
+        seen = self.generator.data_id
+        if seen is not None and not share_records(seen, self.split.train.data_id):
             return ()
         return self.generator.releases
 
@@ -98,7 +119,12 @@ def prepare(settings: TranscribeSettings, generator: GivenGenerator | None = Non
     manifest = load_manifest(folder) if folder else None
     settings = settings.model_copy(update=_data_of(settings, manifest))
     assert settings.data is not None  # _data_of fills it in
-    split = load(settings.data, settings.data_root, settings.download, settings.image_size)
+    split = load(settings.data, settings.data_root, settings.download, settings.own_data)
+    private = NamedData.of(settings.data, split)
+    if generator is not None and generator.public is not None:
+        expect_public(
+            "the generator's pretrain_data", generator.public, private, "choose another generator."
+        )
     facts = _facts(split.train)
     build(settings.student_architecture, facts.classes, facts.channels, facts.size)
     if settings.source == "moments":
@@ -108,7 +134,7 @@ def prepare(settings: TranscribeSettings, generator: GivenGenerator | None = Non
     else:
         plan = make_plan(settings, facts, *_ensemble(settings, split, folder, manifest, device))
     if generator is None:
-        public = public_images(settings, facts.channels, facts.size)
+        public = public_images(settings, facts.channels, facts.size, private)
     else:
         public = generator.samples
         if (public.channels, public.size) != (facts.channels, facts.size):
@@ -159,28 +185,19 @@ def _ensemble(
     return manifest.shards, manifest.mode
 
 
-def ledger_path(settings: TranscribeSettings, images: ImageSet) -> Path:
-    """Where the budget book of the data lies: beside them, or under the user's home.
-
-    Packaged sets have no folder of their own, and some folders cannot be written.
-    """
-    if settings.ledger is not None:
-        return settings.ledger
-    name = f"{quote(images.data_id, safe='')}.ledger.sqlite"
-    if images.folder is not None and os.access(images.folder, os.W_OK):
-        return images.folder / name
-    home = Path(os.environ.get("FEDTRANSCRIBE_HOME") or Path.home() / ".fedtranscribe")
-    return home / "ledgers" / name
-
-
 def make_manifest(
     settings: TranscribeSettings, images: ImageSet, shards: int, mode: str
 ) -> Manifest:
-    """Describe the teachers to be trained on `images`."""
+    """Describe the teachers to be trained on `images`.
+
+    Raises:
+        ConfigError: a number that no manifest may state.
+    """
     # Public randomness: which shard a record falls into needs no secrecy, only independence of
     # all other records.
     key = hashlib.blake2b(f"{images.data_id}/{settings.seed}".encode(), digest_size=16).hexdigest()
-    return Manifest.model_validate(
+    return build_settings(
+        Manifest,
         {
             "architecture": settings.teacher or TEACHER,
             "mode": mode,
@@ -195,8 +212,9 @@ def make_manifest(
             "key": key,
             "seed": settings.seed,
             "weights": settings.teacher_weights,
+            "own_data": settings.own_data,
             "settings": settings.teachers.model_dump(),
-        }
+        },
     )
 
 
@@ -206,9 +224,11 @@ def _facts(images: ImageSet) -> TaskFacts:
 
 def _data_of(settings: TranscribeSettings, manifest: Manifest | None) -> dict[str, Any]:
     """Given teachers bring their own data; otherwise the packaged digits."""
-    if settings.data is not None:
-        return {}
     if manifest is None:
-        return {"data": "digits"}
+        return {"data": settings.data or "digits"}
+    if settings.data not in (None, manifest.data):
+        return {}
     root = settings.data_root or (Path(manifest.data_root) if manifest.data_root else None)
-    return {"data": manifest.data, "data_root": root}
+    # They are read as they were when the teachers learned from them, but for what is said now.
+    said = settings.own_data.model_dump(exclude_defaults=True)
+    return {"data": manifest.data, "data_root": root, **manifest.own_data.model_dump(), **said}

@@ -8,7 +8,9 @@ metrics.json              the result, both figures, the accuracy curve
 progress.jsonl            one line per round: rows, ε so far, losses
 images.png, accuracy.png  synthetic samples; accuracy over answered rows
 student.safetensors, generator.safetensors
-private/teachers/         the holder's own; never part of a release
+private/                  the holder's own, never part of a release: teachers, all accuracies
+
+What may stand outside `private/`, and why, is listed in `fedtranscribe.allowed`.
 """
 
 import io
@@ -22,22 +24,28 @@ from typing import Any
 import tomli_w
 import torch
 
+from fedtranscribe.allowed import expect_allowed, why
 from fedtranscribe.config import Settings, read_toml
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.exchange import AnswerKind, MomentsQuery, QueryBatch
 from fedtranscribe.files import unwritable, write_atomically
+from fedtranscribe.reading import read_json, read_object
 
 STUDENT = "student.safetensors"
 GENERATOR = "generator.safetensors"
 DENOISER = "denoiser.safetensors"
+_SCORES = "private/accuracy.json"
 
 OWN_LABELS = "those of the records"
 """What a result says of labels that mean classes; anything else is no task to be tested on."""
 
+DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
+"""What goes wrong where a run's files hold values of other types than a run writes."""
+
 # Where and how a run is computed may change between interrupt and resume; nothing else may.
 _FREE_ON_RESUME = frozenset(
     {
-        *("out", "device", "data_root", "download", "resume", "force", "abandon"),
+        *("out", "device", "data_root", "download", "max_gib", "resume", "force", "abandon"),
         *("tensorboard", "tracker"),
         *("timeout", "first_timeout", "quorum", "retries", "retry_after", "slice_seconds"),
     }
@@ -121,6 +129,10 @@ class RunDirectory:
                     "resume with the settings it was started with."
                 )
         return cls(path, settings, run_id)
+
+    def abandon(self) -> None:
+        """Take back a run that could not begin, so that its folder is free again."""
+        (self.path / "config.toml").unlink(missing_ok=True)
 
     @property
     def private(self) -> Path:
@@ -220,11 +232,18 @@ class RunDirectory:
 
     def write_events(self, events: list[dict[str, Any]]) -> None:
         """Replace `events.jsonl` by what the ledger has booked for this run."""
+        for event in events:
+            expect_allowed("events.jsonl", event)
         lines = "".join(json.dumps(event, sort_keys=True) + "\n" for event in events)
         write_atomically(self.path / "events.jsonl", lines.encode())
 
     def write_metrics(self, metrics: dict[str, Any]) -> None:
-        """Write `metrics.json`; its presence says that the run is complete."""
+        """Write `metrics.json`; its presence says that the run is complete.
+
+        Raises:
+            PrivacyError: it holds what must not leave `private/`.
+        """
+        expect_allowed("metrics.json", metrics)
         write_atomically(self.path / "metrics.json", json.dumps(metrics, indent=2).encode())
 
     def read_metrics(self) -> dict[str, Any]:
@@ -232,19 +251,42 @@ class RunDirectory:
         return read_result(self.path)
 
     def write_scores(self, scores: dict[str, float]) -> None:
-        """Keep accuracies under `private/`: on a holder's own records they are private."""
+        """Keep all accuracies under `private/`; `allowed_scores` are those that may leave it."""
         write_atomically(self._scores, json.dumps(scores, indent=2).encode())
 
     def read_scores(self) -> dict[str, float]:
         """Accuracies so far; empty where `private/` has been taken away."""
-        try:
-            return json.loads(self._scores.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
+        return read_object(self._scores) or {}
 
     @property
     def _scores(self) -> Path:
-        return self.private / "accuracy.json"
+        return self.path / _SCORES
+
+
+def with_private_scores(path: Path, metrics: dict[str, Any]) -> dict[str, Any]:
+    """A result with all accuracies, for the terminal of the person who runs it, and for no file.
+
+    Args:
+        path: the run's folder.
+        metrics: what `metrics.json` holds.
+
+    Returns:
+        The same, with all of `accuracy`; `not_private` names those that no file outside
+        `private/` may hold.
+    """
+    told, scores = metrics.get("accuracy") or {}, read_object(path / _SCORES) or {}
+    hidden = [name for name in scores if name not in told]
+    return {**metrics, "accuracy": {**scores, **told}, "not_private": hidden}
+
+
+def allowed_scores(scores: dict[str, float]) -> dict[str, float]:
+    """The accuracies on a benchmark's public test set that may leave `private/`.
+
+    Those of students may; those of teachers and of ensembles are functions of private records.
+    """
+    return {
+        name: value for name, value in scores.items() if why("metrics.json", ("accuracy", name))
+    }
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -261,7 +303,7 @@ def read_result(path: Path) -> dict[str, Any]:
             f"The run in {path} is not finished; repeat the command that began it with --resume."
         )
     try:
-        result = json.loads(metrics.read_text(encoding="utf-8"))
+        result = read_json(metrics)
     except (OSError, ValueError):
         result = None
     if not isinstance(result, dict) or "settings" not in result:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.config import PUBLIC_SHAPES, StudentSettings
-from fedtranscribe.data import ImageSet, draw_shapes, load
+from fedtranscribe.data import ImageSet, NamedData, draw_shapes, load_public
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.holder import Holder
 from fedtranscribe.methods.dpsd import DPSD
@@ -120,17 +120,29 @@ class StudentSide:
     rng: torch.Generator
 
 
-def public_images(settings: StudentSettings, channels: int, size: int) -> ImageSet | None:
+def public_images(
+    settings: StudentSettings, channels: int, size: int, private: NamedData | None
+) -> ImageSet | None:
     """The public set that generator and student start from; None where there is none.
+
+    Args:
+        settings: name it.
+        channels: of the private images.
+        size: of the private images, in pixels.
+        private: the records, which cannot be public at the same time; None only at a server,
+            which knows none.
 
     Raises:
         DataNotFoundError: unknown or absent.
-        ConfigError: its images have another shape than the private data.
+        ConfigError: its images have another shape than the private data, or they are these.
     """
     if settings.public_data in (None, "none"):
         return None
     if settings.public_data != PUBLIC_SHAPES:
-        public = load(settings.public_data, settings.data_root, settings.download).train
+        root, download = settings.data_root, settings.download
+        public = load_public(
+            "public_data", settings.public_data, private, root, download, settings.as_public
+        )
         if (public.channels, public.size) != (channels, size):
             raise ConfigError(
                 f"The public set {public.name} has {public.channels}x{public.size}x{public.size} "

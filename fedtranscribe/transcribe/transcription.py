@@ -6,29 +6,34 @@ before.
 """
 
 import json
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.data import ImageSet
-from fedtranscribe.errors import HopelessPlanError
+from fedtranscribe.errors import FedtranscribeError, HopelessPlanError
 from fedtranscribe.holder import Holder
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.moments_holder import MomentsHolder
 from fedtranscribe.privacy.accountant import guarantee, sound_table
-from fedtranscribe.privacy.budget import Budget
+from fedtranscribe.privacy.budget import DEFAULT_LIMIT, Budget
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.teachers import Teachers, train_teachers
 from fedtranscribe.tracking import Tracker
+from fedtranscribe.transcribe.booking import Say, find_ledger, ledger_facts, open_for_run
 from fedtranscribe.transcribe.moments import MomentsPlan, learn_from_moments
 from fedtranscribe.transcribe.plan import Plan
-from fedtranscribe.transcribe.preparation import Prepared, ledger_path, make_manifest
+from fedtranscribe.transcribe.preparation import Prepared, make_manifest
 from fedtranscribe.transcribe.report import draw_curve, draw_images, figures_available
-from fedtranscribe.transcribe.rundir import RunDirectory, check_writable
+from fedtranscribe.transcribe.rundir import (
+    RunDirectory,
+    allowed_scores,
+    check_writable,
+    with_private_scores,
+)
 from fedtranscribe.transcribe.session import (
     Curve,
     Progress,
@@ -42,8 +47,6 @@ from fedtranscribe.transcribe.session import (
     save_networks,
     silent,
 )
-
-Say = Callable[[str], None]
 
 _GRID = 50
 
@@ -68,8 +71,8 @@ def transcribe(
         say: receives lines for the user.
 
     Returns:
-        The result, as written to `metrics.json`, and beside it the accuracy, which on the holder's
-        own records is private: do not publish it.
+        The result, as written to `metrics.json`, with all accuracies. Those that `not_private`
+        names are functions of private records: do not publish them.
 
     Raises:
         HopelessPlanError: nothing can be learned, and `force` was not given.
@@ -88,11 +91,15 @@ def transcribe(
     run = starting(out, prepared.settings)
     if run.finished:
         say("this run was complete already; nothing was spent")
-        return run.read_metrics() | {"accuracy": run.read_scores()}
-    with _open_ledger(prepared) as ledger:
-        _say_cost(prepared, say)
-        if not ledger.releases(run.run_id):
-            ledger.check(*prepared.releases)
+        return with_private_scores(run.path, run.read_metrics())
+    _say_cost(prepared, say)
+    try:
+        ledger = _open_ledger(prepared, run, say)
+    except FedtranscribeError:
+        if not resume:
+            run.abandon()
+        raise
+    with ledger:
         if isinstance(plan, MomentsPlan):
             return _run_on_moments(prepared, plan, run, ledger, progress)
         return _run_on_answers(prepared, plan, run, ledger, progress)
@@ -106,7 +113,7 @@ def _say_cost(prepared: Prepared, say: Say) -> None:
     published, stated = prepared.plan.published, _stated(prepared, prepared.releases)
     if prepared.before:
         own = _guaranteed(prepared.settings, prepared.releases)
-        say(f"its answers cost ε = {own.epsilon:.4g}, and the generator was trained on these data")
+        say(f"its answers cost ε = {own.epsilon:.4g}, and {_why_counted(prepared)}")
     formula = "no published formula counts moments"
     if published is not None:
         formula = f"the published formula prints {published.epsilon:.4g}, which is no guarantee"
@@ -114,6 +121,17 @@ def _say_cost(prepared: Prepared, say: Say) -> None:
         f"this run costs ε = {stated.epsilon:.4g} ({stated.unit}, {stated.adjacency}, "
         f"δ = {stated.delta:g}, {stated.accountant}); {formula}"
     )
+
+
+def _why_counted(prepared: Prepared) -> str:
+    """Why the cost of the generator is part of the student's."""
+    assert prepared.generator is not None
+    seen, these = prepared.generator.data_id, prepared.split.train.data_id
+    if seen is None:
+        return "the generator's run does not say which data it saw: its cost is counted as well"
+    if seen == these:
+        return "the generator was trained on these data"
+    return f"the generator was trained on {seen!r}, which shares records with {these!r}"
 
 
 def _stated(prepared: Prepared, releases: tuple[Release, ...]) -> Guarantee:
@@ -140,16 +158,11 @@ def _teachers(prepared: Prepared, plan: Plan, run: RunDirectory, progress: Progr
     return Teachers(folder, prepared.device)
 
 
-def _open_ledger(prepared: Prepared) -> Ledger:
-    settings, train = prepared.settings, prepared.split.train
-    unit = Unit(settings.unit)
-    budget = settings.budget
-    limit = Budget(budget or math.inf, settings.delta, unit, Adjacency.ZERO_OUT)
-    ledger = Ledger.open(ledger_path(settings, train), train.data_id)
-    # Without a limit from the user the book keeps the one in force, or books without a limit.
-    if budget is not None or ledger.budget is None:
-        ledger.set_budget(limit)
-    return ledger
+def _open_ledger(prepared: Prepared, run: RunDirectory, say: Say) -> Ledger:
+    settings = prepared.settings
+    place = find_ledger(prepared.split.train, settings.data or "", settings.ledger)
+    usual = Budget(DEFAULT_LIMIT, settings.delta, Unit(settings.unit), Adjacency.ZERO_OUT)
+    return open_for_run(place, run.run_id, settings.budget, usual, prepared.releases, say)
 
 
 def _run_on_moments(
@@ -236,11 +249,11 @@ def _finish(
     """Write networks, figures and metrics; the result."""
     scores = run.read_scores()
     save_networks(run, side)
-    _figures(run, side, curve, scores)
-    told = scores if prepared.declared_public else None
+    told = allowed_scores(scores) if prepared.declared_public else None
+    _figures(run, side, curve, told or {})
     metrics = _metrics(prepared, run, holder, curve) | {"accuracy": told}
     run.write_metrics(metrics)
-    return metrics | {"accuracy": scores}
+    return with_private_scores(run.path, metrics)
 
 
 def _metrics(
@@ -248,8 +261,8 @@ def _metrics(
 ) -> dict[str, Any]:
     settings, plan, releases = prepared.settings, prepared.plan, prepared.releases
     unit, published = Unit(settings.unit), plan.published
+    names = prepared.split.train.class_names
     stated = _stated(prepared, releases)
-    total = holder.ledger.total(settings.delta, unit, Adjacency.ZERO_OUT)
     sound = sound_table([*prepared.before, *releases], unit, settings.delta)
     return {
         "method": "moments" if settings.source == "moments" else "dpsd",
@@ -262,13 +275,14 @@ def _metrics(
         "signal": plan.forecast.signal,
         "sound": {adjacency.value: epsilon for adjacency, epsilon in sound.items()},
         "published": published and {"epsilon": published.epsilon, "reason": published.reason},
-        "ledger": {"epsilon": total.epsilon, "accountant": total.accountant},
+        "ledger": ledger_facts(holder.ledger, settings.delta, unit, Adjacency.ZERO_OUT),
         "private": holder.noise.private,
         "run": run.run_id,
         "rows": sum(release.rows for release in releases),
         "teachers": plan.shards,
         "privacy": "moments" if settings.source == "moments" else settings.privacy,
         "data": settings.data,
+        "class_names": names and list(names),
         "public_data": settings.public_data if prepared.generator is None else None,
         "generator": _generator(prepared),
         "accuracy_on": (
@@ -287,7 +301,7 @@ def _generator(prepared: Prepared) -> dict[str, Any] | None:
     own = _guaranteed(prepared.settings, prepared.releases)
     return {
         "run": prepared.generator.run,
-        "data": prepared.generator.data,
+        "data_id": prepared.generator.data_id,
         "counted": bool(prepared.before),
         "epsilon_of_answers": own.epsilon,
     }

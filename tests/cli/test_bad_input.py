@@ -96,7 +96,7 @@ def test_absent_and_unknown_data(fails, tmp_path: Path):
 
 def test_nan_images(fails, tmp_path: Path):
     images = np.full((30, 28, 28), np.nan, dtype=np.float32)
-    np.savez(tmp_path / "bad.npz", images=images, labels=np.arange(30) % 3)
+    np.savez(tmp_path / "bad.npz", images=images, labels=np.arange(30) % 3, classes=3)
     assert "bad.npz" in fails("--data", str(tmp_path / "bad.npz"), code=3)
 
 
@@ -151,7 +151,7 @@ def test_teachers_of_another_shape_than_the_data(fails, teachers: Path, tmp_path
     colour = tmp_path / "colour.npz"
     rng = np.random.default_rng(0)
     images = rng.integers(0, 255, (30, 32, 32, 3), dtype=np.uint8)
-    np.savez(colour, images=images, labels=np.arange(30) % 4)
+    np.savez(colour, images=images, labels=np.arange(30) % 4, classes=4)
     error = fails("--teacher", str(teachers), "--data", str(colour), code=4)
     assert "3 classes of 1x28x28" in error
     assert "4 classes of 3x32x32" in error

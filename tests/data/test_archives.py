@@ -12,6 +12,7 @@ def arrays(n=40, classes=4, **more):
     return {
         "images": rng.integers(0, 256, (n, 8, 8), dtype=np.uint8),
         "labels": np.arange(n) % classes,
+        "classes": np.array(classes),
         **more,
     }
 
@@ -55,12 +56,12 @@ def test_optional_keys(tmp_path):
     ("changes", "words"),
     [
         ({"images": np.full((40, 8, 8), np.nan)}, "NaN"),
-        ({"labels": np.zeros(39, dtype=np.int64)}, "one per image"),
-        ({"labels": np.zeros(40, dtype=np.int64)}, "classes=1"),
-        ({"labels": np.full(40, -1)}, "classes=0"),
-        ({"classes": np.array(3)}, r"within 0\.\.2"),
+        ({"labels": np.zeros(39, dtype=np.int64)}, "one value per image"),
+        ({"labels": np.full(40, -1)}, r"within 0\.\.3"),
+        ({"classes": np.array(1)}, "classes=1"),
+        ({"classes": np.array(3)}, r"labels in .*ward\.npz' within 0\.\.2.* --classes"),
         ({"classes": np.array([3, 4])}, "one whole number"),
-        ({"ids": np.array(["a"])}, "one id per image"),
+        ({"ids": np.array(["a"])}, "one value per image"),
     ],
 )
 def test_unusable_content_is_refused(tmp_path, changes, words):
@@ -98,7 +99,7 @@ def test_too_few_records_to_hold_out_any(tmp_path):
 
 
 def medmnist_arrays():
-    return {
+    return {"classes": np.array(3)} | {
         f"{part}_{kind}": array
         for part, n in (("train", 9), ("val", 3), ("test", 5))
         for kind, array in (

@@ -14,16 +14,21 @@ def test_public_names_are_exactly_these():
     assert sorted(data.__all__) == [
         "DataSplit",
         "ImageSet",
+        "NamedData",
         "assign_shards",
         "augment",
         "available",
         "dirichlet_partition",
         "draw_shapes",
+        "expect_public",
+        "folder_of",
         "held_out",
         "is_benchmark",
         "is_published",
         "load",
         "load_first",
+        "load_public",
+        "share_records",
     ]
 
 

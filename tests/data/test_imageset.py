@@ -27,6 +27,9 @@ def test_subset_keeps_persistent_ids():
     part = data.subset([4, 1])
     assert part.ids == ("e", "b")
     assert not part.positional
+    assert make(class_names=("cat", "dog", "emu")).subset([4, 1]).class_names == (
+        *("cat", "dog", "emu"),
+    )
     assert part.labels.tolist() == [data.labels[4], data.labels[1]]
 
 
@@ -41,9 +44,18 @@ def test_subset_keeps_persistent_ids():
         ({"labels": torch.zeros(6)}, "int64"),
         ({"labels": torch.tensor([0, 1, 2, 3, 0, 0])}, r"within 0\.\.2"),
         ({"labels": torch.tensor([0, 1, 2, -1, 0, 0])}, r"within 0\.\.2"),
-        ({"classes": 1}, "classes=1 >= 2"),
+        ({"classes": 1}, "2 <= classes=1"),
+        ({"classes": 300_000_000}, "classes=300000000 <= "),
+        ({"class_names": ("cat", "dog")}, "each of 3 classes"),
+        ({"class_names": ("cat", "dog", "dog")}, "each of 3 classes"),
+        ({"class_names": ("cat", "dog", "e\nmu")}, r"'e\\nmu'.* printable"),
+        ({"class_names": ("cat", "dog", "e" * 201)}, "200 printable"),
+        ({"data_id": "ward\n12"}, r"'ward\\n12'.* printable"),
+        ({"data_id": "w" * 201}, "200 printable"),
+        ({"data_id": ""}, "printable"),
         ({"record_ids": ("a",)}, "got 1 ids for 6"),
         ({"record_ids": ("a", "b", "", "d", "e", "f")}, "non-empty"),
+        ({"record_ids": ("a", "b", "c", "d", "e", "\udcff")}, "UTF-8"),
     ],
 )
 def test_unusable_content_is_refused(changes, words):

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -54,3 +56,12 @@ def test_every_holder_gets_its_least():
 def test_impossible_partitions_are_refused(holders, alpha, least, named):
     with pytest.raises(ConfigError, match=named):
         dirichlet_partition(make(), holders, alpha, 0, least)
+
+
+def test_all_images_of_a_patient_go_to_one_holder():
+    whole = make()
+    patients = tuple(f"patient-{i % 40}" for i in range(len(whole)))
+    parts = dirichlet_partition(replace(whole, record_ids=patients), 5, 0.5, seed=1)
+    assert sum(map(len, parts)) == len(whole)
+    held = [set(part.ids) for part in parts]
+    assert sum(map(len, held)) == len(set.union(*held)) == 40

@@ -15,6 +15,7 @@ from fedtranscribe.config import read_toml
 from fedtranscribe.deploy.folders import Kind, init, read_environment, template
 from fedtranscribe.errors import StorageError
 from fedtranscribe.federation.holder_file import HolderFile, HolderPlace
+from fedtranscribe.federation.link import health_socket
 from fedtranscribe.federation.policy import HolderPolicy
 
 ROOT = Path(__file__).parents[2]
@@ -181,3 +182,13 @@ def test_the_connection_example_is_what_flower_reads() -> None:
     example = tomllib.loads((template(Kind.SERVER) / "connection.example.toml").read_text())
     connection = example["superlink"]["fedtranscribe"]
     assert set(connection) == {"address", "root-certificates"}
+
+
+def test_every_health_check_asks_where_the_holder_service_tells_it() -> None:
+    home = template(Kind.CLIENT)
+    socket = health_socket(Path("/holder/socket/holder.sock"))
+    files = [*home.glob("Dockerfile*"), home / "kubernetes" / "node.yaml"]
+    for path in files:
+        asked = re.findall(r"unix:([\w./]+)", path.read_text())
+        assert set(asked) == {str(socket)}, path
+    assert len(files) == 3

@@ -49,7 +49,8 @@ def finished_run(tmp_path_factory) -> Path:
     labels = np.arange(60) % 3
     images = rng.integers(0, 80, (60, 28, 28)) + 60 * labels[:, None, None]
     ids = np.array([f"patient-{i}" for i in range(60)])
-    np.savez(folder / "scans.npz", images=images.astype(np.uint8), labels=labels, ids=ids)
+    facts = {"labels": labels, "ids": ids, "classes": 3}
+    np.savez(folder / "scans.npz", images=images.astype(np.uint8), **facts)
     settings = TranscribeSettings(
         data=str(folder / "scans.npz"),
         teacher="cnn-small",

@@ -50,7 +50,11 @@ def test_killed_and_resumed_costs_what_an_unbroken_run_costs(tiny_data: Path, tm
     config.write_text(CONFIG)
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     whole, broken = tmp_path / "whole.sqlite", tmp_path / "broken.sqlite"
-    unbroken = command(tiny_data, tmp_path / "whole", whole, config)
+    # One data set has one ledger: the second run has a copy, in a folder of its own.
+    copy = tmp_path / "copy" / tiny_data.name
+    copy.parent.mkdir()
+    copy.write_bytes(tiny_data.read_bytes())
+    unbroken = command(copy, tmp_path / "whole", whole, config)
     subprocess.run(unbroken, env=environment, check=True, capture_output=True)
 
     arguments = command(tiny_data, tmp_path / "broken", broken, config)

@@ -1,5 +1,7 @@
 """Attacks on networks: a student that learned records by heart is caught, a blind one is not."""
 
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -67,17 +69,69 @@ def blind() -> Classifier:
 
 @pytest.fixture(scope="module")
 def suspects(split) -> Suspects:
-    return Suspects.of(split, 2_000, np.random.default_rng(0))
+    return Suspects.of(split, 2_000, np.random.default_rng(0), SeededBits(5))
 
 
-def test_suspects_are_as_many_of_either_kind(split, suspects):
-    assert suspects.used.sum() == 120 == (~suspects.used).sum()
-    few = Suspects.of(split, 7, np.random.default_rng(0))
-    assert few.used.tolist() == [True] * 7 + [False] * 7
-    members = {image.numpy().tobytes() for image in split.train.images}
-    assert [image.numpy().tobytes() in members for image in few.images] == few.used.tolist()
+class Words:
+    """A source of coins that a test has written down."""
+
+    private = False
+
+    def __init__(self, coins) -> None:
+        # Whatever the other bits of a word say, its lowest one is the coin.
+        self.written = np.array(coins, dtype=np.uint64) + np.uint64(6)
+
+    def for_query(self, query_id):
+        return self
+
+    def words(self, count):
+        assert count == len(self.written), "a word of its own for every coin"
+        return self.written
+
+
+def suspected(split, coins) -> Suspects:
+    return Suspects.of(split, len(coins), np.random.default_rng(0), Words(coins))
+
+
+def test_each_suspect_is_picked_from_a_pair_by_a_coin_of_its_own(split):
+    private, held_out = (
+        {image.numpy().tobytes() for image in part.images} for part in (split.train, split.test)
+    )
+    coins = [1, 0, 0, 1, 0, 0, 0]
+    some = suspected(split, coins)
+    assert some.used.tolist() == [bool(coin) for coin in coins]
+    for image, used in zip(some.images, some.used, strict=True):
+        assert image.numpy().tobytes() in (private if used else held_out)
+    for turned in range(len(coins)):
+        other = suspected(split, [coin ^ (i == turned) for i, coin in enumerate(coins)])
+        changed = (other.images != some.images).flatten(1).any(1)
+        assert changed.tolist() == [i == turned for i in range(len(coins))]
+    for same in (0, 1):
+        assert suspected(split, [same] * 7).used.tolist() == [bool(same)] * 7
     with pytest.raises(ConfigError, match="records=1"):
         Suspects.of(split, 1, np.random.default_rng(0))
+
+
+def test_how_many_suspects_are_members_is_left_to_the_coins(split):
+    counts = [
+        int(Suspects.of(split, 100, np.random.default_rng(0), SeededBits(seed)).used.sum())
+        for seed in range(400)
+    ]
+    # Of 100 fair coins: mean 50, variance 25; a fixed half would have none.
+    assert np.mean(counts) == pytest.approx(50, abs=1.0)
+    assert np.var(counts) == pytest.approx(25, rel=0.25)
+    drawn = [Suspects.of(split, 100, np.random.default_rng(0)).used for _ in range(2)]
+    assert (drawn[0] != drawn[1]).any(), "by default nobody can repeat the coins"
+
+
+def test_coins_that_all_fall_alike_prove_nothing_and_break_nothing(split, blind):
+    made = invert(blind, None, starts=1, steps=1, seed=0)
+    for same in (0, 1):
+        few = suspected(split, [same] * 3)
+        found = [by_loss(blind, few, CLAIM, 0.99), by_inversion(made, few, CLAIM, 0.99)]
+        assert [finding.lower for finding in found] == [0.0, 0.0]
+        assert found[0].figures["auc"] == 0.5
+        json.dumps([finding.to_json() for finding in found], allow_nan=False)
 
 
 def test_confidences_are_the_log_odds_of_the_true_class(blind, split):
@@ -214,7 +268,8 @@ def test_inversions_are_what_the_student_is_sure_of(leaky, suspects, with_genera
 
 
 def test_inversions_that_are_private_records_are_caught(split, suspects):
-    records, labels = split.train.images[:40], split.train.labels[:40]
+    members = torch.from_numpy(suspects.used)
+    records, labels = suspects.images[members][:40], suspects.labels[members][:40]
     stolen = Inversions(records, split.test.images[:40], labels, 1.0)
     found = by_inversion(stolen, suspects, CLAIM, 0.95)
     assert found.figures["right"] == found.figures["guesses"] == 40

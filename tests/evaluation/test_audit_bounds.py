@@ -12,10 +12,13 @@ from fedtranscribe.evaluation.audit.bounds import (
     best_guesses,
     clopper_pearson,
     distinguish,
+    fair_coins,
     mean_rank,
     one_run_epsilon,
     one_run_p_value,
+    shared,
 )
+from fedtranscribe.mechanisms import SeededBits
 
 
 def test_clopper_pearson_at_its_ends_and_in_the_middle():
@@ -132,3 +135,34 @@ def test_the_area_under_the_curve():
 def test_the_example_of_the_paper():
     """Steinke, Nasr and Jagielski 2023, Appendix D: 75 of 100 guesses right, 1,000 records."""
     assert one_run_epsilon(1_000, 100, 75, 1e-4, 0.95) == pytest.approx(0.673, abs=5e-4)
+
+
+# ---------------------------------------------------------------- several findings, one verdict
+
+
+def test_the_error_is_shared_out_over_findings():
+    assert shared(0.99, 1) == pytest.approx(0.99)
+    assert shared(0.99, 6) == pytest.approx(1 - 0.01 / 6)
+    assert shared(0.99, 0) == pytest.approx(0.99)
+
+
+def contradicted(epsilon: float, confidence: float, findings: int = 6) -> float:
+    """How likely one of several attacks on randomised response proves more than its ε: exactly."""
+    luck, m = 1 / (1 + math.exp(-epsilon)), 200
+    refuting = (r for r in range(m) if one_run_epsilon(m, m, r, 0, confidence) > epsilon)
+    alone = float(stats.binom.sf(next(refuting) - 1, m, luck))
+    return 1 - (1 - alone) ** findings
+
+
+@pytest.mark.parametrize("confidence", [0.9, 0.99])
+def test_a_sound_mechanism_is_contradicted_no_more_often_than_stated(confidence):
+    assert contradicted(1.0, shared(confidence, 6)) <= 1 - confidence
+    # Where each finding is held against the stated confidence by itself, a verdict errs more often.
+    assert contradicted(1.0, confidence) > 3 * (1 - confidence)
+
+
+def test_coins_are_the_lowest_bits_of_words_of_their_own():
+    coins = fair_coins(4_000, SeededBits(1))
+    assert (coins == (SeededBits(1).words(4_000) % 2 == 1)).all()
+    assert coins.mean() == pytest.approx(0.5, abs=0.03)
+    assert (fair_coins(200) != fair_coins(200)).any()

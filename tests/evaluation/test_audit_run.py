@@ -5,19 +5,21 @@ import json
 import pytest
 
 from fedtranscribe.cli import run as cli
-from fedtranscribe.config import build
+from fedtranscribe.config import TranscribeSettings, build
 from fedtranscribe.data import load
 from fedtranscribe.errors import AuditError, ConfigError, PrivacyError
 from fedtranscribe.evaluation.audit import AuditSettings, audit, expect_sound
 from fedtranscribe.evaluation.audit.audit import STAMP
 from fedtranscribe.evaluation.audit.settings import chosen
-from fedtranscribe.mechanisms import NoisyMeanRows
+from fedtranscribe.mechanisms import NoisyMeanRows, SeededBits
 from fedtranscribe.privacy.accountant import guarantee
 from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer, noise_std
 from fedtranscribe.privacy.release_plan import PrivacyPlan
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.release import make_release, verify
+from fedtranscribe.transcribe import prepare, transcribe
 from fedtranscribe.transcribe.finished import FinishedRun
+from tests.conftest import TINY_DPSD
 from tests.evaluation.conftest import make_run
 
 TINY = AuditSettings(
@@ -54,13 +56,14 @@ def test_own_records_leave_no_trace_in_what_may_be_told(transcribed):
     expect_sound(done.findings, done.checks)
     told, private = read(transcribed.path / "audit.json"), read(transcribed.private / "audit.json")
     assert [finding["attack"] for finding in told["findings"]] == ["game"]
-    assert told["withheld"] == ["loss", "reference", "generator", "inversion"]
+    assert told["withheld"] == ["loss", "reference", "generator", "inversion", "teachers"]
     assert told["findings"][0]["epsilon"] > told["findings"][0]["lower_bound"]
     assert private["stamp"] == STAMP
-    assert [f["attack"] for f in private["findings"]] == ["game", *told["withheld"]]
+    assert [f["attack"] for f in private["findings"]] == ["game", *told["withheld"][:-1]]
     assert "auc" not in json.dumps(told)
     assert "tiny" not in json.dumps(told)
-    assert {check["check"]: check["ok"] for check in told["checks"]} == {
+    assert {check["check"]: check["ok"] for check in told["checks"]} == {"events": True}
+    assert {check["check"]: check["ok"] for check in private["checks"]} == {
         "events": True,
         "teachers": True,
     }
@@ -94,16 +97,45 @@ def test_told_figures_do_not_move_with_the_own_records(transcribed, monkeypatch)
     assert told == again
 
 
-def test_on_a_published_benchmark_all_is_told(told_run):
+def test_what_rests_on_private_records_stays_private_on_a_published_benchmark_too(told_run):
     done = audit(told_run, TINY)
-    result = read(told_run.path / "audit.json")
-    assert result["withheld"] == []
-    assert len(result["findings"]) == 5
-    assert result["sound"] is True
-    assert not (told_run.private / "audit.json").exists()
+    told, private = read(told_run.path / "audit.json"), read(told_run.private / "audit.json")
+    assert [finding["attack"] for finding in told["findings"]] == ["game"]
+    assert told["withheld"] == ["loss", "reference", "generator", "inversion"]
+    assert len(private["findings"]) == 5
+    assert told["sound"] is private["sound"] is True
+    assert private["data"] == "digits"
     assert done.claim.epsilon == pytest.approx(10.0, rel=1e-3)
-    for finding in result["findings"]:
+    for finding in private["findings"]:
         assert {"lower_bound", "confidence", "epsilon", "delta", "words"} <= set(finding)
+
+
+@pytest.mark.parametrize("attacks", ["game", "loss,inversion", "all"])
+def test_all_bounds_of_an_audit_hold_together_with_the_confidence_asked_for(told_run, attacks):
+    settings = TINY.model_copy(update={"attacks": chosen(attacks), "confidence": 0.9})
+    done = audit(told_run, settings)
+    assert len(done.findings) == len(chosen(attacks))
+    errors = [1 - finding.confidence for finding in done.findings]
+    assert sum(errors) == pytest.approx(0.1)
+    assert len(set(errors)) == 1
+    assert read(told_run.path / "audit.json")["confidence"] == 0.9
+
+
+def test_suspects_are_held_against_the_cost_of_replacing_a_record(tiny_data, tmp_path):
+    """A coin exchanges two records: of moments, that is more than one that comes or goes."""
+    dpsd = TINY_DPSD.model_copy(update={"moments_steps": 1})
+    settings = TranscribeSettings(data=str(tiny_data), dpsd=dpsd, device="cpu")
+    transcribe(prepare(settings), tmp_path / "run", force=True)
+    done = audit(FinishedRun.open(tmp_path / "run"), TINY, coins=SeededBits(1))
+    claims = {finding.attack: finding.claim for finding in done.findings}
+    assert claims.pop("game").adjacency is Adjacency.ADD_REMOVE
+    assert set(claims) == {"loss", "generator", "inversion"}
+    assert all(claim == done.exchanged for claim in claims.values())
+    assert done.exchanged.adjacency is Adjacency.REPLACE
+    assert done.claim.adjacency is Adjacency.ADD_REMOVE
+    assert done.claim.epsilon is not None
+    assert done.exchanged.epsilon is not None
+    assert done.exchanged.epsilon > 1.2 * done.claim.epsilon
 
 
 def test_a_run_whose_noise_is_half_of_what_it_booked_fails_loudly(told_run, capsys):
@@ -142,8 +174,6 @@ def test_a_baseline_promises_nothing_and_is_attacked_all_the_same(tmp_path, caps
 
 
 def test_planting_transcribing_and_guessing(tiny_data, tiny_settings, tmp_path, capsys):
-    from fedtranscribe.transcribe import prepare, transcribe
-
     assert cli(["plant", str(tiny_data), "--out", str(tmp_path / "p"), "--canaries", "20"]) == 0
     settings = tiny_settings.model_copy(update={"data": str(tmp_path / "p" / "planted.npz")})
     transcribe(prepare(settings), tmp_path / "run", force=True)
@@ -152,7 +182,7 @@ def test_planting_transcribing_and_guessing(tiny_data, tiny_settings, tmp_path, 
     assert cli(command) == ConfigError.exit_code
     assert "plant them first" in capsys.readouterr().err
     assert cli([*command, "--canaries", secret]) == 0
-    assert read(tmp_path / "run" / "audit.json")["withheld"] == ["canaries"]
+    assert read(tmp_path / "run" / "audit.json")["withheld"] == ["canaries", "teachers"]
     found = read(tmp_path / "run" / "private" / "audit.json")["findings"][0]
     assert found["canaries"] == 20
     assert found["adjacency"] == "add-remove"
@@ -169,6 +199,12 @@ def test_a_release_tells_what_was_found_and_refuses_what_is_contradicted(transcr
     told = read(path)
     path.write_text(json.dumps({**told, "sound": False}))
     with pytest.raises(AuditError, match="contradicts the guarantee of the run"):
+        make_release(transcribed.path, tmp_path / "other")
+    path.write_text(json.dumps(told))
+    # A contradiction that may not be told is one all the same.
+    private = transcribed.private / "audit.json"
+    private.write_text(json.dumps({**read(private), "sound": False}))
+    with pytest.raises(AuditError, match=r"private/audit\.json contradicts the guarantee"):
         make_release(transcribed.path, tmp_path / "other")
     path.write_text(json.dumps({**told, "run": "another"}))
     with pytest.raises(PrivacyError, match="of another run"):

@@ -65,7 +65,7 @@ def test_two_holders_of_one_name_are_told_apart_by_neither(settings, open_nodes)
     told = over(nodes).capabilities()
     assert sorted(type(v).__name__ for v in told.values()) == [
         "Capabilities",
-        "Capabilities",
+        "ProtocolError",
         "ProtocolError",
     ]
 
@@ -177,7 +177,7 @@ def test_bad_queries_get_their_code_and_book_nothing(answer, content, code):
 def test_a_local_holder_never_gives_raw_rows(settings, open_nodes):
     wary = HolderPolicy(epsilon=10, noise=NoiseMode.LOCAL)
     node = open_nodes(settings, {0: wary})[0]
-    envelope = protocol.read_query(query())
+    envelope = protocol.read_query(query(), open_nodes(settings)[0].facts)
     with pytest.raises(Refusal, match="POLICY"):
         node.answer(envelope.query, envelope.plan, "run-a", "me")
     assert not [p for p in ledger_file(node).parent.glob("ledger.sqlite") if _booked(node)]
@@ -215,7 +215,7 @@ def _break(images):
 
 @pytest.mark.parametrize("values", ["nan", "inf", "shape", "id", "complex", "form"])
 def test_the_server_accepts_no_answer_that_is_none(answer, values, settings, open_nodes):
-    envelope = protocol.read_query(query())
+    envelope = protocol.read_query(query(), open_nodes(settings)[0].facts)
     node = open_nodes(settings, folder="others")[0]
     told = node.answer(envelope.query, envelope.plan, "run-a", "me")
     content = protocol.tell(told, envelope.query.kind)

@@ -15,7 +15,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedtranscribe.config import TeacherSettings, TranscribeSettings
 from fedtranscribe.data import load
-from fedtranscribe.errors import ConfigError, CorruptLedgerError, StorageError
+from fedtranscribe.errors import ConfigError, CorruptLedgerError, SecondLedgerError, StorageError
 from fedtranscribe.exchange import AnswerKind, NoisePlan, QueryBatch
 from fedtranscribe.federation import protocol, records
 from fedtranscribe.federation.frames import pack, unpack
@@ -253,6 +253,68 @@ def test_health_and_a_socket_for_the_group_only(serving):
     assert serving.holder.socket.stat().st_mode & 0o007 == 0
 
 
+@pytest.fixture
+def old_lock(file: HolderFile) -> Path:
+    """As earlier versions left it, in a folder that the socket's group may open."""
+    lock = file.holder.socket.with_name("h.sock.lock")
+    lock.parent.chmod(0o2750)
+    lock.touch(mode=0o644)
+    lock.chmod(0o644)
+    return lock
+
+
+def test_the_lock_is_for_the_service_alone(old_lock, serving):
+    """Whoever may open it may hold it, and then no service could start again."""
+    assert old_lock.stat().st_mode & 0o777 == 0o600
+    assert serving.holder.socket.parent.stat().st_mode & 0o7777 == 0o2750, "left as it was"
+
+
+def test_the_ledger_of_a_service_is_for_its_user_alone(serving):
+    call(serving.holder.socket, records.ANSWER, frame(query()), 60)
+    book = serving.holder.ledger.parent
+    assert {file.name: file.stat().st_mode & 0o777 for file in book.iterdir()} == dict.fromkeys(
+        (f"ledger.sqlite{end}" for end in ("", "-wal", "-shm", ".head")), 0o600
+    )
+
+
+@pytest.mark.parametrize(
+    ("mode", "who"),
+    [(0o777, "all users"), (0o755, "all users"), (0o701, "all users"), (0o2750, "its group")],
+)
+def test_a_ledgers_folder_that_others_can_open_is_not_served(file, mode, who):
+    book = file.holder.ledger.parent
+    book.chmod(mode)
+    with pytest.raises(StorageError, match=f"is open to {who} .*chmod 700 {book}"):
+        HolderService(file, Journal(None))
+    assert list(book.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+def test_a_clusters_volume_is_served(file):
+    """`fsGroup` in client/kubernetes/node.yaml: root's folder, our group, setgid, 0755 widened."""
+    book = file.holder.ledger.parent
+    os.chown(book, 10001, os.getegid())
+    book.chmod(0o2775)
+    HolderService(file, Journal(None)).close()
+    assert file.holder.ledger.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_service_begins_no_second_ledger(policy_file, file, tiny_data):
+    """The records were used with `fedtranscribe transcribe` before they had a holder."""
+    first = tiny_data.parent / "npz%3Atiny.ledger.sqlite"
+    Ledger.open(first, "npz:tiny").close()
+    with pytest.raises(SecondLedgerError, match=f"already, {first}"):
+        HolderService(file, Journal(None))
+    assert {finding.name for finding in examine(policy_file) if not finding.ok} == {"ledger"}
+    for end in ("", ".head"):
+        first.with_name(first.name + end).rename(
+            file.holder.ledger.with_name(file.holder.ledger.name + end)
+        )
+    HolderService(file, Journal(None)).close()
+    marker = tiny_data.parent / "npz%3Atiny.ledger.place"
+    assert marker.read_text() == f"{file.holder.ledger}\n"
+
+
 def test_nobody_there_is_said(tmp_path):
     with pytest.raises(StorageError, match="holder serve"):
         call(tmp_path / "none.sock", records.ANSWER, b"", 1, wait=0)
@@ -341,8 +403,9 @@ def test_commands_of_an_administrator(serving, policy_file, capsys, tmp_path):
     status = json.loads(capsys.readouterr().out)
     assert status["serving"] is True
     assert status["runs"]["run-1"]["rows"] == 10
-    assert status["epsilon"]["record limit"] == 200.0
-    assert status["epsilon"]["record left"] < 200.0
+    assert status["budget"]["record limit"] == status["budget"]["record highest limit"] == 200.0
+    assert 0 < status["budget"]["record left"] == 200.0 - status["budget"]["record booked"] < 200.0
+    assert list(status["limits"].values()) == ["200 (record, zero-out, δ = 1e-05)"]
     ledger = str(serving.holder.ledger)
     assert run(["holder", "ledger", "verify", ledger, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["proved"] is True

@@ -2,13 +2,17 @@
 
 import json
 import logging
+import shutil
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fedtranscribe.config import FederationSettings
+from fedtranscribe.data import DataSplit, load, overlap
 from fedtranscribe.errors import ConfigError, DataNotFoundError, StorageError
+from fedtranscribe.federation import deployed
 from fedtranscribe.federation.run_config import run_folder, settings_from
 from fedtranscribe.federation.simulated_apps import _serve, simulated_client_app
 from fedtranscribe.federation.simulation import (
@@ -122,3 +126,51 @@ def test_the_apps_run_resume_and_refuse_to_overwrite(tiny_data, tmp_path):
     asked = len(grid.sent)
     _serve(grid, settings_from({**config, "resume": True}), out)
     assert len(grid.sent) == asked, "a finished run asks nobody again"
+
+
+@pytest.mark.parametrize(
+    ("method", "setting"),
+    [
+        ("feddpsd", "public-data"),
+        ("feddf", "public-data"),
+        ("dp-promise", "training.pretrain-data"),
+        ("dp-sad", "training.pretrain-data"),
+    ],
+)
+def test_public_images_that_are_the_records_are_refused_before_anybody_is_asked(
+    tiny_data, tmp_path, monkeypatch, method, setting
+):
+    copy = shutil.copy(tiny_data, tmp_path / "public.npz")
+    monkeypatch.chdir(tmp_path)
+    for public, words in {str(copy): "exactly those of", "./tiny.npz": "file or folder"}.items():
+        config = {
+            "data": str(tiny_data),
+            "holders": 2,
+            "shards": 2,
+            "method": method,
+            "out": str(tmp_path / "run"),
+            setting: public,
+        }
+        grid = LocalGrid(simulated_client_app("toy"), {1: {}}, config)
+        with pytest.raises(ConfigError, match=words) as error:
+            _serve(grid, settings_from(config), tmp_path / "run")
+        assert repr(public) in str(error.value)
+        assert repr(str(tiny_data)) in str(error.value)
+        assert not grid.sent
+        assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("public", ["digits", "mnist"])
+def test_a_deployed_server_refuses_public_images_out_of_the_set_it_tests_on(
+    tmp_path, monkeypatch, public
+):
+    """Its holders have parts of that set; a server knows no more of their records."""
+    read = load("uci-digits")
+    known = DataSplit(*(replace(part, data_id=public) for part in (read.train, read.test)))
+    monkeypatch.setattr(overlap, "load", lambda *_: known)
+    config = {"data": "digits", "public-data": public, "out": str(tmp_path / "run")}
+    grid = LocalGrid(simulated_client_app("toy"), {1: {}}, config)
+    with pytest.raises(ConfigError, match=f"public_data='{public}' to name public images"):
+        deployed.serve(grid, settings_from(config), tmp_path / "run")
+    assert not grid.sent
+    assert not (tmp_path / "run").exists()

@@ -2,13 +2,15 @@
 
 import hashlib
 import json
+import shutil
 
 import numpy as np
 import pytest
 import torch
 
 from fedtranscribe.config import FederationSettings, TrainingOptions
-from fedtranscribe.data import load
+from fedtranscribe.data import DataSplit, load
+from fedtranscribe.data.registry import PACKAGED
 from fedtranscribe.errors import ConfigError, HopelessPlanError, QuorumError
 from fedtranscribe.federation import records, training_messages
 from fedtranscribe.federation.holder import make_client_app, reply_to
@@ -221,7 +223,7 @@ def test_a_server_cannot_call_files_of_the_holder_public(settings, open_node, tm
     """What pre-training sees is not protected: a file named as public would leave unbooked."""
     other = tmp_path / "other-patients.npz"
     images = np.random.default_rng(0).integers(0, 255, (30, 28, 28), dtype=np.uint8)
-    np.savez(other, images=images, labels=np.arange(30) % 3)
+    np.savez(other, images=images, labels=np.arange(30) % 3, classes=3)
 
     def ask(public: str) -> dict:
         # A run's name is bound to what was asked under it.
@@ -235,3 +237,39 @@ def test_a_server_cannot_call_files_of_the_holder_public(settings, open_node, tm
         assert ask(public)["refusal"] == RefusalCode.MALFORMED.value
     assert not list((tmp_path / "holder").glob("trainings/*/events.jsonl"))
     assert "refusal" not in ask("shapes")
+
+
+def test_a_holder_compares_public_images_with_its_own_by_data_id_alone(
+    settings, open_node, tmp_path, monkeypatch
+):
+    """By their images it would answer a server whether a set is what it holds."""
+    whole = load("digits")
+    few = DataSplit(whole.train.subset(range(200)), whole.test.subset(range(20)))
+    monkeypatch.setitem(PACKAGED, "digits", lambda: few)
+
+    def ask(data_id: str) -> dict:
+        """A training that starts from the digits, at a holder that has these very images."""
+        path = tmp_path / f"{data_id}.npz"
+        kept = {"images": few.train.images.numpy(), "labels": few.train.labels.numpy()}
+        held_out = {"test_images": few.test.images.numpy(), "test_labels": few.test.labels.numpy()}
+        np.savez(path, **kept, **held_out, classes=10, data_id=np.array(data_id))
+        shutil.rmtree(tmp_path / "holder", ignore_errors=True)
+        held = settings.model_copy(update={"data": str(path)})
+        node = open_node(held)
+        wanted = {**asked_of(held), "pretrain_data": "digits", "pretrain_epochs": 0.01}
+        content = training_messages.ask_train(0, "run-1", wanted, 1.0)
+        told = reply_to(content, records.TRAIN, lambda number: node, "flower")
+        return told.config_records["terms"]
+
+    for data_id in ("digits", "mnist"):
+        assert ask(data_id)["refusal"] == RefusalCode.MALFORMED.value
+        assert not list((tmp_path / "holder").glob("trainings/*"))
+    assert "refusal" not in ask("ward-7")
+
+
+def test_the_server_is_not_told_the_data_id(settings, open_node, tmp_path):
+    run = RunDirectory.create(tmp_path / "run", settings)
+    result = go(settings, InProcess([open_node()]), run)
+    assert result["data_id"] is None
+    (own,) = (tmp_path / "holder" / "trainings").glob("*/metrics.json")
+    assert json.loads(own.read_text())["data_id"] == "npz:tiny holder-0"

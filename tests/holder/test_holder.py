@@ -52,7 +52,7 @@ BROKEN = torch.tensor([math.nan, 0, 0, 0])
 
 @pytest.fixture
 def book(tmp_path: Path) -> Iterator[Ledger]:
-    limit = Budget(math.inf, 1e-5, Unit.RECORD, Adjacency.ZERO_OUT)
+    limit = Budget(1e9, 1e-5, Unit.RECORD, Adjacency.ZERO_OUT)
     with Ledger.open(tmp_path / "book.sqlite", "data", limit) as ledger:
         yield ledger
 

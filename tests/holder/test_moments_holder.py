@@ -1,4 +1,3 @@
-import math
 from pathlib import Path
 
 import pytest
@@ -52,8 +51,8 @@ PRIVATE = NoisyMoments(50.0, by_class=True)
 
 
 def test_the_answer_is_the_sum_over_records_and_noise(tmp_path: Path):
-    unlimited = Budget(math.inf, 1e-5, Unit.RECORD, Adjacency.ZERO_OUT)
-    with Ledger.open(tmp_path / "open.sqlite", "tiny", unlimited) as open_ledger:
+    ample = Budget(1e13, 1e-5, Unit.RECORD, Adjacency.ZERO_OUT)
+    with Ledger.open(tmp_path / "open.sqlite", "tiny", ample) as open_ledger:
         told = holder(open_ledger, noise=SeededNoise(0)).answer(query(), QUIET)
     images = records()
     with torch.no_grad():
@@ -66,8 +65,8 @@ def test_the_answer_is_the_sum_over_records_and_noise(tmp_path: Path):
 
 
 def test_records_of_one_person_weigh_as_one_record(tmp_path: Path):
-    unlimited = Budget(math.inf, 1e-5, Unit.RECORD, Adjacency.ZERO_OUT)
-    with Ledger.open(tmp_path / "open.sqlite", "tiny", unlimited) as open_ledger:
+    ample = Budget(1e13, 1e-5, Unit.RECORD, Adjacency.ZERO_OUT)
+    with Ledger.open(tmp_path / "open.sqlite", "tiny", ample) as open_ledger:
         images = records(("a", "a", "a", "b", "c", "d"))
         told = holder(open_ledger, images).answer(query(), QUIET)
     # Every row has norm one, so the trace counts persons.
@@ -75,8 +74,8 @@ def test_records_of_one_person_weigh_as_one_record(tmp_path: Path):
 
 
 def told_without_noise(images: ImageSet, path: Path) -> torch.Tensor:
-    unlimited = Budget(math.inf, 1e-5, Unit.RECORD, Adjacency.ZERO_OUT)
-    with Ledger.open(path, "tiny", unlimited) as open_ledger:
+    ample = Budget(1e13, 1e-5, Unit.RECORD, Adjacency.ZERO_OUT)
+    with Ledger.open(path, "tiny", ample) as open_ledger:
         told = holder(open_ledger, images, SeededNoise(0)).answer(query(), QUIET)
     assert told.by_class is not None
     return torch.cat([told.second, told.by_class], dim=1)

@@ -21,7 +21,7 @@ from fedtranscribe.errors import ConfigError, PrivacyError
 from fedtranscribe.mechanisms import OsNoise, SeededBits, SeededNoise
 from fedtranscribe.mechanisms.dpsgd import Backend, DpSgdStep, PoissonBatches, add_clipped
 from fedtranscribe.privacy.accountant import epsilon
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.units import Adjacency
 
 BACKENDS = list(Backend)
 EVERYONE = torch.arange(8)
@@ -263,7 +263,7 @@ def test_a_distinguisher_does_no_better_than_the_accountant_says():
     """A million plays: the real coins, the real clipped extreme row, the real noisy step."""
     trials, delta = 1_000_000, 1e-5
     plan = plan_for(records=trials, batch=trials // 4, noise_multiplier=1.0, steps=1)
-    event = plan.release().event(Unit.RECORD, Adjacency.REPLACE)
+    event = plan.event(Adjacency.REPLACE)
     claimed = epsilon([event], delta)
 
     def bound(sigma: float, everybody: bool) -> float:

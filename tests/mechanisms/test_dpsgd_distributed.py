@@ -14,6 +14,7 @@ from torch.optim import SGD
 
 from fedtranscribe.mechanisms import OsNoise, SeededBits, SeededNoise
 from fedtranscribe.mechanisms.dpsgd import Backend, DpSgdStep, PoissonBatches
+from fedtranscribe.privacy.units import Adjacency
 
 RANKS = 2
 PLAN = plan_for(records=8, batch=4, noise_multiplier=0.3, clip=0.5, multiplicity=2)
@@ -61,7 +62,7 @@ def trained(batches: list[list[int]], seed: int, group: dist.ProcessGroup | None
     return {
         "weights": weights,
         "noise": silent.weight.grad.flatten(),
-        "release": step.plan.release().to_json(),
+        "event": step.plan.event(Adjacency.ZERO_OUT).to_json(),
         "taken": step.taken,
     }
 
@@ -90,7 +91,7 @@ def test_two_processes_are_as_one(tmp_path):
     alone = trained([a + b for a, b in BATCHES], seed=0, group=None)
     for place, rank in enumerate(ranks):
         torch.testing.assert_close(rank["weights"], alone["weights"], atol=1e-5, rtol=0)
-        assert rank["release"] == alone["release"]
+        assert rank["event"] == alone["event"]
         assert rank["taken"] == alone["taken"] == 3
         # Each rank samples among its own records.
         assert set(rank["drawn"].tolist()) <= set(range(place, 8, RANKS))

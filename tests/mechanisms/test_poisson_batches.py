@@ -8,7 +8,7 @@ from fedtranscribe.errors import ConfigError, PrivacyError
 from fedtranscribe.mechanisms import OsBits, SeededBits
 from fedtranscribe.mechanisms.dpsgd import DpSgdPlan, PoissonBatches
 from fedtranscribe.privacy.events import PoissonGaussian
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.units import Adjacency
 
 
 @pytest.mark.parametrize(
@@ -29,20 +29,17 @@ def test_a_plan_refuses_what_cannot_be_run(changes, words):
         plan_for(**changes)
 
 
-def test_a_plan_books_all_its_steps_for_a_record_and_nothing_for_a_holder():
-    release = plan_for(records=60, batch=6, steps=7, noise_multiplier=1.5, clip=0.01).release()
-    assert release.rows == 7
-    assert set(release.costs) == {Unit.RECORD}
-    assert release.costs[Unit.RECORD] == {
-        adjacency: PoissonGaussian(0.1, 1.5, 7, adjacency) for adjacency in Adjacency
-    }
+def test_a_plan_books_all_its_steps_and_nothing_for_copies_or_clipping():
+    plan = plan_for(records=60, batch=6, steps=7, noise_multiplier=1.5, clip=0.01)
     copies = plan_for(records=60, batch=6, steps=7, noise_multiplier=1.5, clip=3, multiplicity=32)
-    assert copies.release(positional_ids=True) == release
+    for adjacency in Adjacency:
+        assert plan.event(adjacency) == PoissonGaussian(0.1, 1.5, 7, adjacency)
+        assert copies.event(adjacency) == plan.event(adjacency)
 
 
-def test_a_plan_without_noise_has_no_release():
+def test_a_plan_without_noise_has_no_event():
     with pytest.raises(PrivacyError, match="noise_multiplier=0"):
-        plan_for().release()
+        plan_for().event(Adjacency.ZERO_OUT)
 
 
 def test_inclusions_are_binomial_and_independent_from_step_to_step():

@@ -119,8 +119,9 @@ def test_the_paper_profile_holds_the_settings_of_section_6_2():
 
 def test_steps_are_epochs_over_the_expected_batch_rounded_up():
     mnist = paper_settings("mnist", 7.0)
-    assert mnist.phase1_steps(60_000) == 5625
-    assert mnist.phase2_steps(60_000) == 733  # 732.4
+    plan = mnist.privacy_plan(60_000)
+    assert plan.phase1_steps == 5625
+    assert plan.phase2.steps == 733  # 732.4
     assert mnist.pretrain_steps(60_000) == 23_438  # 23,437.5
 
 
@@ -130,9 +131,7 @@ def test_the_two_phases_share_all_time_steps(phase1: PhaseOne, boundary: int):
     settings = replace(TINY, boundary=boundary, phase1=phase1)
     assert [*settings.phase2_range, *settings.phase1_range] == list(range(1, 41))
     if boundary == 41:
-        assert settings.phase1_steps(100) == 0
-    if (phase1, boundary) == (PhaseOne.PUBLISHED, 1):
-        assert settings.phase2_steps(100) == 0
+        assert settings.privacy_plan(100).phase1_steps == 0
 
 
 @pytest.mark.parametrize(

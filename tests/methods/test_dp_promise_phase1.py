@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from steps import NoNoise
 from torch import Tensor, nn
 
 from fedtranscribe.mechanisms.bits import SeededBits
@@ -14,6 +15,7 @@ from fedtranscribe.methods.dp_promise_phase1 import (
     published_regression,
     sound_regression,
 )
+from fedtranscribe.methods.record_images import RecordImages
 from fedtranscribe.models.diffusion import to_pixels, to_signed
 from fedtranscribe.models.schedule import Schedule
 
@@ -109,8 +111,9 @@ def test_the_same_attack_on_the_sound_phase_i_finds_noise():
     assert noise_level > 60  # against pixels in [-1, 1]
     candidates = published_attack(one_gradient(PhaseOne.SOUND, private_image()))
     errors = [float((c - secret).square().mean().sqrt()) for c in candidates.values()]
-    # No better than the noise on x_S at any t, within what 36 pixels can tell.
-    assert min(errors) > 0.75 * noise_level
+    # No better than the noise on x_S at any t, within what 36 pixels can tell: a tenth is one
+    # standard deviation, and the best of 101 time steps is taken.
+    assert min(errors) > 0.6 * noise_level
 
 
 def test_all_that_an_attacker_gets_from_the_sound_phase_i_is_x_s():
@@ -227,8 +230,9 @@ def test_at_s_itself_nothing_can_be_learnt():
 
 def test_x_s_has_the_moments_of_the_forward_process_and_lies_on_a_public_grid():
     images = torch.full((500, 1, 8, 8), 0.8)
-    drawn = NoisyRecords(images, SCHEDULE, 500, cached=False).draw(
-        torch.arange(500), SeededNoise(1)
+    records = RecordImages(images, torch.zeros(500).long())
+    drawn = NoisyRecords(records, SCHEDULE, 500, cached=False).draw(
+        torch.arange(500), SeededNoise(1), b"key"
     )
     kept = float(SCHEDULE.alpha_bar[500])
     assert float(drawn.mean()) == pytest.approx(0.8 * math.sqrt(kept), abs=0.03)
@@ -239,11 +243,12 @@ def test_x_s_has_the_moments_of_the_forward_process_and_lies_on_a_public_grid():
 
 
 def test_fresh_x_s_differ_at_each_inclusion_and_cached_ones_never():
-    images, picked = torch.zeros(6, 1, 2, 2), torch.tensor([1, 4])
+    images = RecordImages(torch.zeros(6, 1, 2, 2), torch.zeros(6).long())
+    picked = torch.tensor([1, 4])
     for cached in (False, True):
         records = NoisyRecords(images, SCHEDULE, S, cached=cached)
-        first = records.draw(picked, SeededNoise(0).for_query("0"))
-        again = records.draw(picked, SeededNoise(0).for_query("1"))
+        first = records.draw(picked, SeededNoise(0).for_query("0"), b"0")
+        again = records.draw(picked, SeededNoise(0).for_query("1"), b"1")
         assert torch.equal(first, again) is cached
         assert (records.cache is not None) is cached
 
@@ -273,3 +278,51 @@ def test_a_run_with_cached_x_s_draws_noise_once():
     )
     method.train(10)
     assert Counting.draws == 1
+
+
+# ---------------------------------------------------------------- a batch is a set
+
+
+class _Ordered(SeededBits):
+    """Seeded bits, but the order of Phase I's batch comes from a seed of its own."""
+
+    def __init__(self, order: int) -> None:
+        super().__init__(0)
+        self._order = order
+
+    def for_query(self, query_id: str) -> SeededBits:
+        if query_id.endswith("/order"):
+            return SeededBits(self._order).for_query(query_id)
+        return super().for_query(query_id)
+
+
+def phase1_step(order: int, seen: list[Tensor]) -> Tensor:
+    """The gradient of one step over 8 of 8 records; keeps the rows as the network saw them."""
+    network = Affine()
+    network.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].detach()))
+    method = DpPromise(
+        network,  # type: ignore[arg-type]
+        DpPromiseSettings(1.0, boundary=S, phase1_batch=8, phase2_batch=1),
+        images=to_signed(torch.cat([private_image(i) for i in range(8)])),
+        labels=None,
+        public=None,
+        noise=NoNoise(),
+        bits=_Ordered(order),
+        rng=torch.Generator().manual_seed(0),
+    )
+    method.train(1)
+    assert network.weight.grad is not None
+    return network.weight.grad.double()
+
+
+def test_the_sum_of_phase_i_is_symmetric_in_its_rows():
+    """A row keeps its own t and z′ wherever it stands, and its place is drawn in secret."""
+    seen: list[Tensor] = []
+    one, other = phase1_step(0, seen), phase1_step(1, seen)
+    first, second = (rows.flatten(1) for rows in seen)
+    assert not torch.allclose(first, second)
+    nearest = torch.cdist(first, second).argmin(1)
+    assert sorted(nearest.tolist()) == list(range(8))
+    assert nearest.tolist() != list(range(8))
+    torch.testing.assert_close(first, second[nearest], rtol=0, atol=1e-6)
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-7)

@@ -6,6 +6,7 @@ import torch
 from sad_runs import TINY
 from torch import Tensor, nn
 
+from fedtranscribe.mechanisms.draws import SharedDraws
 from fedtranscribe.methods.denoising import noise_losses
 from fedtranscribe.methods.dp_sad import Concatenation, Weighting
 from fedtranscribe.methods.dp_sad_losses import (
@@ -69,8 +70,12 @@ def hand_rows(taught: float = 0.5, true: float = 0.2, weight: float = 1.0) -> Ro
     )
 
 
-def course(settings=TINY, labelled: bool = True, seed: int = 0) -> Course:
-    return Course(settings, Known(), labelled, torch.Generator().manual_seed(seed))  # type: ignore[arg-type]
+def course(settings=TINY, labelled: bool = True) -> Course:
+    return Course(settings, Known(), labelled)  # type: ignore[arg-type]
+
+
+def draws(rows: int, seed: int = 0) -> SharedDraws:
+    return SharedDraws(torch.Generator().manual_seed(seed), rows)
 
 
 # ---------------------------------------------------------------- the image of the next step
@@ -107,7 +112,7 @@ def test_guidance_is_one_plus_w_with_the_label_less_w_without():
 
 def test_steps_are_in_1_to_t_and_every_one_of_them_is_met():
     settings = replace(TINY, schedule=Schedule(7, 0.1, 0.5))
-    rows = course(settings).rows(torch.zeros(2000, 1, 2, 2), torch.zeros(2000).long())
+    rows = course(settings).rows(torch.zeros(2000, 1, 2, 2), torch.zeros(2000).long(), draws(2000))
     assert set(rows.r.tolist()) == set(range(1, 8))
     counts = rows.r.bincount()[1:] / 2000
     assert float((counts - 1 / 7).abs().max()) < 0.03
@@ -116,7 +121,7 @@ def test_steps_are_in_1_to_t_and_every_one_of_them_is_met():
 def test_x_r_comes_from_the_forward_process_and_both_targets_are_of_step_r_minus_1():
     schedule = Schedule(5, 0.1, 0.5)
     x_0 = torch.full((400, 1, 8, 8), 0.5)
-    rows = course(replace(TINY, schedule=schedule)).rows(x_0, torch.zeros(400).long())
+    rows = course(replace(TINY, schedule=schedule)).rows(x_0, torch.zeros(400).long(), draws(400))
     for r in range(1, 6):
         chosen, kept = rows.r == r, float(schedule.alpha_bar[r])
         x_r = rows.x_r[chosen]
@@ -135,25 +140,25 @@ def test_x_r_comes_from_the_forward_process_and_both_targets_are_of_step_r_minus
 @pytest.mark.parametrize("conditioned", [True, False])
 def test_conditioning_switches_say_who_is_told_the_label(conditioned: bool):
     settings = replace(TINY, student_conditioning=conditioned)
-    rows = course(settings).rows(torch.zeros(3, 1, 2, 2), torch.tensor([0, 1, 0]))
+    rows = course(settings).rows(torch.zeros(3, 1, 2, 2), torch.tensor([0, 1, 0]), draws(3))
     assert rows.labels.tolist() == ([0, 1, 0] if conditioned else [2, 2, 2])
     assert rows.judged.tolist() == [0, 1, 0]
     settings = replace(TINY, discriminator_conditioning=conditioned)
-    rows = course(settings).rows(torch.zeros(3, 1, 2, 2), torch.tensor([0, 1, 0]))
+    rows = course(settings).rows(torch.zeros(3, 1, 2, 2), torch.tensor([0, 1, 0]), draws(3))
     assert rows.judged.tolist() == ([0, 1, 0] if conditioned else [2, 2, 2])
     assert rows.labels.tolist() == [0, 1, 0]
 
 
 def test_a_teacher_of_unlabelled_images_is_asked_without_labels_and_guidance():
     asked = course(labelled=False)
-    rows = asked.rows(torch.zeros(3, 1, 2, 2), torch.tensor([0, 1, 0]))
+    rows = asked.rows(torch.zeros(3, 1, 2, 2), torch.tensor([0, 1, 0]), draws(3))
     assert [labels.tolist() for _, _, labels in asked.teacher.seen] == [[2, 2, 2]]  # type: ignore[attr-defined]
     assert rows.labels.tolist() == [0, 1, 0]
 
 
 def test_dropped_labels_are_dropped_for_everybody():
     settings = replace(TINY, student_label_drop=0.5)
-    rows = course(settings).rows(torch.zeros(400, 1, 2, 2), torch.zeros(400).long())
+    rows = course(settings).rows(torch.zeros(400, 1, 2, 2), torch.zeros(400).long(), draws(400))
     dropped = rows.labels == 2
     assert float(dropped.float().mean()) == pytest.approx(0.5, abs=0.1)
     assert torch.equal(rows.judged, rows.labels)
@@ -199,7 +204,9 @@ def test_the_adversarial_term_does_not_saturate(weight: float, way: Concatenatio
 def test_weighted_as_noise_all_steps_are_errors_of_the_noise():
     x_0 = torch.rand(50, 1, 4, 4, generator=torch.Generator().manual_seed(1))
     rows = {
-        weighting: course(replace(PLAIN, weighting=weighting)).rows(x_0, torch.zeros(50).long())
+        weighting: course(replace(PLAIN, weighting=weighting)).rows(
+            x_0, torch.zeros(50).long(), draws(50)
+        )
         for weighting in Weighting
     }
     noise, image = rows[Weighting.NOISE], rows[Weighting.IMAGE]

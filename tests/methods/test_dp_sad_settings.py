@@ -59,9 +59,8 @@ def test_the_tiny_profile_follows_the_noise():
 
 def test_steps_are_epochs_over_the_expected_batch_rounded_up_as_the_accountant_counts():
     mnist = paper_settings("mnist", 1.9)
-    assert mnist.private_steps(60_000) == 46_875
-    assert mnist.private_steps(60_001) == 46_876
-    assert mnist.privacy_plan(60_001).steps == 46_876
+    assert mnist.privacy_plan(60_000).training.steps == 46_875
+    assert mnist.privacy_plan(60_001).training.steps == 46_876
     assert mnist.pretrain_steps(1_000) == 782  # 781.25
 
 
@@ -91,7 +90,7 @@ def test_the_plan_counts_every_private_training():
     assert (printed.dilution, printed.dimensions) == (40, 64)
     assert printed.multiplier == pytest.approx(1 / 40)
     with pytest.raises(ConfigError, match="sigma=0"):
-        replace(TINY, noise_multiplier=0.0).privacy_plan(24)
+        replace(TINY, noise_multiplier=0.0).privacy_plan(24).event(Adjacency.ZERO_OUT)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from safetensors import safe_open
 from torch import nn
 
 from fedtranscribe.errors import ConfigError, CorruptWeightsError
+from fedtranscribe.mechanisms.draws import SharedDraws
 from fedtranscribe.models.diffusion import (
     Synthesizer,
     load_synthesizer,
@@ -131,11 +132,12 @@ def test_impossible_networks_are_refused(arguments: tuple, word: str):
 
 
 def test_labels_are_dropped_at_the_rate_asked_for():
-    labels, rng = torch.arange(10).repeat(2_000), torch.Generator().manual_seed(0)
-    dropped = drop_labels(labels, 10, 0.1, rng)
+    labels = torch.arange(10).repeat(2_000)
+    draws = SharedDraws(torch.Generator().manual_seed(0), len(labels))
+    dropped = drop_labels(labels, 10, 0.1, draws)
     assert float((dropped == 10).float().mean()) == pytest.approx(0.1, abs=0.01)
     assert torch.equal(dropped[dropped != 10], labels[dropped != 10])
-    assert torch.equal(drop_labels(labels, 10, 0.0, rng), labels)
+    assert torch.equal(drop_labels(labels, 10, 0.0, draws), labels)
 
 
 # ---------------------------------------------------------------- averaged weights

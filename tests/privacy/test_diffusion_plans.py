@@ -36,17 +36,17 @@ SMALL = DpPromisePlan(1_000, 64, 940, 100, 5, 2.0, 20, 2)
 )
 def test_dp_promise_of_the_privacy_law(adjacency: Adjacency, whole: float, first: float) -> None:
     assert sound_epsilon(MNIST, DELTA, adjacency) == pytest.approx(whole, rel=0.005)
-    images = MNIST.phase1(adjacency)
+    images = MNIST.phase1_event(adjacency)
     assert isinstance(images, ReleasedImages)
     assert epsilon([images], DELTA) == pytest.approx(first, rel=0.005)
-    assert (MNIST.phase1_steps, MNIST.phase2_steps) == (5_625, 733)
+    assert (MNIST.phase1_steps, MNIST.phase2.steps) == (5_625, 733)
     assert MNIST.published(DELTA).epsilon == pytest.approx(1.005, rel=0.002)
 
 
 def test_dp_promise_books_what_it_releases() -> None:
     release = MNIST.release()
     event = release.event(Unit.RECORD, ZERO_OUT)
-    assert event == Together((MNIST.phase1(ZERO_OUT), MNIST.phase2(ZERO_OUT)))  # pyright: ignore[reportArgumentType]
+    assert event == Together((MNIST.phase1_event(ZERO_OUT), MNIST.phase2.event(ZERO_OUT)))  # pyright: ignore[reportArgumentType]
     with pytest.raises(UnsupportedAdjacencyError):
         release.event(Unit.RECORD, ADD_REMOVE)
     assert Release.from_json(json.loads(rfc8785.dumps(release.to_json()))) == release
@@ -56,7 +56,7 @@ def test_dp_promise_books_what_it_releases() -> None:
 
 def test_without_phase_one_it_is_dp_sgd_under_three_adjacencies() -> None:
     assert not ALONE.has_phase1
-    assert (ALONE.mu, ALONE.phase1_steps, ALONE.phase1(ZERO_OUT)) == (0.0, 0, None)
+    assert (ALONE.mu, ALONE.phase1_steps, ALONE.phase1_event(ZERO_OUT)) == (0.0, 0, None)
     for adjacency in Adjacency:
         expected = PoissonGaussian(4096 / 60_000, 7.0, 733, adjacency)
         assert ALONE.release().event(Unit.RECORD, adjacency) == expected
@@ -68,13 +68,13 @@ def test_without_phase_one_it_is_dp_sgd_under_three_adjacencies() -> None:
 
 def test_cached_images_are_one_gaussian_whatever_the_epochs() -> None:
     cached = replace(MNIST, cached=True)
-    assert cached.phase1(REPLACE) == Gaussian(MNIST.mu)
-    assert cached.phase1(ZERO_OUT) == Gaussian(MNIST.mu / 2)
+    assert cached.phase1_event(REPLACE) == Gaussian(MNIST.mu)
+    assert cached.phase1_event(ZERO_OUT) == Gaussian(MNIST.mu / 2)
     for epochs in (None, 1.0, 1_000.0):
         assert replace(cached, phase1_epochs=epochs).event(REPLACE) == cached.event(REPLACE)
     # One image each for ever costs more than three epochs of fresh ones, less than very many.
-    fresh = epsilon([MNIST.phase1(ZERO_OUT)], DELTA)  # pyright: ignore[reportArgumentType]
-    assert epsilon([cached.phase1(ZERO_OUT)], DELTA) > fresh  # pyright: ignore[reportArgumentType]
+    fresh = epsilon([MNIST.phase1_event(ZERO_OUT)], DELTA)  # pyright: ignore[reportArgumentType]
+    assert epsilon([cached.phase1_event(ZERO_OUT)], DELTA) > fresh  # pyright: ignore[reportArgumentType]
 
 
 def test_a_later_boundary_costs_less() -> None:
@@ -105,7 +105,9 @@ def test_phase_one_beyond_the_budget_names_the_smallest_boundary_that_fits() -> 
         calibrated(plan, 1.0, DELTA)
     smallest = int(str(refused.value).split(">= ")[1].split(":")[0])
     assert smallest_boundary(plan, 1.0, DELTA, above=smallest - 2) == smallest
-    fits, fails = (replace(plan, boundary=s).phase1(ZERO_OUT) for s in (smallest, smallest - 1))
+    fits, fails = (
+        replace(plan, boundary=s).phase1_event(ZERO_OUT) for s in (smallest, smallest - 1)
+    )
     assert fits is not None
     assert fails is not None
     assert epsilon([fits], DELTA) < 1.0
@@ -176,7 +178,7 @@ def test_calibrated_dp_sad_reaches_its_target_from_below() -> None:
         (lambda: replace(MNIST, phase1_batch=None), "batch and epochs for Phase I"),
         (lambda: replace(MNIST, phase1_epochs=0), "phase1_epochs=0 > 0"),
         (lambda: replace(MNIST, phase2_epochs=-1), "epochs=-1 > 0"),
-        (lambda: replace(MNIST, sigma=0), "sigma=0 > 0"),
+        (lambda: replace(MNIST, sigma=0).event(ZERO_OUT), "sigma=0 > 0"),
         (lambda: replace(MNIST, sigma=math.nan), "sigma=nan"),
         (lambda: replace(MNIST, dimensions=0), "dimensions=0 >= 1"),
         (lambda: replace(MNIST, records=0), "records=0 >= 1"),

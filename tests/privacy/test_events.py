@@ -160,7 +160,7 @@ def test_extreme_strengths_stay_finite(event: Event) -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: Gaussian(-1.0), "mu=-1.0 >= 0"),
+        (lambda: Gaussian(-1.0), "0 <= mu=-1.0"),
         (lambda: Gaussian(math.nan), "mu=nan"),
         (lambda: Gaussian(math.inf), "mu=inf"),
         (lambda: Gaussian(1.0, 0), "count=0 >= 1"),

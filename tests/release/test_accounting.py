@@ -3,8 +3,8 @@
 import json
 
 import pytest
+from pydantic import ValidationError
 
-from fedtranscribe.errors import ConfigError
 from fedtranscribe.exchange import AnswerKind, NoisePlan
 from fedtranscribe.federation.mechanism_choice import mechanism_of
 from fedtranscribe.privacy.accountant import epsilon, sound_table
@@ -63,8 +63,6 @@ def test_nothing_given_is_no_guarantee():
 
 
 def test_an_event_of_no_known_kind_is_refused():
-    record = ReleaseRecord(
-        mechanism="x", rows=1, costs={Unit.RECORD: {Adjacency.ZERO_OUT: {"kind": "magic"}}}
-    )
-    with pytest.raises(ConfigError, match="Expected"):
-        by_holder([HolderRelease(holder="a", release=record)])
+    costs = {Unit.RECORD: {Adjacency.ZERO_OUT: {"kind": "magic"}}}
+    with pytest.raises(ValidationError, match="accounting event of a known kind"):
+        ReleaseRecord(mechanism="x", rows=1, costs=costs)

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import warnings
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from fedtranscribe.transcribe.finished import FinishedRun
 
 IN_A_FRESH_PROCESS = """
 import sys
+import warnings
 import fedtranscribe
 assert "torch" not in sys.modules, "importing the package must not wait for torch"
 release = fedtranscribe.load(sys.argv[1])
@@ -108,3 +110,49 @@ def test_a_stamped_release_warns_and_one_without_generator_says_so(fedavg, tmp_p
     with pytest.raises(ConfigError, match=r"fedavg.* has no generator"):
         release.sample(1)
     assert release.predict(torch.zeros(1, 1, 28, 28)).shape == (1,)
+
+
+# ---------------------------------------------------------------- edited statements
+
+
+def edit(folder, **changes):
+    path = folder / "privacy.json"
+    value = json.loads(path.read_text(encoding="utf-8"))
+    value |= {name: change(value[name]) for name, change in changes.items()}
+    path.write_text(json.dumps(value), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"epsilon": lambda e: e / 2}, "states ε"),
+        ({"epsilon": lambda e: e / 2, "sound": lambda s: {k: v / 2 for k, v in s.items()}}, "ε"),
+        ({"sound": lambda s: s | {"replace": s["replace"] / 2}}, r"sound\.replace states"),
+        ({"sound": lambda s: s | {"zero-out": 0.1}}, "another ε under zero-out"),
+        ({"units": lambda s: s | {"holder": 0.1}}, r"units\.holder states"),
+        ({"delta": lambda d: 10 * d}, "states ε"),
+        ({"events": lambda e: e[:-1]}, "states ε"),
+        ({"events": lambda e: [*e, *e]}, "states ε"),
+        ({"accountant": lambda a: "zCDP"}, "names the accountant"),
+        ({"private": lambda p: False}, "stamp"),
+        ({"stamp": lambda s: "not private"}, "stamp"),
+    ],
+)
+def test_a_statement_that_its_events_contradict_is_not_loaded(released, changes, words):
+    edit(released, **changes)
+    with pytest.raises(PrivacyError, match=words):
+        fedtranscribe.load(released)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert fedtranscribe.load(released, verify=False).student is not None
+
+
+def test_what_is_no_event_is_not_loaded_even_unverified(released):
+    def halve(events):
+        events[0]["release"]["costs"]["record"]["zero-out"]["count"] = 1.5
+        return events
+
+    edit(released, events=halve)
+    for verify in (True, False):
+        with pytest.raises(PrivacyError, match=r"count=1\.5"):
+            fedtranscribe.load(released, verify=verify)

@@ -37,6 +37,9 @@ def test_it_is_whole_and_says_what_the_run_says(made_once, own):
     assert said.private
     assert said.stamp is None
     assert said.ledger is not None
+    assert said.ledger.booked == pytest.approx(said.epsilon, rel=1e-3)
+    assert said.ledger.limit is not None
+    assert said.ledger.limit.epsilon == 20
     assert said.published is not None
     assert not said.published.used_for_calibration
     assert sum(event.release.rows for event in said.events) == said.rows == 40

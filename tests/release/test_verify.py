@@ -1,6 +1,7 @@
 """Every way to spoil a release is noticed, and named."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from fedtranscribe.errors import StorageError
 from fedtranscribe.release import make_release, onnx_export, verify, writing
 from fedtranscribe.release.card import privacy_section
 from fedtranscribe.release.digests import sha256
-from fedtranscribe.release.statement import read_statement
+from fedtranscribe.release.statement import Choice, LedgerTotal, Published, read_statement
 
 
 def failed(folder: Path) -> set[str]:
@@ -27,6 +28,17 @@ def change(folder: Path, edit: Callable[[dict[str, Any]], Any]) -> None:
     value = json.loads(path.read_text(encoding="utf-8"))
     edit(value)
     path.write_text(json.dumps(value, ensure_ascii=False), encoding="utf-8")
+
+
+def first_event(statement: dict[str, Any]) -> dict[str, Any]:
+    return statement["events"][0]["release"]["costs"]["record"]["zero-out"]
+
+
+def deep(levels: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(levels):
+        value = [value]
+    return value
 
 
 def digest_again(folder: Path) -> None:
@@ -139,7 +151,6 @@ def test_a_changed_epsilon_with_a_card_to_match_is_noticed(released):
         lambda v: v.update(epsilon=None),
         lambda v: v["events"].pop(),
         lambda v: v["events"][0]["release"]["costs"]["record"]["zero-out"].update(mu=1e-3),
-        lambda v: v["events"][0]["release"]["costs"]["record"]["zero-out"].update(kind="none"),
         lambda v: v["events"][0].update(holder="somebody else"),
         lambda v: v.update(events=[]),
         lambda v: v.update(rows=41),
@@ -234,6 +245,35 @@ def test_a_student_that_is_not_listed_is_noticed(released):
         lambda v: v.update(adjacency="none"),
         lambda v: v["files"].update({"../student.safetensors": "0" * 64}),
         lambda v: v["files"].update({"student.onnx": "0"}),
+        *(
+            lambda v, wrong=wrong: first_event(v).update(wrong)
+            for wrong in (
+                *(
+                    {"count": value}
+                    for value in (1.5, 2.0, "2", True, None, 0, -1, 10**20, 10**400)
+                ),
+                *({"mu": value} for value in (1e300, 1e13, -1, "1", True, None, 10**400)),
+                {"kind": "none"},
+                {"kind": "zcdp"},
+                {"kind": ["gaussian"]},
+                {"weight": 1},
+                {"kind": "together", "parts": [], "count": 1},
+            )
+        ),
+        lambda v: first_event(v).pop("count"),
+        lambda v: v["events"][0]["release"].update(rows=1.5),
+        lambda v: v["events"][0]["release"].update(rows=10**20),
+        lambda v: v.update(rows=10**20),
+        lambda v: v.update(epsilon=10**400),
+        lambda v: v.update(delta=0),
+        lambda v: v.update(holders=10**4000),
+        lambda v: v.update(noise_std=1e999),
+        lambda v: v.update(method="`dpsd` <!--"),
+        lambda v: v.update(answers="vote|"),
+        lambda v: v.update(trust="nobody\n\n**ε = 0.1**"),
+        lambda v: v.update(accountant="\x1b[2JPLD"),
+        lambda v: v.update(run="\u202egnihton"),
+        lambda v: v["audits"].append({"a": deep(300)}),
     ],
 )
 def test_a_statement_that_does_not_follow_its_schema_is_rejected(released, edit):
@@ -241,7 +281,9 @@ def test_a_statement_that_does_not_follow_its_schema_is_rejected(released, edit)
     assert failed(released) == {"statement"}
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"epsilon": NaN}'])
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b"\xff", b'{"epsilon": NaN}', b"[" * 100_000]
+)
 def test_a_statement_that_is_none_is_rejected(released, content):
     (released / "privacy.json").write_bytes(content)
     assert failed(released) == {"statement"}
@@ -250,3 +292,54 @@ def test_a_statement_that_is_none_is_rejected(released, content):
 def test_a_folder_without_release_is_named(tmp_path):
     with pytest.raises(StorageError, match="No release in"):
         verify(tmp_path)
+
+
+def test_events_that_are_many_and_small_are_accounted_for_in_little_time(released):
+    """What a file says must not decide how long, and in how much memory, it is checked."""
+    events = [
+        {"kind": "gaussian", "mu": 1e12, "count": 2**53},
+        {"kind": "randomized-response", "epsilon0": 1e-6, "classes": 10, "count": 2**50},
+        {"kind": "zcdp", "rho": 1e17, "count": 2**53},
+        {
+            **{"kind": "poisson-gaussian", "sampling_probability": 1e-9, "count": 10**15},
+            **{"noise_multiplier": 10.0, "adjacency": "zero-out"},
+        },
+        {
+            **{"kind": "poisson-gaussian", "sampling_probability": 1e-9, "count": 10},
+            **{"noise_multiplier": 1e-8, "adjacency": "zero-out"},
+        },
+        {
+            **{"kind": "released-images", "mu": 1e9, "records": 2**53, "batch": 10**6},
+            **{"count": 2**53, "adjacency": "zero-out"},
+        },
+    ]
+    for event in events:
+        costs = {"record": {"zero-out": event}}
+        change(
+            released,
+            lambda v, costs=costs: [e["release"].update(costs=costs) for e in v["events"]],
+        )
+        assert "epsilon" in failed(released), event
+
+
+# ---------------------------------------------------------------- the card
+
+
+def test_no_text_of_a_statement_adds_markup_to_its_card(made_once):
+    hostile = "x | **ε = 0.1** <!-- [y](z) `code` # &lt; $e$"
+    said = read_statement(made_once)
+    choice = Choice(choice=hostile, charged=False, stated=True)
+    said = said.model_copy(
+        update={
+            "data_dependent_choices": (choice,),
+            "trust": hostile,
+            "accountant": hostile,
+            "ledger": LedgerTotal(booked=1.0, accountant=hostile, limit=None),
+            "published": Published(epsilon=1.0, reason=hostile, used_for_calibration=False),
+        }
+    )
+    for line in privacy_section(said).splitlines():
+        plain = re.sub(r"\\.", "", line)
+        for mark in ("<", "[", "&", "$", "`code`", "**ε = 0.1"):
+            assert mark not in plain, line
+        assert plain.count("|") in (0, 3), line

@@ -33,10 +33,14 @@ def reported(path: Path, *, generator: bool = True, **changes: Any) -> FinishedR
         "sound": {"zero-out": guarantee(plan).epsilon, "replace": 7.25},
         "published": {"epsilon": 0.046, "reason": "Theorem 1 forgets a factor."},
         "curve": {"rows": rows, "accuracy": [0.3, 0.5, 0.6, 0.65]},
-        "accuracy": {"student": 0.654, "public_set_alone": 0.1, "ensemble": 0.912345},
+        "accuracy": {"student": 0.654, "public_set_alone": 0.1},
         **changes,
     }
     run = make_run(path, generator=generator, run=result)
+    # As runs of older versions left it: a page must not tell of the ensemble all the same.
+    stored = json.loads((path / "metrics.json").read_text())
+    stored["accuracy"]["ensemble"] = 0.912345
+    (path / "metrics.json").write_text(json.dumps(stored))
     line = json.dumps(release.to_json())
     (path / "events.jsonl").write_text(f"{line}\n" * ROUNDS)
     return run

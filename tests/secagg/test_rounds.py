@@ -120,7 +120,8 @@ def test_seeds_do_not_show_in_logs():
     played = played_until(2)
     state = played.rounds["clinic-0"]
     for secret in (state.seed, state.kept, *state.received.values()):
-        assert repr(secret)[2:12] not in repr(state)
+        # All of it: two bytes of a secret may well stand in the digest by chance.
+        assert repr(secret)[2:-1] not in repr(state)
 
 
 def test_two_rounds_of_one_query_would_differ():

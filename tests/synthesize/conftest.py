@@ -23,6 +23,7 @@ def small_data(tmp_path: Path) -> Path:
         ids=np.array([f"patient-{i}" for i in range(48)]),
         test_images=images[48:],
         test_labels=labels[48:],
+        classes=3,
     )
     return path
 

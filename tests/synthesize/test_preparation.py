@@ -1,5 +1,7 @@
 """What is refused before anything is spent, and what is picked from public facts."""
 
+import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +11,7 @@ import torch
 from synthesis_settings import told
 
 from fedtranscribe.config import DpSadOptions, SynthesizeSettings
-from fedtranscribe.data import load
+from fedtranscribe.data import NamedData, load
 from fedtranscribe.errors import (
     ConfigError,
     InvalidDataError,
@@ -80,7 +82,7 @@ def test_add_remove_needs_a_run_without_phase_i(tiny_synthesis):
     ],
 )
 def test_unusable_data_are_refused(tiny_synthesis, tmp_path: Path, arrays: dict, words: str):
-    good = {"images": np.zeros((9, 16, 16), np.uint8), "labels": np.arange(9) % 3}
+    good = {"images": np.zeros((9, 16, 16), np.uint8), "labels": np.arange(9) % 3, "classes": 3}
     kept = {name: value for name, value in (good | arrays).items() if value is not None}
     np.savez(tmp_path / "bad.npz", **kept)
     with pytest.raises(InvalidDataError, match=words):
@@ -89,7 +91,7 @@ def test_unusable_data_are_refused(tiny_synthesis, tmp_path: Path, arrays: dict,
 
 def test_a_side_that_the_network_cannot_halve(tiny_synthesis, tmp_path: Path):
     images = np.zeros((9, 18, 18), np.uint8)
-    np.savez(tmp_path / "odd.npz", images=images, labels=np.arange(9) % 3)
+    np.savez(tmp_path / "odd.npz", images=images, labels=np.arange(9) % 3, classes=3)
     with pytest.raises(ConfigError, match="multiple of 4"):
         prepare(told(tiny_synthesis, data=str(tmp_path / "odd.npz")))
 
@@ -166,21 +168,50 @@ def test_dp_sad_has_its_own_options():
 
 def test_public_images_take_the_shape_of_the_private_ones(tmp_path: Path):
     colour = np.random.default_rng(0).integers(0, 255, (6, 20, 20, 3), dtype=np.uint8)
-    np.savez(tmp_path / "colour.npz", images=colour, labels=np.arange(6) % 3)
+    np.savez(tmp_path / "colour.npz", images=colour, labels=np.arange(6) % 3, classes=3)
     facts = Facts("mine", 10, 3, 1, 16)
-    found = public_images(str(tmp_path / "colour.npz"), PLAIN, facts, "npz:mine")
+    mine = NamedData("mine.npz", "npz:mine")
+    found = public_images(str(tmp_path / "colour.npz"), PLAIN, facts, mine)
     train = load(str(tmp_path / "colour.npz")).train
     assert tuple(found.images.shape) == (len(train), 1, 16, 16)
     assert float(found.images.abs().max()) <= 1
     assert found.labels is not None
     assert torch.equal(found.labels, train.labels)
     wide = replace(facts, channels=3, classes=4)
-    again = public_images("shapes", PLAIN, wide, "npz:mine")
+    again = public_images("shapes", PLAIN, wide, mine)
     assert tuple(again.images.shape[1:]) == (3, 16, 16)
     assert again.labels is None
 
 
 @pytest.mark.parametrize(("name", "private"), [("uci-digits", "uci-digits"), ("digits", "mnist")])
 def test_the_private_images_are_not_public(name: str, private: str):
-    with pytest.raises(ConfigError, match="to be public images"):
-        public_images(name, PLAIN, DIGITS, private)
+    with pytest.raises(ConfigError, match="to name public images"):
+        public_images(name, PLAIN, DIGITS, NamedData(private, private))
+
+
+@pytest.mark.parametrize("method", ["dp-promise", "dp-sad"])
+def test_a_copy_of_the_records_is_refused_before_anything_is_planned(
+    tiny_synthesis, tmp_path: Path, monkeypatch, method: str
+):
+    copy = shutil.copy(tiny_synthesis.data, tmp_path / "public.npz")
+    kind = {"dp-promise": DpPromiseMethod, "dp-sad": DpSadMethod}[method]
+    monkeypatch.setattr(kind, "plan", None)
+    for spelled, words in {
+        str(copy): "exactly those of",
+        os.path.relpath(tiny_synthesis.data): "the file or folder of",
+    }.items():
+        settings = told(tiny_synthesis, method=method, pretrain_data=spelled)
+        with pytest.raises(ConfigError, match=words) as error:
+            prepare(settings)
+        assert repr(spelled) in str(error.value)
+        assert repr(tiny_synthesis.data) in str(error.value)
+    assert not list(tmp_path.rglob("*.sqlite*"))
+
+
+def test_a_holder_that_a_server_asks_compares_ids_alone(tiny_synthesis, tmp_path: Path):
+    copy = shutil.copy(tiny_synthesis.data, tmp_path / "public.npz")
+    split = load(tiny_synthesis.data)
+    at_holder = told(tiny_synthesis, data="the records", pretrain_data=str(copy))
+    assert prepare(at_holder, split).public is not None
+    with pytest.raises(ConfigError, match="data_id 'npz:small'"):
+        prepare(told(at_holder, pretrain_data=tiny_synthesis.data), split)

@@ -73,14 +73,15 @@ def test_the_same_seed_draws_the_same_images(run: Path):
 def test_an_archive_can_be_read_as_data(tmp_path: Path):
     images = torch.randint(0, 256, (10, 3, 8, 8), dtype=torch.uint8)
     labels = torch.arange(10) % 2
-    write_samples(images, labels, tmp_path / "samples.npz")
+    write_samples(images, labels, tmp_path / "samples.npz", 3, ("cat", "dog", "emu"))
     with np.load(tmp_path / "samples.npz") as arrays:
         assert arrays["images"].dtype == np.uint8
         assert arrays["labels"].dtype == np.int64
         assert np.array_equal(arrays["images"], images.numpy())
     split = load(str(tmp_path / "samples.npz"))
     assert len(split.train) + len(split.test) == 10
-    write_samples(images, None, tmp_path / "without.npz")
+    assert split.train.class_names == ("cat", "dog", "emu")
+    write_samples(images, None, tmp_path / "without.npz", 0)
     with np.load(tmp_path / "without.npz") as arrays:
         assert arrays.files == ["images"]
 
@@ -90,14 +91,22 @@ def test_a_folder_has_pictures_by_label(tmp_path: Path, channels: int):
     from PIL import Image
 
     images = torch.randint(0, 256, (11, channels, 8, 8), dtype=torch.uint8)
-    write_samples(images, torch.arange(11) % 2, tmp_path / "out")
-    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["0", "1"]
+    write_samples(images, torch.arange(11) % 2, tmp_path / "out", 3)
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["0", "1", "2"]
+    assert load(str(tmp_path / "out")).train.classes == 3
     assert len(list((tmp_path / "out" / "0").glob("*.png"))) == 6
     with Image.open(tmp_path / "out" / "1" / "03.png") as picture:
         shown = np.asarray(picture).reshape(8, 8, channels)
     assert np.array_equal(shown, images[3].permute(1, 2, 0).numpy())
-    write_samples(images, None, tmp_path / "flat")
+    write_samples(images, None, tmp_path / "flat", 0)
     assert len(list((tmp_path / "flat").glob("*.png"))) == 11
+
+
+def test_folders_of_many_classes_sort_as_numbers(tmp_path: Path):
+    labels = torch.arange(22) % 11
+    write_samples(torch.zeros(22, 1, 8, 8, dtype=torch.uint8), labels, tmp_path / "out", 11)
+    names = [f"{label:02}" for label in range(11)]
+    assert load(str(tmp_path / "out")).train.class_names == tuple(names)
 
 
 def test_places_that_samples_cannot_go(tmp_path: Path):

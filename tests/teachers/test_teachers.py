@@ -1,3 +1,4 @@
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import torch
 from fedtranscribe.config import TeacherSettings, TranscribeSettings
 from fedtranscribe.data import ImageSet, assign_shards, load
 from fedtranscribe.errors import CorruptWeightsError, ModelError, StorageError
-from fedtranscribe.models import load_state
+from fedtranscribe.models import build, load_state, save
 from fedtranscribe.teachers import Manifest, Teachers, load_manifest, train_teachers
 from fedtranscribe.teachers.training import shard_file
 from fedtranscribe.transcribe.preparation import make_manifest
@@ -150,3 +151,29 @@ def test_foreign_manifests_and_nan_weights_are_refused(images: ImageSet, tmp_pat
     (tmp_path / "a" / "manifest.json").write_text('{"version": 7}')
     with pytest.raises(ModelError, match="train the teachers again"):
         load_manifest(tmp_path / "a")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *({name: 10**9} for name in ("classes", "channels", "size", "shards")),
+        *({name: 4_000} for name in ("classes", "channels", "size")),
+        *({name: value} for name in ("classes", "shards") for value in (0, -1, 1e999)),
+    ],
+    ids=str,
+)
+def test_a_manifest_is_held_against_the_weights_beside_it(tmp_path, wrong):
+    """A number in a text file must not decide how much memory is taken."""
+    folder = tmp_path / "teachers"
+    folder.mkdir()
+    facts = {
+        **{"architecture": "cnn-small", "mode": "full", "classes": 3, "channels": 1, "size": 28},
+        **{"shards": 2, "data": "d", "data_root": None, "data_id": "d", "key": "k", "seed": 0},
+        **{"record_ids": "persistent", "weights": None, "settings": {}, "complete": True},
+    }
+    save(build("cnn-small", 3, 1, 28), shard_file(folder, 1))
+    (folder / "manifest.json").write_text(json.dumps(facts))
+    assert Teachers(folder, torch.device("cpu")).shards == 2
+    (folder / "manifest.json").write_text(json.dumps(facts | wrong))
+    with pytest.raises(ModelError):
+        Teachers(folder, torch.device("cpu"))

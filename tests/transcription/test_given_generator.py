@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from fedtranscribe.data import ImageSet
+from fedtranscribe.data import ImageSet, NamedData
 from fedtranscribe.errors import ConfigError, UnsupportedAdjacencyError
 from fedtranscribe.holder import Holder
 from fedtranscribe.privacy.accountant import epsilon
@@ -18,12 +18,17 @@ from fedtranscribe.transcribe.preparation import GivenGenerator
 TRAINED = Gaussian(1.5, 1)
 
 
-def generator(data: str, size: int = 28) -> GivenGenerator:
+TINY = "npz:tiny"
+
+
+def generator(
+    data_id: str | None, size: int = 28, public: NamedData | None = None
+) -> GivenGenerator:
     rng = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (30, 1, size, size), generator=rng, dtype=torch.uint8)
     samples = ImageSet("samples of run-g", "run-g", images, torch.arange(30) % 3, 3)
     costs = {Unit.RECORD: dict.fromkeys((Adjacency.ZERO_OUT, Adjacency.REPLACE), TRAINED)}
-    return GivenGenerator("run-g", data, samples, (Release("dp-promise", 1, costs),))
+    return GivenGenerator("run-g", data_id, samples, (Release("dp-promise", 1, costs),), public)
 
 
 def test_only_samples_are_asked_and_both_costs_are_printed(tiny_settings, tmp_path, monkeypatch):
@@ -31,7 +36,7 @@ def test_only_samples_are_asked_and_both_costs_are_printed(tiny_settings, tmp_pa
     monkeypatch.setattr(
         Holder, "answer", lambda self, query: asked.append(query.images) or real(self, query)
     )
-    given = generator(tiny_settings.data)
+    given = generator(TINY)
     result = transcribe(prepare(tiny_settings, given), tmp_path / "run", force=True)
     samples = {image.numpy().tobytes() for image in given.samples.images}
     assert all(image.numpy().tobytes() in samples for image in torch.cat(asked))
@@ -51,11 +56,49 @@ def open_lines(run) -> list[str]:
 
 
 def test_a_generator_of_other_data_adds_nothing_to_these(tiny_settings, tmp_path):
-    given = generator("somebody-elses")
+    given = generator("npz:somebody-elses")
     result = transcribe(prepare(tiny_settings, given), tmp_path / "run", force=True)
     assert result["epsilon"] == pytest.approx(tiny_settings.epsilon, rel=1e-4)
     assert result["generator"]["counted"] is False
-    assert result["generator"]["data"] == "somebody-elses"
+    assert result["generator"]["data_id"] == "npz:somebody-elses"
+
+
+def test_however_the_path_is_spelled_the_generator_is_counted(tiny_settings, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for path in ("tiny.npz", "./tiny.npz", f"../{tmp_path.name}/tiny.npz", tiny_settings.data):
+        prepared = prepare(tiny_settings.model_copy(update={"data": path}), generator(TINY))
+        assert prepared.before, path
+
+
+@pytest.mark.parametrize(("data_id", "counted"), [("mnist", True), ("uci-digits", False)])
+def test_a_set_that_contains_the_records_counts(tiny_settings, data_id, counted):
+    """A record of the digits is a record of MNIST: it has paid for both."""
+    settings = tiny_settings.model_copy(update={"data": "digits"})
+    assert bool(prepare(settings, generator(data_id)).before) is counted
+
+
+def test_unknown_data_are_counted_and_the_run_says_why(tiny_settings, tmp_path):
+    said = []
+    prepared = prepare(tiny_settings, generator(None))
+    result = transcribe(prepared, tmp_path / "run", force=True, say=said.append)
+    assert result["epsilon"] > tiny_settings.epsilon
+    assert result["generator"] == {
+        "run": "run-g",
+        "data_id": None,
+        "counted": True,
+        "epsilon_of_answers": pytest.approx(tiny_settings.epsilon, rel=1e-4),
+    }
+    assert any("does not say which data it saw" in line for line in said)
+
+
+def test_a_generator_that_started_from_the_records_as_public_is_refused(tiny_settings):
+    """It has learned them for nothing, whatever its own private data were."""
+    for public in (NamedData("x.npz", TINY), NamedData(tiny_settings.data, "npz:x")):
+        with pytest.raises(ConfigError, match="choose another generator") as error:
+            prepare(tiny_settings, generator("npz:somebody-elses", public=public))
+        assert repr(tiny_settings.data) in str(error.value)
+    other = NamedData("uci-digits", "uci-digits")
+    assert not prepare(tiny_settings, generator("npz:somebody-elses", public=other)).before
 
 
 def test_images_of_another_shape_are_refused(tiny_settings):
@@ -65,7 +108,7 @@ def test_images_of_another_shape_are_refused(tiny_settings):
 
 def test_a_unit_that_the_generator_does_not_protect_is_refused_unspent(tiny_settings, tmp_path):
     settings = tiny_settings.model_copy(update={"unit": "holder"})
-    prepared = prepare(settings, generator(settings.data))
+    prepared = prepare(settings, generator(TINY))
     with pytest.raises(UnsupportedAdjacencyError):
         transcribe(prepared, tmp_path / "run", force=True)
     assert not (tmp_path / "run" / "events.jsonl").exists()

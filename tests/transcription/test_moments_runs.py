@@ -17,7 +17,7 @@ from tests.conftest import TINY_DPSD
 def settings(tiny_data: Path) -> TranscribeSettings:
     """A run that learns from moments, in seconds."""
     dpsd = TINY_DPSD.model_copy(update={"moments_steps": 1})
-    return TranscribeSettings(data=str(tiny_data), epsilon=50, dpsd=dpsd)
+    return TranscribeSettings(data=str(tiny_data), epsilon=50, budget=51, dpsd=dpsd)
 
 
 def ledger_of(settings: TranscribeSettings) -> Ledger:
@@ -46,7 +46,8 @@ def test_a_run_costs_what_it_says_and_says_what_it_told(
         assert (tmp_path / "run" / name).stat().st_size > 0
     stored = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert stored["accuracy"] is None, "held-out records of one's own are private"
-    assert result["accuracy"]["student"] > 0.5, "three shades of grey"
+    assert set(result["accuracy"]) == {"student"}
+    assert result["not_private"] == ["student"]
 
 
 @pytest.mark.parametrize("crash_after", [0, 1, 2])

@@ -32,13 +32,24 @@ def test_every_round_has_a_line_and_the_last_states_the_whole_cost(tiny_settings
 def test_event_files_hold_the_same_numbers(tmp_path):
     track = Tracker(tmp_path, TrackingOptions(tensorboard=True))
     for done in (10, 20):
-        track({"stage": "rows answered", "done": done, "total": 20, "loss": done / 4, "note": None})
+        track(
+            {
+                "stage": "rows answered",
+                "done": done,
+                "total": 20,
+                "student_loss": done / 4,
+                "accuracy": None,
+            }
+        )
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     read = EventAccumulator(str(tmp_path / "tensorboard"))
     read.Reload()
-    assert read.Tags()["scalars"] == ["rows-answered/loss"]
-    assert [(x.step, x.value) for x in read.Scalars("rows-answered/loss")] == [(10, 2.5), (20, 5.0)]
+    assert read.Tags()["scalars"] == ["rows-answered/student_loss"]
+    assert [(x.step, x.value) for x in read.Scalars("rows-answered/student_loss")] == [
+        (10, 2.5),
+        (20, 5.0),
+    ]
 
 
 def test_without_tensorboard_nothing_is_begun(tiny_settings, tmp_path, monkeypatch):

@@ -121,7 +121,7 @@ def test_a_retrained_teacher_continues_the_ledger_of_its_data(
     go(tiny_settings, tmp_path / "first")
     second = go(tiny_settings.model_copy(update={"seed": 1}), tmp_path / "second")
     both = epsilon([Gaussian(gaussian_mu(10, 1e-5) * math.sqrt(2))], 1e-5)
-    assert second["ledger"]["epsilon"] == pytest.approx(both, rel=1e-3)
+    assert second["ledger"]["booked"] == pytest.approx(both, rel=1e-3)
 
 
 def test_the_budget_of_the_data_ends_a_second_run_and_books_nothing_beyond_it(

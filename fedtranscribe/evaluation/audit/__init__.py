@@ -8,7 +8,7 @@ run_game     the same on the mechanism of a run
 membership   were these records used? by loss, references, synthetic images
 canaries     records planted by coins, and guesses at the coins
 inversion    images that a student is surest of, against real records
-checks       ledger, shards, batches
+checks       events, ledger, teachers
 risk         ε in words
 settings     what an audit can be told
 audit        one finished run -> all of it, and what of it may be told

@@ -2,10 +2,10 @@
 
 audit.json            what may be told
 inversion.png         images that the student is surest of, by class
-private/audit.json    all of it, where it rests on a user's own records: NOT private
+private/audit.json    all of it: NOT private
 
-Nobody charged for comparing a student with a user's own records. So what an attack on those found,
-and even whether it found anything, stays under `private/`.
+Nobody was charged for comparing a student with private records. So what an attack on those found,
+and even whether it found anything, stays under `private/`, on benchmarks too.
 """
 
 import json
@@ -15,11 +15,19 @@ from typing import Any
 
 import numpy as np
 
+from fedtranscribe.allowed import expect_allowed
 from fedtranscribe.data import DataSplit
 from fedtranscribe.errors import ConfigError, LedgerError, StorageError
+from fedtranscribe.evaluation.audit.bounds import shared
 from fedtranscribe.evaluation.audit.canaries import Canaries, by_canaries, check_planted
 from fedtranscribe.evaluation.audit.checks import check_events, check_ledger, check_teachers
-from fedtranscribe.evaluation.audit.claims import Given, claim_of, events_of, read_events
+from fedtranscribe.evaluation.audit.claims import (
+    EXCHANGED,
+    Given,
+    claim_of,
+    events_of,
+    read_events,
+)
 from fedtranscribe.evaluation.audit.findings import Check, Claim, Finding
 from fedtranscribe.evaluation.audit.inversion import by_inversion, draw_columns, invert
 from fedtranscribe.evaluation.audit.membership import (
@@ -32,6 +40,7 @@ from fedtranscribe.evaluation.audit.risk import risk_of
 from fedtranscribe.evaluation.audit.run_game import play_run
 from fedtranscribe.evaluation.audit.settings import ATTACKS, ON_RECORDS, AuditSettings
 from fedtranscribe.files import write_atomically
+from fedtranscribe.mechanisms import BitSource
 from fedtranscribe.models import Classifier, Generator, is_small
 from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.privacy.ledger import Ledger
@@ -44,7 +53,7 @@ AUDIT = "audit.json"
 INVERSION = "inversion.png"
 _SAMPLES = 5_000
 OWN_DATA = "a private set of the holder"
-STAMP = "found on the holder's own records: NOT PRIVATE, do not release"
+STAMP = "found on private records: NOT PRIVATE, do not release"
 
 
 class Audit:
@@ -52,7 +61,8 @@ class Audit:
 
     Attributes:
         run: that was audited.
-        claim: what attacks on records were held against.
+        claim: what a record that comes or goes is held against: game and canaries.
+        exchanged: what one record in place of another is held against: attacks on suspects.
         findings: of every attack.
         checks: of the books.
         risk: what ε means; None without a claim.
@@ -63,6 +73,7 @@ class Audit:
         self.settings = settings
         self.given: Given = read_events(run.path)
         self.claim: Claim = claim_of(run.result, self.given)
+        self.exchanged: Claim = claim_of(run.result, self.given, EXCHANGED)
         self.findings: list[Finding] = []
         self.checks: list[Check] = []
         events = events_of(self.given, self.claim.adjacency)
@@ -75,7 +86,9 @@ class Audit:
             told: leave out what rests on records.
         """
         found = [finding for finding in self.findings if not (told and finding.private)]
+        checks = [check for check in self.checks if not (told and check.private)]
         withheld = [finding.attack for finding in self.findings if finding not in found]
+        withheld += [check.name for check in self.checks if check not in checks]
         result = self.run.result
         return {
             "run": result.get("run"),
@@ -84,18 +97,24 @@ class Audit:
             "delta": self.claim.delta,
             "unit": self.claim.unit.value,
             "adjacency": self.claim.adjacency.value,
+            "confidence": self.settings.confidence,
             "risk": self.risk.to_json() if self.risk else None,
             "findings": [finding.to_json() for finding in found],
-            "checks": [check.to_json() for check in self.checks],
+            "checks": [check.to_json() for check in checks],
             "sound": not any(finding.contradicts for finding in found)
-            and not any(check.ok is False for check in self.checks),
+            and not any(check.ok is False for check in checks),
             "withheld": withheld,
             "seed": self.settings.seed,
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
 
 
-def audit(run: FinishedRun, settings: AuditSettings, progress: Progress = silent) -> Audit:
+def audit(
+    run: FinishedRun,
+    settings: AuditSettings,
+    progress: Progress = silent,
+    coins: BitSource | None = None,
+) -> Audit:
     """Attack a run, check its books, and write what was found into its folder.
 
     Contradictions are written like everything else; `expect_sound` raises them.
@@ -104,6 +123,13 @@ def audit(run: FinishedRun, settings: AuditSettings, progress: Progress = silent
         run: a finished one.
         settings: attacks, budgets, confidence, seed.
         progress: shows long work.
+        coins: pick the suspects; OS entropy unless a test seeds it.
+
+    Guarantee
+        If the run is as private as it says, all bounds stay below the ε that they are held against
+        with probability `settings.confidence` at least, so that a sound run is contradicted with
+        probability 1 − confidence at most: every attack that was asked for gets its share of the
+        error, before any is tried. Events, ledger and teachers are checked without chance.
 
     Raises:
         ConfigError: canaries without their file, or of other data; the device is missing.
@@ -113,29 +139,36 @@ def audit(run: FinishedRun, settings: AuditSettings, progress: Progress = silent
     if "canaries" in settings.attacks and settings.canaries is None:
         raise ConfigError("Expected --canaries FILE with --attacks canaries; plant them first.")
     attacks = set(settings.attacks) | ({"canaries"} if settings.canaries else set())
+    confidence = shared(settings.confidence, len(attacks))
     done = Audit(run, settings)
     split = run.data(settings.data_root)
     done.checks += _checks(run, done.given, split, settings)
     if "game" in attacks:
         progress("distinguishing game", 0, 1)
         adjacency = done.claim.adjacency
-        played = play_run(run.result, done.given, adjacency, settings.trials, settings.confidence)
+        played = play_run(run.result, done.given, adjacency, settings.trials, confidence)
         done.findings += [played] if played is not None else []
         progress("distinguishing game", 1, 1)
     if attacks & set(ON_RECORDS):
-        done.findings += _on_records(done, split, attacks, settings, progress)
-    if run.declared_public:
-        _write(done.to_json(told=False), run.path / AUDIT)
-    else:
-        _write(done.to_json(told=True), run.path / AUDIT)
-        _write({"stamp": STAMP, **done.to_json(told=False)}, run.private / AUDIT)
+        rng = np.random.default_rng(settings.seed)
+        suspects = Suspects.of(split, settings.records, rng, coins)
+        done.findings += _on_records(done, split, suspects, attacks, confidence, progress)
+    told = done.to_json(told=True)
+    expect_allowed(AUDIT, told)
+    _write(told, run.path / AUDIT)
+    _write({"stamp": STAMP, **done.to_json(told=False)}, run.private / AUDIT)
     return done
 
 
 def _on_records(
-    done: Audit, split: DataSplit, attacks: set[str], settings: AuditSettings, progress: Progress
+    done: Audit,
+    split: DataSplit,
+    suspects: Suspects,
+    attacks: set[str],
+    confidence: float,
+    progress: Progress,
 ) -> list[Finding]:
-    run, terms = done.run, (done.claim, settings.confidence)
+    run, settings, terms = done.run, done.settings, (done.exchanged, confidence)
     device = pick_device(settings.device)
     for network in (run.student, run.generator):
         if network is not None:
@@ -143,12 +176,11 @@ def _on_records(
     # A diffusion trainer has no student: its model is attacked by its own loss.
     model = run.student if run.student is not None else run.generator
     assert isinstance(model, Classifier | Synthesizer)
-    suspects = Suspects.of(split, settings.records, np.random.default_rng(settings.seed))
     found: list[Finding] = []
     if "loss" in attacks:
         found.append(by_loss(model, suspects, *terms))
     if run.student is not None:
-        found += _on_student(done, run.student, suspects, attacks, progress)
+        found += _on_student(done, run.student, suspects, attacks, confidence, progress)
     if "generator" in attacks and run.generator is not None:
         synthetic, _ = run.synthesise(
             settings.samples or run.usual_samples(_SAMPLES), settings.seed, progress
@@ -157,15 +189,20 @@ def _on_records(
     if settings.canaries is not None:
         canaries = Canaries.load(settings.canaries)
         check_planted(canaries, split.train)
-        found.append(by_canaries(model, canaries, *terms))
+        found.append(by_canaries(model, canaries, done.claim, confidence))
     return sorted(found, key=lambda finding: ATTACKS.index(finding.attack))
 
 
 def _on_student(
-    done: Audit, student: Classifier, suspects: Suspects, attacks: set[str], progress: Progress
+    done: Audit,
+    student: Classifier,
+    suspects: Suspects,
+    attacks: set[str],
+    confidence: float,
+    progress: Progress,
 ) -> list[Finding]:
     run, settings, found = done.run, done.settings, []
-    terms = done.claim, settings.confidence
+    terms = done.exchanged, confidence
     if "reference" in attacks and is_small(student.architecture):
         found.append(
             by_references(

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from fedtranscribe.errors import ConfigError
+from fedtranscribe.mechanisms import BitSource, OsBits
 
 Numbers = NDArray[np.float64]
 
@@ -18,6 +19,32 @@ _LARGEST_EPSILON = 100.0
 _PRECISION = 1e-6
 # How many of all records an attack guesses on, tried side by side.
 _SHARES = (0.02, 0.1, 0.3, 1.0)
+
+
+def fair_coins(count: int, source: BitSource | None = None) -> NDArray[np.bool_]:
+    """Independent fair coins, [count]: which suspects were used.
+
+    Args:
+        count: m.
+        source: of one word per coin; OS entropy unless a test seeds it.
+
+    Guarantee
+        `one_run_p_value` needs coins that say nothing of one another. Each is the lowest bit of a
+        word of its own, so any number of them may be heads. A fixed half would not do: who knows
+        the others' coins knows the last one.
+    """
+    words = (source or OsBits()).words(count)
+    return (words & np.uint64(1)).astype(bool)
+
+
+def shared(confidence: float, findings: int) -> float:
+    """The confidence of each finding, so that all of them hold together with the given one.
+
+    Guarantee
+        Each of k findings errs with probability (1 − confidence)/k at most, so one of them errs
+        with probability 1 − confidence at most, however they depend on each other.
+    """
+    return 1 - (1 - confidence) / max(1, findings)
 
 
 def clopper_pearson(hits: int, trials: int, confidence: float) -> tuple[float, float]:
@@ -110,8 +137,9 @@ def one_run_p_value(records: int, guesses: int, right: int, epsilon: float, delt
         Under pure ε-DP each guess is right with probability at most e^ε/(1+e^ε), whatever came of
         the others, so right guesses are dominated by a binomial; δ adds at most 2mδ max_i
         P(v > Bin ≥ v − i)/i. One training suffices, because the coins are independent of each
-        other. Source: Steinke, Nasr and Jagielski 2023, Theorem 5.2
-        and Appendix D.
+        other (`fair_coins`). ε is that of the change which a coin makes in the data: a record that
+        comes or goes, or one that is replaced. Source: Steinke, Nasr and Jagielski 2023, Theorem
+        5.2 and Appendix D.
     """
     if not 0 <= right <= guesses <= records:
         raise ConfigError(
@@ -160,9 +188,9 @@ def best_guesses(
         ε that is certified, guesses, and how many of them were right.
     """
     m = len(scores)
-    # Ties are broken by chance: members often stand first, and would win all of them.
+    # Ties are broken by chance, so that the order in which records are given cannot win them.
     order = np.lexsort((np.random.default_rng(0).permutation(m), -scores))
-    each = 1 - (1 - confidence) / (2 * len(_SHARES))
+    each = shared(confidence, 2 * len(_SHARES))
     best = (0.0, 0, 0)
     for share in _SHARES:
         side = max(1, round(m * share / 2))
@@ -217,7 +245,12 @@ def _highest(hits: NDArray[np.int64], trials: int, tail: float) -> Numbers:
 
 
 def mean_rank(members: Sequence[float] | Numbers, others: Sequence[float] | Numbers) -> float:
-    """Area under the ROC curve: how often a member scores above another record, ties half."""
+    """Area under the ROC curve: how often a member scores above another record, ties half.
+
+    0.5, which is luck, where one of the two is empty.
+    """
+    if not len(members) or not len(others):
+        return 0.5
     both = stats.rankdata(np.concatenate([np.asarray(members), np.asarray(others)]))
     n, m = len(members), len(others)
     return float((both[:n].sum() - n * (n + 1) / 2) / (n * m))

@@ -15,13 +15,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtranscribe.data import DataSplit, ImageSet
-from fedtranscribe.data.archives import read_arrays
+from fedtranscribe.data.npz import keys_of, read_arrays
 from fedtranscribe.errors import ConfigError, InvalidDataError
-from fedtranscribe.evaluation.audit.bounds import best_guesses
+from fedtranscribe.evaluation.audit.bounds import best_guesses, fair_coins
 from fedtranscribe.evaluation.audit.findings import Claim, Finding, proved
 from fedtranscribe.evaluation.audit.membership import clue_of, familiarity
 from fedtranscribe.files import write_atomically
-from fedtranscribe.mechanisms import BitSource, OsBits
+from fedtranscribe.mechanisms import BitSource
 from fedtranscribe.models import Classifier
 from fedtranscribe.models.diffusion import Synthesizer
 
@@ -65,8 +65,11 @@ class Canaries:
         Raises:
             DataError: absent, or something else.
         """
-        arrays = read_arrays(path)
-        if set(arrays) != _FIELDS or len({len(value) for value in arrays.values()}) != 1:
+        arrays = read_arrays(path, _FIELDS)
+        if (
+            set(keys_of(path)) != _FIELDS
+            or len({value.shape[:1] for value in arrays.values()}) != 1
+        ):
             raise InvalidDataError(
                 f"Expected {path} to hold {', '.join(sorted(_FIELDS))} of one length; give the "
                 f"{CANARIES} that `fedtranscribe plant` wrote."
@@ -112,8 +115,7 @@ def plant(
         rows = torch.randint(0, len(records), (count,), generator=rng)
         wrong = torch.randint(1, records.classes, (count,), generator=rng)
         images, labels = records.images[rows], (records.labels[rows] + wrong) % records.classes
-    words = (coins or OsBits()).words(count)
-    used = (words & np.uint64(1)).astype(bool)
+    used = fair_coins(count, coins)
     kept = torch.from_numpy(np.flatnonzero(used))
     planted = ImageSet(
         records.name,
@@ -123,6 +125,7 @@ def plant(
         records.classes,
         (*records.ids, *(_ID.format(i) for i in kept.tolist())),
         records.folder,
+        records.class_names,
     )
     return planted, Canaries(images, labels, used)
 
@@ -141,6 +144,7 @@ def save_planted(split: DataSplit, planted: ImageSet, canaries: Canaries, folder
     Raises:
         StorageError: the folder cannot be written.
     """
+    names = planted.class_names
     _write(
         folder / PLANTED,
         images=planted.images.numpy(),
@@ -150,6 +154,7 @@ def save_planted(split: DataSplit, planted: ImageSet, canaries: Canaries, folder
         data_id=np.array(planted.data_id),
         test_images=split.test.images.numpy(),
         test_labels=split.test.labels.numpy(),
+        **({} if names is None else {"class_names": np.array(names)}),
     )
     canaries.save(folder / CANARIES)
 

@@ -1,7 +1,6 @@
 """What a run claims: its sound ε, worked out again from the events that it wrote down."""
 
-import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from fedtranscribe.privacy.accountant import guarantee
 from fedtranscribe.privacy.events import Event
 from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.reading import read_json_lines
 
 EVENTS = "events.jsonl"
 THE_HOLDER = "the holder"
@@ -19,7 +19,9 @@ Given = dict[str, tuple[Release, ...]]
 """What each holder gave away."""
 
 # A record that is used or left out comes and goes; where that has no guarantee, replacing it has.
-_IN_OR_OUT = (Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT, Adjacency.REPLACE)
+IN_OR_OUT = (Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT, Adjacency.REPLACE)
+# One of the run's own records might as well have been another one.
+EXCHANGED = (Adjacency.REPLACE,)
 
 
 def read_events(folder: Path) -> Given:
@@ -33,8 +35,7 @@ def read_events(folder: Path) -> Given:
         return {}
     given: dict[str, tuple[Release, ...]] = {}
     try:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            entry = json.loads(line)
+        for entry in read_json_lines(path):
             # A line of a federated run names its holder; one of a local run is the release itself.
             holder, release = entry.get("holder", THE_HOLDER), entry.get("release", entry)
             given[holder] = (*given.get(holder, ()), Release.from_json(release))
@@ -60,16 +61,24 @@ def worst(given: Given, unit: Unit, adjacency: Adjacency, delta: float) -> float
     return max(known) if known and len(known) == len(found) else None
 
 
-def claim_of(result: Mapping[str, Any], given: Given) -> Claim:
-    """What attacks on single records are held against.
+def claim_of(
+    result: Mapping[str, Any], given: Given, adjacencies: Sequence[Adjacency] = IN_OR_OUT
+) -> Claim:
+    """What an attack on single records is held against.
 
-    A record in or out is add-remove; where ids are positional that has no guarantee, and the
-    headline adjacency is taken instead. Runs with seeded noise or without any claim nothing.
+    Args:
+        result: what `metrics.json` holds.
+        given: what `events.jsonl` holds.
+        adjacencies: the change that the attack is about, or the next best; the first with a
+            guarantee counts. Where ids are positional, a record that comes or goes has none.
+
+    Returns:
+        The claim; without ε for runs with seeded noise, or where no adjacency has a guarantee.
     """
     delta = float(result.get("delta") or 1e-5)
     if not result.get("private"):
         return Claim(None, delta)
-    for adjacency in _IN_OR_OUT:
+    for adjacency in adjacencies:
         epsilon = worst(given, Unit.RECORD, adjacency, delta)
         if epsilon is not None:
             return Claim(epsilon, delta, Unit.RECORD, adjacency)

@@ -76,11 +76,13 @@ class Check:
         name: what was looked at.
         ok: whether it holds; None where it could not be looked at.
         words: what was found.
+        private: whether it rests on private records, so that it must stay with their holder.
     """
 
     name: str
     ok: bool | None
     words: str
+    private: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """As it stands in `audit.json`."""

@@ -106,7 +106,7 @@ def by_inversion(found: Inversions, suspects: Suspects, claim: Claim, confidence
 
     Args:
         found: from `invert`.
-        suspects: as many members as other records.
+        suspects: members and other records.
         claim: what is tested.
         confidence: of the bound and of the interval.
     """
@@ -194,4 +194,7 @@ def _rmse(first: Tensor, second: Tensor) -> float:
 
 
 def _near(distances: Tensor, pixels: int) -> float:
+    """Root mean square difference from the nearest record; 0 where there is none."""
+    if distances.shape[1] == 0:
+        return 0.0
     return float(distances.amin(1).mean() / np.sqrt(pixels))

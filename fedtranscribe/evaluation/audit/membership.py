@@ -2,8 +2,8 @@
 
 A student is a function of private answers, and a diffusion model is one itself, so by the data
 processing inequality no attack on them can find more than the ε of the run allows. Members are the
-run's own private records, the others its held-out ones. Everything found here rests on records: it
-stays with their holder, unless the data are a published benchmark.
+run's own private records, the others its held-out ones. Everything found here rests on private
+records, so it stays under `private/`, on benchmarks too.
 """
 
 from collections.abc import Callable
@@ -21,9 +21,11 @@ from fedtranscribe.evaluation.audit.bounds import (
     Numbers,
     best_guesses,
     clopper_pearson,
+    fair_coins,
     mean_rank,
 )
 from fedtranscribe.evaluation.audit.findings import Claim, Finding, proved
+from fedtranscribe.mechanisms import BitSource
 from fedtranscribe.methods.pretraining import train_classifier
 from fedtranscribe.models import Classifier, build
 from fedtranscribe.models.diffusion import Synthesizer, to_signed
@@ -43,13 +45,20 @@ EXCHANGEABLE = (
 
 @dataclass(frozen=True, eq=False)
 class Suspects:
-    """As many members as other records, to be told apart.
+    """Members and other records, to be told apart.
 
     Attributes:
-        images: uint8 [2n, ch, s, s].
-        labels: int64 [2n].
-        used: bool [2n].
+        images: uint8 [m, ch, s, s].
+        labels: int64 [m].
+        used: which are members: the coins, bool [m]. No attack may look at them.
         classes: of the task.
+
+    Guarantee
+        A private and a held-out record make a pair, and a fair coin of the pair's own says which of
+        the two is the suspect. Where chance decided which record of a pair was held out, a suspect
+        tells nothing of its coin. Had the coin fallen the other way, the suspect's place in the
+        training would have gone to another record like it, or the other way round: one record is
+        replaced. So the one-run theorem (`bounds.one_run_p_value`) holds with the ε of `replace`.
     """
 
     images: Tensor
@@ -58,18 +67,32 @@ class Suspects:
     classes: int
 
     @classmethod
-    def of(cls, split: DataSplit, most: int, rng: np.random.Generator) -> "Suspects":
-        """At most so many of either kind, picked at random.
+    def of(
+        cls,
+        split: DataSplit,
+        most: int,
+        rng: np.random.Generator,
+        coins: BitSource | None = None,
+    ) -> "Suspects":
+        """One of each of at most so many pairs.
+
+        Args:
+            split: gives private and held-out records.
+            most: pairs, and so suspects.
+            rng: public; picks the pairs.
+            coins: OS entropy unless a test seeds it.
 
         Raises:
             ConfigError: most < 2.
         """
         if most < 2:
-            raise ConfigError(f"Expected records={most} >= 2 of either kind.")
-        n = min(most, len(split.train), len(split.test))
-        parts = [_some(part, n, rng) for part in (split.train, split.test)]
-        images, labels = (torch.cat(column) for column in zip(*parts, strict=True))
-        return cls(images, labels, np.arange(2 * n) < n, split.train.classes)
+            raise ConfigError(f"Expected records={most} >= 2.")
+        m = min(most, len(split.train), len(split.test))
+        (inside, own), (outside, other) = (_some(p, m, rng) for p in (split.train, split.test))
+        used = fair_coins(m, coins)
+        heads = torch.from_numpy(used)
+        images = torch.where(heads[:, None, None, None], inside, outside)
+        return cls(images, torch.where(heads, own, other), used, split.train.classes)
 
 
 def by_loss(
@@ -185,7 +208,7 @@ def judge(
         "true_positive_rate_at": {
             f"{rate:g}": _found_at(rate, members, others, confidence)
             for rate in FALSE_POSITIVE_RATES
-            if rate * len(others) >= 1
+            if len(members) and rate * len(others) >= 1
         },
         "guesses": guesses,
         "right": right,
@@ -286,6 +309,8 @@ def _reference(
 def _area_interval(members: Numbers, others: Numbers, confidence: float) -> tuple[float, float]:
     """Of the AUC, from disjoint pairs: those are independent, so Clopper-Pearson is exact."""
     n = min(len(members), len(others))
+    if n == 0:
+        return 0.0, 1.0
     wins = int((members[:n] > others[:n]).sum())
     ties = int((members[:n] == others[:n]).sum())
     return clopper_pearson(wins + ties // 2, n, confidence)

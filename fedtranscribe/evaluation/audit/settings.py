@@ -32,9 +32,9 @@ class AuditSettings(Settings):
     """Everything `fedtranscribe audit` can be told; all of it is public."""
 
     attacks: tuple[str, ...] = Field(default=_USUAL, description="all, none, or names by commas")
-    confidence: float = Field(default=0.99, gt=0, lt=1, description="of every bound by itself")
+    confidence: float = Field(default=0.99, gt=0, lt=1, description="of all bounds together")
     trials: int = Field(default=1_000_000, ge=1_000, description="of the game, in each world")
-    records: int = Field(default=2_000, ge=10, description="at most so many of either kind")
+    records: int = Field(default=4_000, ge=10, description="at most so many suspects")
     references: int = Field(default=8, ge=2, multiple_of=2, description="reference networks")
     reference_steps: int = Field(default=150, gt=0, description="training steps of each of them")
     samples: int | None = Field(

@@ -1,6 +1,7 @@
 """What one training by DP-SGD does: one plan for sampling, clipping, noise and accounting.
 
-The four are kept in one value, so that they cannot drift apart.
+The four are kept in one value, so that they cannot drift apart: `mechanisms/dpsgd.py` trains from
+it, and the ledger books its `event`.
 """
 
 import math
@@ -8,8 +9,7 @@ from dataclasses import dataclass
 
 from fedtranscribe.errors import ConfigError, PrivacyError
 from fedtranscribe.privacy.events import PoissonGaussian
-from fedtranscribe.privacy.release_plan import Release
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.units import Adjacency
 
 
 @dataclass(frozen=True)
@@ -17,7 +17,7 @@ class DpSgdPlan:
     """The public settings of a training by DP-SGD.
 
     Attributes:
-        records: n, public.
+        records: n, public: how many ids there are. Images that share an id are one record.
         batch: m, the EXPECTED number of records in a step.
         steps: logical steps in all.
         noise_multiplier: σ, std of the noise on a step's sum over `clip`; 0 trains without
@@ -33,7 +33,10 @@ class DpSgdPlan:
         removed (its term is a vector of norm at most C, or zero), 2C when it is replaced.
         Sampling: each record has a coin of its own, of probability q = m/n, tossed anew for each
         step and kept secret (`PoissonBatches`). No coin, and no other record's term, depends on
-        whether another record is there; so add-remove holds with positional ids as well.
+        whether another record is there: what is drawn at random for a record comes from a stream
+        of its own (`OwnDraws`), never from its place in the batch. So add-remove holds with
+        positional ids as well. n, m and the number of steps are public by decision and held
+        fixed: a record that comes or goes does not change them.
         Noise: N(0, (σC)²) on each coordinate of the sum. Dividing by m, which is public, and
         whatever the optimiser does next is post-processing. (Dividing by |I| would not be:
         the scale of the noise would tell |I|.)
@@ -71,12 +74,8 @@ class DpSgdPlan:
         """Std of the noise on each coordinate of a step's SUM, σC."""
         return self.noise_multiplier * self.clip
 
-    def release(self, positional_ids: bool = False) -> Release:
+    def event(self, adjacency: Adjacency) -> PoissonGaussian:
         """What all steps give away about one record.
-
-        Args:
-            positional_ids: whether records are known by their position only; it changes nothing
-                here (see Guarantee), and is taken because other mechanisms ask for it.
 
         Raises:
             PrivacyError: a plan without noise gives no guarantee.
@@ -87,5 +86,4 @@ class DpSgdPlan:
                 "raise it, or keep the run as a baseline that is not private."
             )
         q, sigma = self.sampling_probability, self.noise_multiplier
-        costs = {a: PoissonGaussian(q, sigma, self.steps, a) for a in Adjacency}
-        return Release("dp-sgd", self.steps, {Unit.RECORD: costs})
+        return PoissonGaussian(q, sigma, self.steps, adjacency)

@@ -1,0 +1,174 @@
+"""What a run's folder may hold outside `private/`, and why: the list, and the check of it.
+
+Guarantee
+    Outside `private/` a run writes what it was charged for and what was public from the start.
+    Every writer of JSON passes its keys to `expect_allowed` first: a key that is not listed here
+    with a reason is refused, and nothing is written. The list speaks of keys; that a value is what
+    its key says is up to the code that works it out. Accuracies of single teachers and of
+    ensembles are not on the list, not even on benchmarks: they are functions of private records
+    that nobody was charged for.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from fnmatch import fnmatchcase
+from typing import Any
+
+from fedtranscribe.errors import PrivacyError
+
+
+class Why(StrEnum):
+    """Why something may stand outside `private/`."""
+
+    SETTING = "public setting"
+    """Chosen, or declared public, before a record is looked at: counts, shapes, names."""
+    COST = "privacy figure"
+    """Follows from settings and mechanisms."""
+    COURSE = "course of the run"
+    """Steps, bytes, times, who answered, and texts that describe the run."""
+    OUTPUT = "output of a mechanism"
+    """An answer that was charged, or what follows from such answers and public values."""
+    BENCHMARK = "benchmark's public test set"
+    """A score of an output on held-out images that are public by declaration."""
+
+
+KEYS: Mapping[str, Mapping[Why, str]] = {
+    "metrics.json": {
+        Why.SETTING: "method data data_id public_data public_data_id unit teachers holders holder "
+        "shards.* records classes class_names labels channels size unet sampling.* steps.* privacy "
+        "noise trust generator.run generator.data_id generator.counted settings.** resolved.**",
+        Why.COST: "epsilon delta adjacency accountant sound.* units.* published.epsilon "
+        "published.reason ledger.booked ledger.limit.* ledger.accountant "
+        "generator.epsilon_of_answers noise_std sigma signal private stamp caveats",
+        Why.COURSE: "run rows answered_rounds.* left.* stopped bytes accuracy_on",
+        Why.OUTPUT: "sha256",
+        Why.BENCHMARK: "accuracy.student accuracy.public_set_alone accuracy.downstream curve.rows "
+        "curve.accuracy",
+    },
+    "progress.jsonl": {
+        Why.COST: "epsilon",
+        Why.COURSE: "time stage done total bytes",
+        Why.OUTPUT: "student_loss generator_loss",
+        Why.BENCHMARK: "accuracy",
+    },
+    "events.jsonl": {
+        Why.SETTING: "holder",
+        Why.COST: "mechanism rows costs.** release.mechanism release.rows release.costs.**",
+    },
+    "roster.json": {
+        Why.SETTING: "*.name *.classes *.channels *.size *.shards *.positional_ids *.kinds "
+        "*.noise *.rows_per_message *.rows_per_run *.dropouts *.colluders *.masks *.trainers",
+    },
+    "checkpoints/secagg-keys.json": {Why.SETTING: "*"},
+    "checkpoints/secagg-round.json": {
+        Why.COURSE: "query survivors signatures.*",
+        Why.OUTPUT: "sent.*.* vectors.* revealed.*",
+    },
+    "error.json": {Why.COURSE: "error exit_code"},
+    "evaluation.json": {
+        Why.SETTING: "data samples seed fidelity.features fidelity.samples fidelity.real "
+        "downstream.mean_sklearn_of",
+        Why.COURSE: "run real date note downstream.untrained.*",
+        Why.OUTPUT: "synthetic.class_shares synthetic.confidence fidelity.inception_score "
+        "fidelity.inception_score_std downstream.selection.*.*",
+        Why.BENCHMARK: "student.accuracy student.per_class student.confusion downstream.* "
+        "fidelity.fid fidelity.precision fidelity.recall",
+    },
+    "audit.json": {
+        Why.SETTING: "data seed",
+        Why.COST: "epsilon delta unit adjacency confidence risk.** findings.epsilon findings.delta "
+        "findings.unit findings.adjacency findings.confidence",
+        Why.COURSE: "run date withheld checks.check checks.ok checks.words findings.attack "
+        "findings.trials findings.rows_played findings.rows_of_the_run",
+        Why.OUTPUT: "sound findings.lower_bound findings.contradicts findings.words",
+    },
+    "release/privacy.json": {
+        Why.SETTING: "method unit answers trust teachers holders shards.* data public_data "
+        "class_names",
+        Why.COST: "epsilon delta adjacency accountant composition sound.* units.* published.** "
+        "noise_std noise_mode private stamp events.holder events.release.mechanism "
+        "events.release.rows events.release.costs.** ledger.booked ledger.limit.* "
+        "ledger.accountant audits.epsilon audits.delta audits.unit audits.adjacency "
+        "audits.confidence",
+        Why.COURSE: "schema fedtranscribe run rows data_dependent_choices.* audits.attack "
+        "audits.trials audits.rows_played audits.rows_of_the_run",
+        Why.OUTPUT: "files.* audits.lower_bound audits.contradicts audits.words",
+    },
+}
+"""Keys by file; those of objects in a list follow the list's. `*` is any name, `**` any tree."""
+
+FILES: Mapping[Why, str] = {
+    Why.SETTING: "config.toml",
+    Why.COURSE: "superlink.log",
+    Why.OUTPUT: "student.safetensors generator.safetensors denoiser.safetensors images.png "
+    "samples.png inversion.png checkpoints/state.pt checkpoints/answer.pt checkpoints/moments-*.pt "
+    "release/student.safetensors release/generator.safetensors release/denoiser.safetensors "
+    "release/student.onnx",
+    Why.BENCHMARK: "accuracy.png tensorboard/events.out.tfevents.* report.html release/card.md",
+}
+"""Other files, each with the reason for the most that it may tell."""
+
+Key = tuple[str, ...]
+
+
+def why(file: str, key: Sequence[str]) -> Why | None:
+    """Why a key may stand in a file; None where it may not.
+
+    Args:
+        file: one of `KEYS`.
+        key: names from the outermost object inwards.
+    """
+    for reason, patterns in KEYS[file].items():
+        if any(_fits(key, pattern.split(".")) for pattern in patterns.split()):
+            return reason
+    return None
+
+
+def expect_allowed(file: str, content: Mapping[str, Any]) -> None:
+    """Refuse to write a key that is not listed.
+
+    Args:
+        file: one of `KEYS`.
+        content: what would be written there, as JSON has it.
+
+    Raises:
+        PrivacyError: names the first such key.
+    """
+    for key in keys_of(content):
+        if why(file, key) is None:
+            raise PrivacyError(
+                f"{file} must not hold {'.'.join(key)!r}: it is not on the list of what may leave "
+                "private/, so nothing was written. This is a fault of fedtranscribe; report it."
+            )
+
+
+def keys_of(content: Any, above: Key = ()) -> Iterator[Key]:
+    """Paths to all values that are no objects; null and empty lists are passed over."""
+    if isinstance(content, Mapping):
+        for name, value in content.items():
+            yield from keys_of(value, (*above, str(name)))
+    elif isinstance(content, list | tuple) and any(isinstance(one, Mapping) for one in content):
+        for one in content:
+            yield from keys_of(one, above)
+    elif content not in (None, [], ()):
+        yield above
+
+
+def why_file(path: str) -> Why | None:
+    """Why a file of another kind than those of `KEYS` may stand there; None where it may not.
+
+    Args:
+        path: within the run's folder, with `/`.
+    """
+    for reason, names in FILES.items():
+        if any(fnmatchcase(path, name) for name in names.split()):
+            return reason
+    return None
+
+
+def _fits(key: Sequence[str], pattern: Sequence[str]) -> bool:
+    if pattern[-1] == "**":
+        pattern = [*pattern[:-1], *["*"] * max(1, len(key) - len(pattern) + 1)]
+    return len(key) == len(pattern) and all(
+        part in ("*", name) for name, part in zip(key, pattern, strict=True)
+    )

@@ -1,0 +1,122 @@
+"""One image file -> pixels that mean what a viewer would show, or a refusal.
+
+What is done to a picture depends on that picture alone and on public settings. Values are scaled by
+constants, never by the darkest and brightest pixel: such a map would differ from one record to the
+next, or over the data set depend on all of them.
+"""
+
+import math
+import re
+import warnings
+from pathlib import Path
+from stat import S_ISREG
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtranscribe.config import UNSTATED, OwnData
+from fedtranscribe.data.validation import from_depth
+from fedtranscribe.errors import DataNotFoundError, FedtranscribeError, InvalidDataError
+
+IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff"})
+# Whatever the name says, nothing else is even tried.
+_FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF")
+# From here on Pillow itself suspects a decompression bomb.
+_MOST_PIXELS = 89_000_000
+_GREY, _COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
+_DEEP = ("I", "I;16", "I;16B", "I;16L", "I;16N")
+# How Pillow calls them where it keeps the upper byte alone; "BGR;16" is 16 bits for all three.
+_DEEP_COLOUR = re.compile(";16[BLN]")
+_WHITE_IS_ZERO = 0
+_PHOTOMETRIC = 262
+
+
+def read_picture(file: Path, own: OwnData = UNSTATED) -> NDArray[np.uint8]:
+    """Pixels of an image file, upright as its EXIF entry says.
+
+    Args:
+        file: the file.
+        own: `image_size` scales the picture and cuts out its middle; `bit_depth` says what white is
+            in a 16-bit grey picture.
+
+    Returns:
+        uint8 [h, w] for grey, [h, w, 3] for colour.
+
+    Raises:
+        DataNotFoundError: Pillow is not installed.
+        InvalidDataError: no regular file, not readable, too large, several frames, transparent, or
+            of a kind whose values cannot be kept.
+    """
+    try:
+        from PIL import Image, ImageOps
+    except ImportError as error:
+        raise DataNotFoundError(
+            "Image files are read by Pillow, which is not installed; "
+            "run: pip install 'fedtranscribe[vision]'"
+        ) from error
+    try:
+        # A pipe or a device might never answer, so look before opening.
+        if not S_ISREG(file.stat().st_mode):
+            raise _refused(file, "is no regular file", "remove it")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            # A stream, not a path: Pillow maps a raw TIFF into memory, and a rotated one wrongly.
+            with file.open("rb") as stream, Image.open(stream, formats=_FORMATS) as image:
+                _expect_usable(image, file)
+                upright = ImageOps.exif_transpose(image)
+                # Pillow brings a PGM of any range to 16 bits; other files do not say their range.
+                whole_range = image.format == "PPM"
+                pixels = _eight_bits(upright, 16 if whole_range else own.bit_depth, file)
+    except FedtranscribeError:
+        raise
+    except Image.DecompressionBombError:
+        raise _refused(file, "has too many pixels", "scale it down") from None
+    except Exception as error:  # Pillow raises many kinds for a damaged file
+        raise _refused(
+            file, f"cannot be read ({type(error).__name__})", "repair or remove it"
+        ) from (error)
+    if own.image_size is None:
+        return pixels
+    side = (own.image_size, own.image_size)
+    fitted = ImageOps.fit(Image.fromarray(pixels), side, method=Image.Resampling.BILINEAR)
+    return np.asarray(fitted)
+
+
+def _expect_usable(image: Any, file: Path) -> None:
+    """Refuse by the header alone what must not be decoded, or could not be kept."""
+    if math.prod(image.size) > _MOST_PIXELS:
+        size = "x".join(map(str, image.size))
+        raise _refused(file, f"has {size} pixels, {_MOST_PIXELS:,} are allowed", "scale it down")
+    # A telephone's MPO is a JPEG with further views behind the picture.
+    if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":
+        raise _refused(file, f"has {image.n_frames} frames", "store one image per file")
+    if image.mode not in (*_GREY, *_COLOUR, *_DEEP):
+        raise _refused(file, f"has pixels of kind {image.mode!r}", "store 8-bit grey or RGB")
+    if image.mode not in _DEEP and _DEEP_COLOUR.search(str(image.tile)):
+        raise _refused(file, "has 16 bits per colour or alpha value", "store 8 bits")
+    if image.mode in _DEEP and "transparency" in image.info:
+        raise _refused(file, "has transparent pixels", "flatten it")
+    inverted = getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == _WHITE_IS_ZERO
+    if image.mode in _DEEP and inverted:
+        raise _refused(file, "stores white as zero", "invert it")
+
+
+def _eight_bits(image: Any, depth: int | None, file: Path) -> NDArray[np.uint8]:
+    if image.mode in _DEEP:
+        if depth is None:
+            raise _refused(
+                file,
+                "has 16-bit grey values, and does not say how many bits they use",
+                "pass --bit-depth 16, or 12 as for many DICOM exports",
+            )
+        return from_depth(np.asarray(image), depth, repr(str(file)))
+    if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
+        lowest, _ = image.convert("RGBA").getchannel("A").getextrema()
+        if lowest < 255:
+            raise _refused(file, "has transparent pixels", "flatten it")
+    return np.asarray(image.convert("L" if image.mode in _GREY else "RGB"))
+
+
+def _refused(file: Path, why: str, fix: str) -> InvalidDataError:
+    return InvalidDataError(f"The image {str(file)!r} {why}; {fix}.")

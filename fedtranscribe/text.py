@@ -1,0 +1,55 @@
+"""Text that came from outside, on its way to a terminal, a log, a page or a card.
+
+Names of runs, holders and data, keys of files and paths may hold anything: terminal escapes, line
+breaks that forge a line of a table, marks that turn the reading direction round. What shows text
+to people passes it through here first.
+"""
+
+import json
+import re
+import unicodedata
+
+MOST_CHARACTERS = 2_000
+"""Longest text that is shown; the rest is cut, so that no name can bury what stands around it."""
+
+_SPECIAL = re.compile(r"[\\`*_\[\]<>|#~&!$]")
+
+
+def printable(text: object, most: int = MOST_CHARACTERS) -> str:
+    """A text on one line, its control characters, direction marks and half code points escaped.
+
+    Args:
+        text: a string, or what `str` makes one of.
+        most: characters to keep.
+    """
+    whole = str(text)
+    if len(whole) > most:
+        whole = f"{whole[: most - 1]}…"
+    return whole if whole.isprintable() else "".join(map(_visible, whole))
+
+
+def printable_json(document: str) -> str:
+    """A JSON document with the same content; outside of its line breaks all is printable."""
+    return "".join(
+        c if c == "\n" or _harmless(c) else json.dumps(c, ensure_ascii=True)[1:-1] for c in document
+    )
+
+
+def markdown(text: object, most: int = 100_000) -> str:
+    """A text as Markdown that renders as the text itself: no markup, HTML, table cell or link.
+
+    Args:
+        text: a string, or what `str` makes one of.
+        most: characters to keep.
+    """
+    return _SPECIAL.sub(r"\\\g<0>", printable(text, most))
+
+
+def _harmless(character: str) -> bool:
+    return character.isprintable() or unicodedata.category(character) == "Zs"
+
+
+def _visible(character: str) -> str:
+    if _harmless(character):
+        return character
+    return character.encode("unicode_escape").decode("ascii")

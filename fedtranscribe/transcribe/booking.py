@@ -1,0 +1,110 @@
+"""The ledger of the data as a run uses it: found, opened, limited, and with room for the plan."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedtranscribe.data import ImageSet, is_published
+from fedtranscribe.errors import UnsupportedAdjacencyError
+from fedtranscribe.privacy.budget import Budget
+from fedtranscribe.privacy.ledger import ACCOUNTANT, Ledger
+from fedtranscribe.privacy.ledger_place import LedgerPlace
+from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.units import Adjacency, Unit
+
+Say = Callable[[str], None]
+
+
+def find_ledger(images: ImageSet, data: str, named: Path | None) -> LedgerPlace:
+    """Where the ledger of a run's data is, or will be.
+
+    Args:
+        images: the private records.
+        data: as the user named them.
+        named: the ledger that the user named.
+
+    Raises:
+        SecondLedgerError, StorageError: as `LedgerPlace.find`.
+    """
+    return LedgerPlace.find(images.data_id, images.folder, named, published=is_published(data))
+
+
+def open_for_run(
+    place: LedgerPlace,
+    run: str,
+    asked: float | None,
+    usual: Budget,
+    releases: Sequence[Release],
+    say: Say,
+) -> Ledger:
+    """Open the ledger for a run; one that starts gets its limit, and has to fit under it.
+
+    A run that goes on keeps the limit in force, which others may have changed since it started.
+
+    Args:
+        place: from `find_ledger`.
+        run: its name in the ledger.
+        asked: ε of the limit, where the user asks for one.
+        usual: the limit of a new ledger, where not; of an older one only ε can be changed.
+        releases: what the run will give away in all.
+        say: receives lines for the user.
+
+    Raises:
+        BudgetExhaustedError: the plan does not fit; nothing was booked.
+        StorageError, LedgerError: see their classes.
+    """
+    ledger = Ledger.open(place.path, place.data_id)
+    try:
+        place.mark()
+        if not ledger.releases(run):
+            if place.words is not None:
+                say(place.words)
+            _set_limit(ledger, place.path, asked, usual, say)
+            ledger.check(*releases)
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger
+
+
+def _set_limit(ledger: Ledger, path: Path, asked: float | None, usual: Budget, say: Say) -> None:
+    before = ledger.budget
+    if before is not None and before.fixed and asked in (None, before.epsilon):
+        return
+    kind = usual if before is None or not ledger.releases() else before
+    limit = replace(kind, epsilon=asked or usual.epsilon)
+    ledger.set_budget(limit)
+    words = f"{limit.epsilon:g} ({limit.unit}, {limit.adjacency}, δ = {limit.delta:g})"
+    highest = ledger.highest
+    if before is None:
+        hint = "" if asked else "; --budget sets another one"
+        say(f"new ledger {path}: ε of all runs on these data is limited to {words}{hint}")
+    elif highest is not None and not highest.fixed:
+        say(
+            f"the ledger {path} answered without a limit; from now on it has one, {words}. No ε "
+            f"bounds what was answered before, and so all runs together."
+        )
+    else:
+        say(
+            f"limit of the ledger {path} changed from {before.epsilon:g} to {words}. The highest "
+            f"limit is the ε of all runs, and only if no answer was the reason for the change."
+        )
+
+
+def ledger_facts(ledger: Ledger, delta: float, unit: Unit, adjacency: Adjacency) -> dict[str, Any]:
+    """What a run's result says of the ledger: what is booked, and the limit, which is called ε.
+
+    `booked` is None where an earlier run has no cost in this unit and adjacency, `limit` where the
+    ledger bounds nothing.
+    """
+    highest = ledger.highest
+    try:
+        booked = ledger.total(delta, unit, adjacency).epsilon
+    except UnsupportedAdjacencyError:
+        booked = None
+    return {
+        "booked": booked,
+        "accountant": ACCOUNTANT,
+        "limit": highest.to_json() if highest is not None and highest.fixed else None,
+    }

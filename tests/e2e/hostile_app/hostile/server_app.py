@@ -1,0 +1,93 @@
+"""Asks every holder for everything that it must refuse, and writes down what each one said."""
+
+import json
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.serverapp import Grid, ServerApp
+
+from fedtranscribe.exchange import AnswerKind, NoisePlan, QueryBatch
+from fedtranscribe.federation import masked_messages, protocol, records, training_messages
+from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.secagg import Members
+
+HOLDERS, TIMEOUT = 2, 900.0
+PLAN = NoisePlan(NoiseMode.CENTRAL, 100.0, HOLDERS)
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """One honest query, then all attacks at once."""
+    while len(nodes := sorted(grid.get_node_ids())) < HOLDERS:
+        time.sleep(1)
+    said = ask(grid, nodes, {"honest": (records.ANSWER, envelope(query()))})
+    said |= ask(grid, nodes, attacks())
+    Path(str(context.run_config["out"])).write_text(json.dumps(said))
+
+
+def ask(
+    grid: Grid, nodes: list[int], what: dict[str, tuple[str, RecordDict]]
+) -> dict[str, list[str]]:
+    """What every node said to each message: a refusal code, or what else there is to tell."""
+    messages = [
+        Message(content, node, kind, group_id=name)
+        for name, (kind, content) in what.items()
+        for node in nodes
+    ]
+    said: dict[str, list[str]] = {name: [] for name in what}
+    for reply in grid.send_and_receive(messages, timeout=TIMEOUT):
+        said[reply.metadata.group_id].append(_told(reply))
+    return said
+
+
+def _told(reply: Message) -> str:
+    if reply.has_error():
+        return f"Flower's error {reply.error.code}"
+    if "told" in reply.content:
+        return json.dumps(dict(reply.content.config_records["told"]))
+    return str(reply.content.config_records[records.TERMS].get("refusal", "answered"))
+
+
+def query(name: str = "evil/1", rows: int = 10, value: int = 0) -> QueryBatch:
+    images = torch.full((rows, 1, 28, 28), value, dtype=torch.uint8)
+    return QueryBatch(name, AnswerKind.VOTE, images, torch.arange(3).repeat(rows, 1))
+
+
+def envelope(asked: QueryBatch, plan: NoisePlan = PLAN, run: str = "evil") -> RecordDict:
+    return protocol.ask(protocol.Envelope(asked, plan, run))
+
+
+def attacks() -> dict[str, tuple[str, RecordDict]]:
+    """By name; what each must be answered with stands in the test."""
+    huge = envelope(query("evil/2"))
+    huge.config_records[records.TERMS]["k"] = 65_535
+    shaped = envelope(query("evil/3"))
+    records.with_arrays(shaped, {"images": np.zeros((4_000, 1, 0, 0), np.uint8)})
+    giant = envelope(query("evil/4"))
+    giant.config_records[records.TERMS]["run"] = "r" * 2_000_000
+    named = envelope(query("evil/5"))
+    named.config_records[records.TERMS]["query-id"] = "q" * 201
+    free = NoisePlan(NoiseMode.CENTRAL, 1e-9, HOLDERS)
+    strangers = Members(("clinic", "mallory"), 0, 1)
+    absurd = {"method": "dp-promise", "epsilon": 1e6}
+    endless = {"method": "dp-promise", "dp_promise": {"phase2_epochs": 1e12}}
+    return {
+        "huge k": (records.ANSWER, huge),
+        "shapes": (records.ANSWER, shaped),
+        "giant run": (records.ANSWER, giant),
+        "long id": (records.ANSWER, named),
+        "rows": (records.ANSWER, envelope(query("evil/6", 1_001))),
+        "budget": (records.ANSWER, envelope(query("evil/7"), free)),
+        "replay": (records.ANSWER, envelope(query(value=1))),
+        "roster": (records.SECAGG_KEY, masked_messages.ask_key(0, "evil", strangers)),
+        "sign": (records.SECAGG_SIGN, masked_messages.ask_sign(0, "evil", "evil/1", ["clinic"])),
+        "absurd": (records.TRAIN, training_messages.ask_train(0, "evil", absurd, 3_600.0)),
+        "endless": (records.TRAIN, training_messages.ask_train(0, "evil", endless, 3_600.0)),
+        "version": (records.ANSWER, RecordDict()),
+        "junk": ("query.junk", RecordDict()),
+    }

@@ -1,0 +1,57 @@
+"""Text from outside is shown as the characters that it is."""
+
+import json
+import unicodedata
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedtranscribe.text import markdown, printable, printable_json
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("run-1", "run-1"),
+        ("Würzburg ε\u00a0=\u00a01 癌", "Würzburg ε\u00a0=\u00a01 癌"),
+        ("a\nb\tc\r", r"a\nb\tc\r"),
+        ("\x1b[2J\x9b31m\x07", r"\x1b[2J\x9b31m\x07"),
+        ("\u202egnp.exe\u2066", r"\u202egnp.exe\u2066"),
+        ("a\u2028b\u200b", r"a\u2028b\u200b"),
+        ("\udcff.png", r"\udcff.png"),
+        ("\U000e0041", r"\U000e0041"),
+    ],
+)
+def test_what_would_act_on_a_terminal_is_escaped(text, shown):
+    assert printable(text) == shown
+
+
+def test_long_texts_are_cut():
+    assert printable("x" * 10, 10) == "x" * 10
+    assert printable("x" * 11, 10) == "x" * 9 + "…"
+    assert len(printable("x" * 10**6)) == 2_000
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(st.text(max_size=60))
+def test_what_is_shown_is_one_printable_line(text):
+    shown = printable(text)
+    assert all(c.isprintable() or unicodedata.category(c) == "Zs" for c in shown)
+    shown.encode()
+    assert len(shown.splitlines()) <= 1
+
+
+@settings(derandomize=True, deadline=None, max_examples=300)
+@given(st.dictionaries(st.text(max_size=20), st.text(max_size=20), max_size=4))
+def test_a_json_document_keeps_its_content(value):
+    document = printable_json(json.dumps(value, indent=2, ensure_ascii=False))
+    assert json.loads(document) == value
+    document.encode()
+    assert all(printable(line, len(line)) == line for line in document.split("\n"))
+
+
+def test_markdown_renders_as_the_text():
+    assert markdown("a_b | <!-- **c** `d` [e](f) \n# g") == (
+        r"a\_b \| \<!-- \*\*c\*\* \`d\` \[e\](f) \\n\# g".replace("<!", r"<\!")
+    )
