@@ -24,6 +24,7 @@ def go(out: Path, teachers: Path | None, seed: int) -> dict:
         shards=None if teachers else 150,
         rows=2_000,
         seed=seed,
+        budget=50.0,  # four runs on one data set
         teachers=TeacherSettings(steps=80),
         dpsd=DpsdSettings(
             student_steps=60, finish_steps=200, pretrain_steps=200, generator_width=16

@@ -33,12 +33,11 @@ SAID = {
 JUNK = [*["MALFORMED_QUERY"] * 4, "POLICY_REFUSED"]
 
 
-@pytest.fixture
-def records(tmp_path: Path) -> Path:
+def make_records(folder: Path, name: str) -> Path:
     """240 grey images of three classes."""
     labels = np.arange(240) % 3
-    noise = np.random.default_rng(0).integers(0, 80, (240, 28, 28))
-    path = tmp_path / "records.npz"
+    noise = np.random.default_rng(len(name)).integers(0, 80, (240, 28, 28))
+    path = folder / f"{name}.npz"
     images = (noise + 60 * labels[:, None, None]).astype(np.uint8)
     ids = np.array([f"p-{i}" for i in range(240)])
     np.savez(path, images=images, labels=labels, ids=ids, classes=3)
@@ -46,31 +45,30 @@ def records(tmp_path: Path) -> Path:
 
 
 def train(records: Path, folder: Path) -> Path:
+    out = folder / f"teachers-{records.stem}"
     config = folder / "teachers.toml"
     config.write_text("[teachers]\nsteps = 5\n")
     subprocess.run(
         [
             *(str(BIN / "fedtranscribe"), "teacher", "train", "--data", str(records)),
             *("--shards", "4", "--arch", "cnn-small", "--config", str(config)),
-            *("--out", str(folder / "teachers")),
+            *("--out", str(out)),
         ],
         check=True,
         capture_output=True,
     )
-    return folder / "teachers"
+    return out
 
 
-def test_a_hostile_server_gets_codes_and_then_honest_runs_are_served(
-    tmp_path_factory, tmp_path, records
-):
+def test_a_hostile_server_gets_codes_and_then_honest_runs_are_served(tmp_path_factory, tmp_path):
     with Deployment(tmp_path_factory.mktemp("d") / "home") as place:
         place.make_certificates()
         place.start_superlink()
         place.await_superlink()
-        teachers = train(records, tmp_path)
-        holders = [place.make_holder(name, teachers) for name in ("clinic", "hospital")]
+        private = [make_records(tmp_path, name) for name in ("clinic", "hospital")]
+        holders = [place.make_holder(each.stem, train(each, tmp_path)) for each in private]
         place.make_roster(holders)
-        for holder in holders:
+        for holder, records in zip(holders, private, strict=True):
             place.write_policy(holder, epsilon=200, more=MORE)
             with (holder / "policy.toml").open("a") as policy:
                 policy.write(f'key = "book/key"\nroster = "book/roster"\nrecords = "{records}"\n')

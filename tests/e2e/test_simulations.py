@@ -115,20 +115,18 @@ def test_a_run_outlives_a_holder_whose_process_dies_in_a_round(tmp_path):
 def test_a_masked_run_outlives_a_holder_killed_in_every_round(tmp_path):
     """Ten workers, so that those which Flower goes on using after their death are not all there
     are; whoever was given to one is asked again. On a busy machine Flower may still give two
-    holders of one round to dead workers: the run stops then, and goes on where it was."""
+    holders of one round to dead workers: the run stops then, and goes on where it was, at most
+    once per death, as its new workers are all alive."""
     out = tmp_path / "run"
     asked = ("noise=secagg", "timeout=120.0", "retries=8")
     done = simulate(DYING, out, *asked, workers=10)
-    resumed = done.returncode == QuorumError.exit_code
-    if resumed:
-        done = simulate(DYING, out, *asked, workers=10, resume=True)
+    for _ in range(3):
+        if done.returncode == QuorumError.exit_code:
+            done = simulate(DYING, out, *asked, workers=10, resume=True)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
-    killed = {path.name for path in (out / "private").glob("holder-*")}
-    assert killed <= {"holder-1-mask", "holder-2-open_round", "holder-4-sign"}
-    # Whoever signed late, or was given to a dead worker, has no part in opening its round.
-    assert len(killed) == 3 or resumed
-    assert len(killed) >= 2
+    died = {path.name for path in (out / "private").glob("died-in-*")}
+    assert died == {"died-in-mask", "died-in-open_round", "died-in-sign"}
     assert result["rows"] == 60
     assert result["stopped"] is None
     assert result["trust"].startswith("no server")

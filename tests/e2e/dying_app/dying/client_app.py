@@ -1,5 +1,9 @@
 """Holders of a simulation whose processes die: one in a round of single answers, or one in every
-round of a masked run, each at another stage."""
+round of a masked run, each at another stage.
+
+In a masked run the first holder that comes to the stage dies, whoever it is: Flower may have given
+any other one to a worker that is dead already.
+"""
 
 import os
 from pathlib import Path
@@ -11,40 +15,44 @@ from fedtranscribe.federation.holder import make_client_app
 from fedtranscribe.federation.node import Node
 from fedtranscribe.federation.simulation import open_simulated
 
-# Which holder dies in which round, before or after it has done what it was asked for.
+# In which round a holder dies at which stage, before or after it has done what it was asked for.
 _FATES = {
-    (1, "mask", "000000"): "before",
-    (2, "open_round", "000001"): "after",
-    (4, "sign", "000002"): "before",
+    "mask": ("000000", "before"),
+    "open_round": ("000001", "after"),
+    "sign": ("000002", "before"),
 }
 
 
 class Mortal:
-    """A node that dies once per fate."""
+    """A node that dies where nobody has died before."""
 
-    def __init__(self, node: Node, number: int, graves: Path) -> None:
-        self._node, self._number, self._graves = node, number, graves
+    def __init__(self, node: Node, graves: Path) -> None:
+        self._node, self._graves = node, graves
 
     def __getattr__(self, name: str) -> Any:
         known = getattr(self._node, name)
-        if name not in {stage for _, stage, _ in _FATES}:
+        if name not in _FATES:
             return known
+        number, when = _FATES[name]
 
         def doomed(*args: Any, **named: Any) -> Any:
             query = args[0].id if name == "open_round" else args[1]
-            fate = _FATES.get((self._number, name, query.rsplit("/", 1)[-1]))
-            grave = self._graves / f"holder-{self._number}-{name}"
-            if fate == "before" and not grave.exists():
-                self._die(grave)
+            if query.rsplit("/", 1)[-1] != number:
+                return known(*args, **named)
+            if when == "before":
+                self._die_once(name)
             said = known(*args, **named)
-            if fate == "after" and not grave.exists():
-                self._die(grave)
+            if when == "after":
+                self._die_once(name)
             return said
 
         return doomed
 
-    def _die(self, grave: Path) -> None:
-        grave.touch()
+    def _die_once(self, stage: str) -> None:
+        try:
+            (self._graves / f"died-in-{stage}").touch(exist_ok=False)
+        except FileExistsError:
+            return
         os._exit(9)
 
 
@@ -52,7 +60,7 @@ def open_node(context: Context, number: int) -> Any:
     node = open_simulated(context, number, "dying")
     private = Path(str(context.run_config["out"])) / "private"
     if context.run_config["noise"] == "secagg":
-        return Mortal(node, number, private)
+        return Mortal(node, private)
     if number == 3:
         calls = private / "calls-of-holder-3"
         with calls.open("a") as stream:
