@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fedtranscribe.transcribe.plan import KINDS, TaskFacts, make_plan
 from torch import Tensor
 
 from fedtranscribe.config import DpsdSettings, TranscribeSettings
@@ -33,7 +34,6 @@ from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.teachers import Teachers, train_teachers
 from fedtranscribe.teachers.training import shard_file
-from fedtranscribe.transcribe.plan import KINDS, TaskFacts, make_plan
 from fedtranscribe.transcribe.preparation import make_manifest
 from fedtranscribe.transcribe.session import accuracy, build_student_side, public_images
 

@@ -21,14 +21,14 @@ from typing import Any
 import torch
 
 from fedtranscribe.data import load
-from fedtranscribe.federation.run import federate
-from fedtranscribe.federation.run_config import settings_from
-from fedtranscribe.federation.simulation import (
+from fedtranscribe.flower.run_config import settings_from
+from fedtranscribe.rounds.transport import InProcess
+from fedtranscribe.runs.federate import federate
+from fedtranscribe.runs.simulation import (
     holder_name,
     open_holder,
     partitions,
 )
-from fedtranscribe.federation.transport import InProcess
 from fedtranscribe.tracking import PROGRESS
 from fedtranscribe.transcribe.rundir import RunDirectory
 

@@ -21,17 +21,17 @@ from typing import Any
 
 import psutil
 import torch
+from fedtranscribe.exchange import AnswerKind, NoisePlan, QueryBatch
 
 from fedtranscribe.config import TeacherSettings, TranscribeSettings
 from fedtranscribe.data import load
-from fedtranscribe.exchange import AnswerKind, NoisePlan, QueryBatch
 from fedtranscribe.federation import protocol, records
-from fedtranscribe.federation.frames import pack, unpack
-from fedtranscribe.federation.link import call
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.service.link import call
 from fedtranscribe.teachers import Teachers, train_teachers
 from fedtranscribe.transcribe.preparation import make_manifest
+from fedtranscribe.wire.frames import pack, unpack
 
 RESULT = Path(__file__).parent / "results" / "holder_service.md"
 CLIENTS = 4

@@ -18,22 +18,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fedtranscribe.exchange import AnswerKind, QueryBatch
 from flwr.app import RecordDict
 
 from fedtranscribe.config import FederationSettings, TeacherSettings
 from fedtranscribe.data import load
-from fedtranscribe.exchange import AnswerKind, QueryBatch
 from fedtranscribe.federation import protocol, records
-from fedtranscribe.federation.combining import combine
-from fedtranscribe.federation.masked_sum import MaskedSum
-from fedtranscribe.federation.node import Node
-from fedtranscribe.federation.plan import FederatedPlan, make_federated_plan
-from fedtranscribe.federation.policy import HolderPolicy
-from fedtranscribe.federation.simulation import holder_name, open_holder
-from fedtranscribe.federation.standing import Standing
-from fedtranscribe.federation.transport import InProcess, MakeMessage
+from fedtranscribe.holder.node import Node
+from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.mechanisms import OsNoise
 from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.rounds.combining import combine
+from fedtranscribe.rounds.masked_sum import MaskedSum
+from fedtranscribe.rounds.plan import FederatedPlan, make_federated_plan
+from fedtranscribe.rounds.standing import Standing
+from fedtranscribe.rounds.transport import InProcess, MakeMessage
+from fedtranscribe.runs.simulation import holder_name, open_holder
 
 RESULTS = Path(__file__).parent / "results" / "secagg.md"
 HOLDERS = (5, 20, 100)

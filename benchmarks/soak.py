@@ -26,19 +26,19 @@ import grpc
 import numpy as np
 import psutil
 import torch
+from fedtranscribe.exchange import AnswerKind, NoisePlan, QueryBatch
 
 from fedtranscribe.config import TeacherSettings, TranscribeSettings
 from fedtranscribe.data import load
-from fedtranscribe.exchange import AnswerKind, NoisePlan, QueryBatch
 from fedtranscribe.federation import masked_messages, protocol, records, training_messages
-from fedtranscribe.federation.frames import pack, unpack
-from fedtranscribe.federation.link import METHODS, NAME, PIECE_BYTES, is_serving
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.secagg import Members
 from fedtranscribe.secagg.key_files import new_pair
+from fedtranscribe.service.link import METHODS, NAME, PIECE_BYTES, is_serving
 from fedtranscribe.teachers import train_teachers
 from fedtranscribe.transcribe.preparation import make_manifest
+from fedtranscribe.wire.frames import pack, unpack
 
 RESULT = Path(__file__).parent / "results" / "soak.md"
 MESSAGES, QUICK, LOOKS = 10_000, 500, 20

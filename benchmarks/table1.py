@@ -9,10 +9,10 @@ that nobody has. What its formula prints for our noise stands beside ours for co
 
 import json
 
+from fedtranscribe.transcribe.plan import TaskFacts, make_plan
 from utility import CASES, RESULTS
 
 from fedtranscribe.config import TranscribeSettings
-from fedtranscribe.transcribe.plan import TaskFacts, make_plan
 
 # Table I of the paper: its own method, and the best of the other twelve at that ε.
 PAPER = {

@@ -20,22 +20,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fedtranscribe.transcribe.plan import KINDS
 from torch import Tensor
 from utility import UNSEEN, NoiselessHolder
 
 from fedtranscribe.config import BaselineSettings, DpsdSettings, FederationSettings, TeacherSettings
 from fedtranscribe.data import DataSplit, ImageSet, NamedData, load
 from fedtranscribe.errors import HopelessPlanError
-from fedtranscribe.federation.baselines import load_mean, train_locally
-from fedtranscribe.federation.node import Node
-from fedtranscribe.federation.run import federate
-from fedtranscribe.federation.simulation import holder_name, open_holder, partitions
-from fedtranscribe.federation.transport import InProcess
+from fedtranscribe.flower.baselines import load_mean, train_locally
+from fedtranscribe.holder.node import Node
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.ensemble_distillation import dense, distil
 from fedtranscribe.models import build
+from fedtranscribe.rounds.transport import InProcess
+from fedtranscribe.runs.federate import federate
+from fedtranscribe.runs.simulation import holder_name, open_holder, partitions
 from fedtranscribe.teachers import Teachers
-from fedtranscribe.transcribe.plan import KINDS
 from fedtranscribe.transcribe.rundir import RunDirectory
 from fedtranscribe.transcribe.session import (
     accuracy,

@@ -26,11 +26,12 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from fedtranscribe.exchange import Answer, QueryBatch
+from fedtranscribe.transcribe.plan import KINDS, TaskFacts, make_plan
 from torch import Tensor
 
 from fedtranscribe.config import DpsdSettings, TeacherSettings, TranscribeSettings
 from fedtranscribe.data import DataSplit, NamedData, load
-from fedtranscribe.exchange import Answer, QueryBatch
 from fedtranscribe.holder import Holder
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.privacy.budget import Budget
@@ -39,7 +40,6 @@ from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.teachers import Teachers, train_teachers
 from fedtranscribe.transcribe import prepare, transcribe
 from fedtranscribe.transcribe.finished import FinishedRun
-from fedtranscribe.transcribe.plan import KINDS, TaskFacts, make_plan
 from fedtranscribe.transcribe.preparation import make_manifest
 from fedtranscribe.transcribe.session import (
     accuracy,

@@ -57,7 +57,8 @@ KEYS: Mapping[str, Mapping[Why, str]] = {
     },
     "roster.json": {
         Why.SETTING: "*.name *.classes *.channels *.size *.shards *.positional_ids *.kinds "
-        "*.noise *.rows_per_message *.rows_per_run *.dropouts *.colluders *.masks *.trainers",
+        "*.noise *.rows_per_message *.rows_per_run *.dropouts *.colluders *.masks *.trainers "
+        "*.records",
     },
     "checkpoints/secagg-keys.json": {Why.SETTING: "*"},
     "checkpoints/secagg-round.json": {

@@ -345,7 +345,26 @@ class TrainingOptions(Settings):
     dp_sad: DpSadOptions = DpSadOptions()
 
 
-class FederationSettings(StudentSettings):
+class RoundSettings(Settings):
+    """How rounds with holders go on, whatever some of them do."""
+
+    quorum: int | None = Field(
+        default=None, gt=0, description="fewest answers per round; none: more than half"
+    )
+    retries: int = Field(default=2, ge=0, description="times a silent holder is asked again")
+    retry_after: float = Field(
+        default=2.0, ge=0, description="seconds before a silent holder is asked again; doubles"
+    )
+    on_exhausted: Literal["continue", "stop"] = Field(
+        default="continue", description="what a holder's spent budget does to the run"
+    )
+    abandon: bool = Field(
+        default=False,
+        description="secagg, with resume: ask the rows of a stuck round anew; they cost again",
+    )
+
+
+class FederationSettings(StudentSettings, RoundSettings):
     """Everything that a federated run can be told; Flower's run-config and the CLI build it alike.
 
     The last block describes a simulation, where one machine plays all holders.
@@ -372,25 +391,11 @@ class FederationSettings(StudentSettings):
         ge=0,
         description="secagg: holders that may be missing from a sum; none: what all of them bear",
     )
-    quorum: int | None = Field(
-        default=None, gt=0, description="fewest answers per round; none: more than half"
-    )
     timeout: float = Field(default=600.0, gt=0, description="seconds to wait for a round's answers")
     first_timeout: float = Field(
         default=3_600.0, gt=0, description="seconds to wait until the holders are ready"
     )
-    retries: int = Field(default=2, ge=0, description="times a silent holder is asked again")
-    retry_after: float = Field(
-        default=2.0, ge=0, description="seconds before a silent holder is asked again; doubles"
-    )
-    on_exhausted: Literal["continue", "stop"] = Field(
-        default="continue", description="what a holder's spent budget does to the run"
-    )
     resume: bool = False
-    abandon: bool = Field(
-        default=False,
-        description="secagg, with resume: ask the rows of a stuck round anew; they cost again",
-    )
     force: bool = False
 
     data: str = Field(

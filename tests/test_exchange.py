@@ -2,9 +2,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from fedtranscribe.exchange import AnswerKind, QueryBatch
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.exchange import AnswerKind, QueryBatch
 
 QUERY = QueryBatch(
     id="run/0",

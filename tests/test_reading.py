@@ -17,10 +17,6 @@ from fedtranscribe import reading
 from fedtranscribe.config import read_toml
 from fedtranscribe.errors import ConfigError, FedtranscribeError, StorageError
 from fedtranscribe.evaluation.audit.claims import read_events
-from fedtranscribe.federation.frames import MOST_TERMS, unpack
-from fedtranscribe.federation.journal import refusals
-from fedtranscribe.federation.refusals import Refusal
-from fedtranscribe.federation.round_progress import Progress
 from fedtranscribe.privacy.chain import read_head
 from fedtranscribe.reading import (
     MOST_LEVELS,
@@ -31,10 +27,14 @@ from fedtranscribe.reading import (
     read_json,
     read_object,
 )
+from fedtranscribe.refusals import Refusal
+from fedtranscribe.rounds.round_progress import Progress
 from fedtranscribe.secagg import Round
+from fedtranscribe.service.journal import refusals
 from fedtranscribe.synthesize.pool import _releases
 from fedtranscribe.teachers.manifest import load_manifest
 from fedtranscribe.transcribe.rundir import read_result
+from fedtranscribe.wire.frames import MOST_TERMS, unpack
 
 # Too deep for the parser; and parsed, but too deep for whoever walks it.
 DEEP = ["[" * 100_000, '{"a":' * 100_000, "[" * 800 + "]" * 800, '{"a":' * 800 + "1" + "}" * 800]

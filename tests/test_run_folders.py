@@ -25,9 +25,9 @@ from fedtranscribe.errors import PrivacyError
 from fedtranscribe.evaluation import EvaluationSettings, evaluate, features
 from fedtranscribe.evaluation.audit import AuditSettings, audit
 from fedtranscribe.evaluation.comparison import compare
-from fedtranscribe.federation.run_config import settings_from
-from fedtranscribe.federation.run_files import report_mistake
-from fedtranscribe.federation.simulated_apps import _serve, simulated_client_app
+from fedtranscribe.flower.run_config import settings_from
+from fedtranscribe.flower.run_files import report_mistake
+from fedtranscribe.flower.simulated import _serve, simulated_client_app
 from fedtranscribe.release import make_release
 from fedtranscribe.report import write_report
 from fedtranscribe.synthesize import prepare as prepare_synthesis
@@ -59,8 +59,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     train = features.train_features
     monkeypatch.setattr(features, "train_features", lambda public: train(public, steps=2))
     features.registered.cache_clear()
-    monkeypatch.setattr("fedtranscribe.federation.single_node._JUDGED", 30)
-    monkeypatch.setattr("fedtranscribe.federation.single_node._JUDGE_STEPS", 2)
+    monkeypatch.setattr("fedtranscribe.runs.single_node._JUDGED", 30)
+    monkeypatch.setattr("fedtranscribe.runs.single_node._JUDGE_STEPS", 2)
 
 
 # ---------------------------------------------------------------- kinds of runs

@@ -36,8 +36,8 @@ question in hand be answered, and ends. Run it as another user than the SuperNod
 @holder_app.command("serve", help=_SERVE)
 def serve_command(policy: PolicyFile = Path("policy.toml")) -> None:
     """Serve."""
-    from fedtranscribe.federation.holder_file import HolderFile
-    from fedtranscribe.federation.service import serve
+    from fedtranscribe.service.holder_file import HolderFile
+    from fedtranscribe.service.service import serve
 
     file = HolderFile.read(policy)
     stop = threading.Event()
@@ -56,11 +56,11 @@ def status(policy: PolicyFile = Path("policy.toml"), as_json: Json = False) -> N
     Example:
       fedtranscribe holder status --policy policy.toml --json
     """
-    from fedtranscribe.federation.holder_file import HolderFile
-    from fedtranscribe.federation.journal import refusals
-    from fedtranscribe.federation.link import is_serving
-    from fedtranscribe.federation.readiness import budget_left, limits, quotas
     from fedtranscribe.privacy.ledger import Ledger
+    from fedtranscribe.service.holder_file import HolderFile
+    from fedtranscribe.service.journal import refusals
+    from fedtranscribe.service.link import is_serving
+    from fedtranscribe.service.readiness import budget_left, limits, quotas
 
     file = HolderFile.read(policy)
     serving = is_serving(file.holder.socket)
@@ -96,7 +96,7 @@ def check(
     Example:
       fedtranscribe holder policy check policy.toml
     """
-    from fedtranscribe.federation.readiness import examine
+    from fedtranscribe.service.readiness import examine
 
     findings = examine(policy)
     if as_json:
@@ -117,8 +117,8 @@ def show(ledger: LedgerFile, as_json: Json = False) -> None:
     Example:
       fedtranscribe holder ledger show ledger.sqlite --json
     """
-    from fedtranscribe.federation.readiness import budget_left, limits
     from fedtranscribe.privacy.ledger import Ledger
+    from fedtranscribe.service.readiness import budget_left, limits
 
     with Ledger.open_read_only(ledger) as book:
         head = book.head

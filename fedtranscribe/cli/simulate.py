@@ -14,20 +14,20 @@ from fedtranscribe.cli.options import Json, Out, Resume
 from fedtranscribe.cli.output import emit, say, say_path, show_table
 from fedtranscribe.cli.progress import StageBars
 from fedtranscribe.errors import ConfigError, SimulationError, StorageError
-from fedtranscribe.federation.apps import App, Scalar, find_app
-from fedtranscribe.federation.run_files import (
+from fedtranscribe.files import unwritable
+from fedtranscribe.flower.apps import App, Scalar, find_app
+from fedtranscribe.flower.run_files import (
     ERROR,
     LOG,
     METRICS,
     Tail,
     raise_mistake,
 )
-from fedtranscribe.files import unwritable
 from fedtranscribe.reading import read_object
 from fedtranscribe.tracking import PROGRESS
 
 if TYPE_CHECKING:
-    from fedtranscribe.federation.superlink import PrivateSuperLink, RunStatus
+    from fedtranscribe.flower.superlink import PrivateSuperLink, RunStatus
 
 _EXAMPLES = """Simulate a federation: data holders and server as a Flower app, on this machine.
 
@@ -197,7 +197,7 @@ def prepare(folder: Path, resume: bool) -> None:
 def _simulate(
     app: App, chosen: Mapping[str, Scalar], federation: Mapping[str, int | float], bars: StageBars
 ) -> None:
-    from fedtranscribe.federation.superlink import PrivateSuperLink
+    from fedtranscribe.flower.superlink import PrivateSuperLink
 
     folder = Path(str(chosen["out"]))
     bars.say("starting Flower and Ray: half a minute, the first time minutes")

@@ -130,7 +130,7 @@ def _server_of(folder: Path, address: str, unreachable: Verdict | None) -> Itera
 
 def _policy(path: Path) -> Iterator[Check]:
     # The policy's types come with torch, which takes seconds to import.
-    from fedtranscribe.federation.holder_file import HolderFile
+    from fedtranscribe.service.holder_file import HolderFile
 
     try:
         file = HolderFile.read(path)

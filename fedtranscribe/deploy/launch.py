@@ -143,7 +143,7 @@ def _insist(checks: Iterable[Check], say: Say) -> None:
 
 
 def _await_holder(socket: Path, wait: float) -> None:
-    from fedtranscribe.federation.link import is_reachable
+    from fedtranscribe.service.link import is_reachable
 
     if not is_reachable(socket, max(wait, _LOOK_SECONDS)):
         raise FederationError(

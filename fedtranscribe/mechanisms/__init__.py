@@ -1,46 +1,51 @@
 """Tensors in, private tensors out; each mechanism knows its own sensitivity and cost."""
 
 from fedtranscribe.mechanisms.bits import BitSource, OsBits, SeededBits
-from fedtranscribe.mechanisms.discrete import QuantisedMeanRows
-from fedtranscribe.mechanisms.gaussian import CentralNoise, MeanRows, NoisyMeanRows, RawMeanRows
+from fedtranscribe.mechanisms.bounded import Bound
+from fedtranscribe.mechanisms.gaussian import CentralNoise, LocalNoise
 from fedtranscribe.mechanisms.labels import (
     ExponentialVoteLabels,
     TopKRandomizedResponse,
     vote_counts,
 )
-from fedtranscribe.mechanisms.moments import MOMENTS, MomentSums, NoisyMoments, moment_sums
+from fedtranscribe.mechanisms.masked import MaskedShare
+from fedtranscribe.mechanisms.mean_rows import mean_rows, mean_rows_bound
+from fedtranscribe.mechanisms.moments import MOMENTS, MomentSums, moment_sums, moments_bound
 from fedtranscribe.mechanisms.noise import NoiseSource, OsNoise, SeededNoise
 from fedtranscribe.mechanisms.normalize import (
     RowBound,
     clip_rows,
     gather_rows,
-    mean_rows,
     simplex_rows,
     unit_rows,
 )
+from fedtranscribe.mechanisms.placement import Mechanism, gaussian_mechanism, label_mechanism
 
 __all__ = [
     "MOMENTS",
     "BitSource",
+    "Bound",
     "CentralNoise",
     "ExponentialVoteLabels",
-    "MeanRows",
+    "LocalNoise",
+    "MaskedShare",
+    "Mechanism",
     "MomentSums",
     "NoiseSource",
-    "NoisyMeanRows",
-    "NoisyMoments",
     "OsBits",
     "OsNoise",
-    "QuantisedMeanRows",
-    "RawMeanRows",
     "RowBound",
     "SeededBits",
     "SeededNoise",
     "TopKRandomizedResponse",
     "clip_rows",
     "gather_rows",
+    "gaussian_mechanism",
+    "label_mechanism",
     "mean_rows",
+    "mean_rows_bound",
     "moment_sums",
+    "moments_bound",
     "simplex_rows",
     "unit_rows",
     "vote_counts",

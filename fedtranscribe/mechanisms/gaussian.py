@@ -1,185 +1,177 @@
-"""The Gaussian mechanism on mean rows: noisy gradients (DPSD Eq. 3) and noisy votes.
+"""The Gaussian mechanism on bounded vectors, at a holder or at a server that holders trust.
 
-Two placements of the noise: each holder adds its own (`NoisyMeanRows`), or a server that the
-holders trust adds it once to their sum (`RawMeanRows`, then `CentralNoise`).
+Two of three placements of the noise: each holder adds its own (`LocalNoise`), or the server adds it
+once to their sum (`CentralNoise`). The third, shares under masks, is `mechanisms.masked`.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.exchange import AnswerKind
+from fedtranscribe.mechanisms.bounded import Bound, expect_noise
 from fedtranscribe.mechanisms.noise import NoiseSource
-from fedtranscribe.mechanisms.normalize import clip_rows, simplex_rows
 from fedtranscribe.mechanisms.public_grid import grid_of, on_grid
-from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer, row_mu
-from fedtranscribe.privacy.events import Event, Gaussian
+from fedtranscribe.privacy.calibrate import RAW_ROUNDING, ROUNDING
+from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.release_plan import Release
-from fedtranscribe.privacy.units import Adjacency, Unit
 
-_WORDS = {NoiseMode.LOCAL: "noisy", NoiseMode.CENTRAL: "central"}
 # Answers fit into float16 with room for the far tail of the noise, or are sent as float32.
 _HALF_STDS = 16
 _LARGEST_HALF = 65_504.0
 
 
 @dataclass(frozen=True)
-class MeanRows:
-    """A holder's mean over its shards of bounded rows, wherever the noise comes from.
+class LocalNoise:
+    """A holder's bounded vectors plus Gaussian noise: private by themselves.
 
     Attributes:
-        layout: teachers over all holders, and holders.
+        bound: of the vectors.
         noise_std: s, std per coordinate wanted on the mean over holders.
-        answer: what a row is: a unit gradient (diameter 2) or a vote (diameter √2).
+        holders: m, how many holders the noise is planned for.
+
+    Guarantee:
+        Sensitivity Δ: proved by the bound, for every unit and adjacency that it names.
+        Noise: N(0, m s²) per coordinate, hence μ = Δ √n / (√m s) for n vectors that one unit
+        moves, exact for adaptive queries (Gaussian DP composes exactly). m is public and never
+        changes.
+        Rounding: float64 low bits of value + noise depend on the value, so the sum is rounded to
+        the public `grid` before it is released. An edge of a grid cell then moves by a few ulp of
+        the value, and a cell is 2⁻⁹ stds wide or more. Rows of norm 1: for stds above 0.01 the
+        probability of every answer is within a factor 1 ± 2⁻³⁴ of the rounded Gaussian's,
+        post-processing of the exact one. That is 6e-5 in ε for 500,000 coordinates if all of them
+        err the same way. Sums over n records: see `moments_bound`. Beyond 9 standard deviations (a
+        mass of 3e-19) it is less exact.
     """
 
-    mode: ClassVar[NoiseMode]
-    layout: EnsembleLayout
+    bound: Bound
     noise_std: float
-    answer: RowAnswer
+    holders: int = 1
 
     def __post_init__(self) -> None:
         """Refuse noise that is none."""
-        if not (self.noise_std > 0 and math.isfinite(self.noise_std)):
-            raise ConfigError(f"Expected noise_std={self.noise_std} > 0 and finite.")
-
-    @property
-    def kind(self) -> AnswerKind:
-        """The only kind of query that this answers."""
-        return AnswerKind(self.answer.value)
-
-    def release(self, rows: int, *, positional_ids: bool) -> Release:
-        """What `rows` answers give away; without persistent ids add-remove gives nothing."""
-        adjacencies = [a for a in Adjacency if a is not Adjacency.ADD_REMOVE or not positional_ids]
-        costs: dict[Unit, dict[Adjacency, Event]] = {}
-        for unit in Unit:
-            mu = row_mu(self.noise_std, self.layout, unit, self.answer, self.mode)
-            # A whole holder leaves or joins without moving anybody else's records.
-            known = list(Adjacency) if unit is Unit.HOLDER else adjacencies
-            costs[unit] = {adjacency: Gaussian(mu, rows) for adjacency in known}
-        return Release(f"{_WORDS[self.mode]}-mean-{self.answer.value}s", rows, costs)
-
-
-@dataclass(frozen=True)
-class NoisyMeanRows(MeanRows):
-    """A holder's mean over its shards of bounded rows, plus Gaussian noise: private by itself.
-
-    Guarantee:
-        Unit: record or holder. Adjacency: replace, zero-out, and add-remove where records have
-        persistent ids, so that no other record changes its shard.
-        Sensitivity: a record belongs to one shard of p. Its teacher may change at will, so that
-        shard's row moves by at most the diameter D of its set, and the holder's mean by D/p; a
-        whole holder moves it by D. D = 2 in the unit ball. In {v ≥ 0, Σv ≤ 1} it is √2: for two
-        such rows ‖u − v‖² ≤ ‖u‖² + ‖v‖² ≤ ‖u‖₁ + ‖v‖₁ ≤ 2, because u·v ≥ 0; gathering some of
-        the coordinates stays inside the set.
-        Noise: N(0, m s²) per coordinate for m holders, hence μ = D √n / (√m p s) for n rows of
-        one record, exact for adaptive queries (Gaussian DP composes exactly). Adding or removing
-        a holder presumes that an absent one answers zero rows: m is public and never changes.
-        Rounding: float64 low bits of row + noise depend on the row, so the sum is rounded to the
-        public `grid` before it is released. An edge of a grid cell then moves by a few ulp, and
-        a cell is 2⁻⁹ stds wide or more: for stds above 0.01 the probability of every answer is
-        within a factor 1 ± 2⁻³⁴ of the rounded Gaussian's, post-processing of the exact one. That
-        is 6e-5 in ε for 500,000 coordinates if all of them err the same way. Beyond 9 standard
-        deviations (a mass of 3e-19) it is less exact.
-    """
-
-    mode = NoiseMode.LOCAL
+        expect_noise(self.noise_std, self.holders)
 
     @property
     def own_std(self) -> float:
-        """Std of the noise on this holder's own row: √m s."""
-        return math.sqrt(self.layout.holders) * self.noise_std
+        """Std of the noise on this holder's own vectors: √m s."""
+        return math.sqrt(self.holders) * self.noise_std
 
     @property
     def grid(self) -> float:
         """Released values are multiples of this power of two, about 1/256 of the noise's std."""
         return grid_of(self.own_std)
 
-    def privatise(self, rows: Tensor, noise: NoiseSource) -> Tensor:
+    @property
+    def width(self) -> int:
+        """Numbers in a vector."""
+        return self.bound.width
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of an answer's values."""
+        return torch.float64 if self.bound.exact else torch.float32
+
+    def release(self, rows: int, *, positional_ids: bool) -> Release:
+        """What `rows` vectors give away; without persistent ids add-remove gives nothing."""
+
+        def cost(moved: float) -> Gaussian:
+            return Gaussian(moved * (1 + ROUNDING) / self.own_std, rows)
+
+        return self.bound.release("noisy", rows, cost, positional_ids=positional_ids)
+
+    def privatise(self, values: Tensor, noise: NoiseSource) -> Tensor:
         """Add the noise.
 
         Args:
-            rows: this holder's mean rows [n, k]; bounded once more, so that no caller can break
+            values: this holder's vectors [n, D]; bounded once more, so that no caller can break
                 the sensitivity.
             noise: OS entropy, or a seeded source in tests.
 
         Returns:
-            float32 [n, k], multiples of `grid`, rounded to what float16 holds where the noise
-            is small enough for it. Rounding after the noise is post-processing.
+            [n, D] of `dtype`, multiples of `grid`; float32 is rounded to what float16 holds where
+            the noise is small enough for it. Rounding after the noise is post-processing.
         """
-        return _noisy(_bounded(rows, self.answer), self.own_std, noise)
-
-
-@dataclass(frozen=True)
-class RawMeanRows(MeanRows):
-    """A holder's mean rows for a server that adds the noise itself: `central` mode.
-
-    Guarantee:
-        Against the server: NONE. Against everybody who sees only what a server that runs
-        `CentralNoise` gives out: it adds N(0, (m s)²) to the sum over holders, which one record
-        moves by D/p and one holder by D; hence μ = D √n / (m p s), whoever else answers. The
-        holder books that, under the trust which its own policy states.
-    """
-
-    mode = NoiseMode.CENTRAL
-
-    def privatise(self, rows: Tensor, noise: NoiseSource) -> Tensor:
-        """Bound the rows [n, k] once more; float32 [n, k], NOT private.
-
-        Rounding to float32 is within `calibrate.RAW_ROUNDING`.
-        """
-        return _bounded(rows, self.answer).float()
+        return _noisy(self.bound.project(values), self.own_std, noise, exact=self.bound.exact)
 
 
 @dataclass(frozen=True)
 class CentralNoise:
-    """What a trusted server does to raw answers before anything else: sum, noise, mean.
+    """A holder's bounded vectors for a server that adds the noise itself, and what it adds.
 
     Attributes:
-        noise_std: s, as it was planned for all m holders.
+        bound: of the vectors.
+        noise_std: s, std per coordinate on the mean over all m holders, as it was planned.
         holders: m.
-        answer: what a row is.
 
     Guarantee:
-        That of `RawMeanRows`, for every holder. The noise on the sum is N(0, (m s)²) however many
-        holders answered: it is never shared out over those that did not (noise for five on a sum
-        of four, divided by five shares, costs 13.2 instead of 10). The divisor is public.
+        Against the server: NONE. Against everybody who sees only what it gives out: it adds
+        N(0, (m s)²) to the sum over holders, however many answered; one unit moves that sum by the
+        bound's Δ, whoever else answers, so μ = Δ √n / (m s) for n vectors. Noise is never shared
+        out over those that did not answer (noise for five on a sum of four, divided by five shares,
+        costs 13.2 instead of 10); whoever divides the sum divides by a public number. The holder
+        books that, under the trust which its own policy states.
+        Rounding: raw float32 vectors are within `calibrate.RAW_ROUNDING`; the noisy sum is on a
+        public grid, see `LocalNoise`.
     """
 
+    bound: Bound
     noise_std: float
-    holders: int
-    answer: RowAnswer
+    holders: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse noise that is none."""
+        expect_noise(self.noise_std, self.holders)
 
     @property
     def sum_std(self) -> float:
         """Std of the noise on the sum, m s."""
         return self.holders * self.noise_std
 
-    def noisy_mean(self, raw: Sequence[Tensor], noise: NoiseSource) -> Tensor:
-        """The private mean of raw rows, one [n, k] per holder that answered.
+    @property
+    def width(self) -> int:
+        """Numbers in a vector."""
+        return self.bound.width
 
-        Rows are bounded again: no holder may answer louder than another.
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of raw values."""
+        return torch.float64 if self.bound.exact else torch.float32
+
+    def release(self, rows: int, *, positional_ids: bool) -> Release:
+        """What `rows` vectors give away about a holder, once the server has added its noise."""
+        room = 0.0 if self.bound.exact else RAW_ROUNDING
+
+        def cost(moved: float) -> Gaussian:
+            return Gaussian((moved + room) * (1 + ROUNDING) / self.sum_std, rows)
+
+        return self.bound.release("central", rows, cost, positional_ids=positional_ids)
+
+    def raw(self, values: Tensor) -> Tensor:
+        """A holder's vectors [n, D], bounded once more; of `dtype`, NOT private."""
+        return self.bound.project(values).to(self.dtype)
+
+    def noisy_sum(self, raw: Sequence[Tensor], noise: NoiseSource) -> Tensor:
+        """The private sum of raw vectors, one [n, D] per holder that answered; of `dtype`.
+
+        Vectors are bounded again: no holder may answer louder than another.
 
         Raises:
             ConfigError: nobody answered, or more holders than planned for.
         """
         if not 1 <= len(raw) <= self.holders:
             raise ConfigError(f"Expected 1 to {self.holders} raw answers, got {len(raw)}.")
-        total = torch.stack([_bounded(rows, self.answer) for rows in raw]).sum(0)
-        return _noisy(total, self.sum_std, noise) / len(raw)
+        total = torch.stack([self.bound.project(values) for values in raw]).sum(0)
+        return _noisy(total, self.sum_std, noise, exact=self.bound.exact)
 
 
-def _bounded(rows: Tensor, answer: RowAnswer) -> Tensor:
-    return clip_rows(rows) if answer is RowAnswer.GRADIENT else simplex_rows(rows)
-
-
-def _noisy(values: Tensor, std: float, noise: NoiseSource) -> Tensor:
+def _noisy(values: Tensor, std: float, noise: NoiseSource, *, exact: bool) -> Tensor:
     noisy = on_grid(values + noise.gaussian(values.shape, std), std)
+    if exact:
+        return noisy
     # Decided by the public std, so that it tells nothing; the clamp is post-processing.
     if _HALF_STDS * std < _LARGEST_HALF:
         noisy = noisy.clamp(-_LARGEST_HALF, _LARGEST_HALF).half()

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.exchange import AnswerKind
 from fedtranscribe.mechanisms.noise import NoiseSource
 from fedtranscribe.mechanisms.normalize import expect_block, gather_rows
 from fedtranscribe.privacy.events import Event
@@ -48,7 +47,12 @@ class TopKRandomizedResponse:
         """Refuse what tells everything or nothing."""
         _expect_to_tell("epsilon0", self.epsilon0, self.k)
 
-    kind = AnswerKind.LABEL
+    dtype = torch.float32
+
+    @property
+    def width(self) -> int:
+        """Numbers in an answer's row."""
+        return self.k
 
     def release(self, rows: int, *, positional_ids: bool) -> Release:
         """What `rows` labels give away; a teacher may change at will under any adjacency."""
@@ -96,7 +100,12 @@ class ExponentialVoteLabels:
         """Refuse what tells everything or nothing."""
         _expect_to_tell("eta", self.eta, self.k)
 
-    kind = AnswerKind.LABEL
+    dtype = torch.float32
+
+    @property
+    def width(self) -> int:
+        """Numbers in an answer's row."""
+        return self.k
 
     def release(self, rows: int, *, positional_ids: bool) -> Release:
         """What `rows` labels give away."""

@@ -1,4 +1,4 @@
-"""The Gaussian mechanism on moments of private features: one noisy sum instead of many answers."""
+"""Moments of private features: sums over records, as one vector that noise can be added to."""
 
 import math
 from collections.abc import Iterable
@@ -8,16 +8,12 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms.noise import NoiseSource
+from fedtranscribe.mechanisms.bounded import Bound
 from fedtranscribe.mechanisms.normalize import clip_rows
-from fedtranscribe.mechanisms.public_grid import on_grid
-from fedtranscribe.privacy.calibrate import ROUNDING
-from fedtranscribe.privacy.events import Gaussian
-from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
 
-MOMENTS = "noisy-moments"
-"""The mechanism's name in ledgers and events."""
+MOMENTS = "moments"
+"""What the vectors are called in ledgers and events."""
 
 
 @dataclass(frozen=True)
@@ -26,11 +22,74 @@ class MomentSums:
 
     Attributes:
         second: Σ u uᵀ, float64 [k, k], symmetric.
-        by_class: Σ u e_yᵀ, float64 [k, classes]; None where labels are not told.
+        by_class: Σ u e_yᵀ, float64 [k, classes]; None where labels are left out.
     """
 
     second: Tensor
     by_class: Tensor | None
+
+    def to_vector(self) -> Tensor:
+        """One vector, isometrically: upper triangle, times √2 beside the diagonal, then classes.
+
+        Noise that is isotropic in the vector is isotropic among symmetric matrices (Frobenius
+        norm): std τ on the diagonal, τ/√2 on each entry beside it.
+        """
+        rows, columns = _upper(len(self.second))
+        triangle = self.second[rows, columns] * _stretch(rows, columns)
+        if self.by_class is None:
+            return triangle
+        return torch.cat([triangle, self.by_class.flatten()])
+
+    @classmethod
+    def from_vector(cls, vector: Tensor, width: int, classes: int | None) -> "MomentSums":
+        """The inverse of `to_vector`.
+
+        Raises:
+            ConfigError: the vector is of another length.
+        """
+        length = vector_length(width, classes)
+        if vector.shape != (length,):
+            raise ConfigError(f"Expected moments as {length} numbers, got {tuple(vector.shape)}.")
+        rows, columns = _upper(width)
+        second = torch.zeros(width, width, dtype=torch.float64)
+        second[rows, columns] = vector[: len(rows)].double() / _stretch(rows, columns)
+        second = second + second.triu(1).T
+        by_class = None if classes is None else vector[len(rows) :].double().reshape(width, classes)
+        return cls(second, by_class)
+
+
+def vector_length(width: int, classes: int | None) -> int:
+    """D, how many numbers the moments of k = `width` features are."""
+    return width * (width + 1) // 2 + width * (classes or 0)
+
+
+def moments_bound(width: int, classes: int | None) -> Bound:
+    """The bound of Σ (u uᵀ, u e_yᵀ) over records with ‖u‖ ≤ 1.
+
+    Args:
+        width: k, numbers in u.
+        classes: how many; None leaves labels out.
+
+    Guarantee:
+        Unit: record, or all records of one id, whose weights add up to one; a replacement keeps
+        its id. A record adds
+        v = (u uᵀ, u e_yᵀ) with ‖u‖ ≤ 1, so ‖v‖² = ‖u‖⁴ + ‖u‖² ≤ 2, and 1 without the second part;
+        several records of one id add an average of such v, which lies no further out.
+        Zero-out: the record adds nothing any more (a zero row, as a null gradient is; not the row
+        of a grey image, for which replace counts). Add-remove: likewise, with ids that last, since
+        the split into training and held-out records goes by them. Both move the sum by ‖v‖.
+        Replace: with s = u·u', a pair of one class
+        differs by ‖u‖⁴ + ‖u'‖⁴ − 2s² + ‖u‖² + ‖u'‖² − 2s ≤ 4 − 2s² − 2s ≤ 4.5, a pair of two
+        classes by 4 − 2s² ≤ 4, and without the second part by 2 − 2s² ≤ 2 (all squared).
+        A whole holder has no guarantee. `MomentSums.to_vector` keeps all distances.
+        Rounding to a public grid after the noise (`LocalNoise`): entries of a sum over n records
+        reach n, and their absolute values add up to k n at most, so that all edges of the grid
+        together shift ε by about k n 2⁻⁵² / grid: below 1e-4 for k = 501, n = 10⁶, τ = 0.8.
+    """
+    moves = {adjacency: _sensitivity(adjacency, classes is not None) for adjacency in Adjacency}
+    # Sums are bounded as they are added up: every record by itself, in `moment_sums`.
+    length = vector_length(width, classes)
+    return Bound(MOMENTS, length, {Unit.RECORD: moves}, torch.Tensor.double, exact=True)
 
 
 def moment_sums(
@@ -55,77 +114,16 @@ def moment_sums(
     return MomentSums((second + second.T) / 2, by_class)
 
 
-@dataclass(frozen=True)
-class NoisyMoments:
-    """Noisy second moments of features and, if asked, their sums by class.
-
-    Attributes:
-        noise_std: τ, std of the noise along every orthonormal direction.
-        by_class: whether sums by class are released with the second moments.
-
-    Guarantee:
-        Unit: record, or all records of one id, whose weights add up to one; a replacement keeps
-        its id. A record adds
-        v = (u uᵀ, u e_yᵀ) with ‖u‖ ≤ 1, so ‖v‖² = ‖u‖⁴ + ‖u‖² ≤ 2, and 1 without the second part;
-        several records of one id add an average of such v, which lies no further out.
-        Zero-out: the record adds nothing any more (a zero row, as a null gradient is; not the row
-        of a grey image, for which replace counts). Add-remove: likewise, with ids that last, since
-        the split into training and held-out records goes by them. Both move the sum by ‖v‖.
-        Replace: with s = u·u', a pair of one class
-        differs by ‖u‖⁴ + ‖u'‖⁴ − 2s² + ‖u‖² + ‖u'‖² − 2s ≤ 4 − 2s² − 2s ≤ 4.5, a pair of two
-        classes by 4 − 2s² ≤ 4, and without the second part by 2 − 2s² ≤ 2 (all squared).
-        Noise: isotropic, std τ, in the space of symmetric matrices (Frobenius norm) times that of
-        the class sums: τ on the diagonal, τ/√2 on each entry beside it, which its mirror repeats,
-        and τ on every class sum. So μ = sensitivity / τ, exactly, also where the features were
-        chosen after earlier answers. A whole holder has no guarantee.
-        Rounding: as in `NoisyMeanRows`, to a public grid of τ/256 or finer. Entries of a sum over n
-        records reach n, and their absolute values add up to k n at most, so that all edges of the
-        grid together shift ε by about k n 2⁻⁵² / grid: below 1e-4 for k = 501, n = 10⁶, τ = 0.8.
-    """
-
-    noise_std: float
-    by_class: bool
-
-    def __post_init__(self) -> None:
-        """Refuse noise that is none."""
-        if not (self.noise_std > 0 and math.isfinite(self.noise_std)):
-            raise ConfigError(f"Expected noise_std={self.noise_std} > 0 and finite.")
-
-    @classmethod
-    def of_mu(cls, mu: float, *, by_class: bool) -> "NoisyMoments":
-        """The mechanism that costs μ under zero-out."""
-        return cls(sensitivity(Adjacency.ZERO_OUT, by_class=by_class) / mu, by_class)
-
-    def release(self, *, positional_ids: bool) -> Release:
-        """What one answer gives away; without persistent ids add-remove gives nothing."""
-        costs = {
-            adjacency: Gaussian(sensitivity(adjacency, by_class=self.by_class) / self.noise_std)
-            for adjacency in Adjacency
-            if adjacency is not Adjacency.ADD_REMOVE or not positional_ids
-        }
-        return Release(MOMENTS, 1, {Unit.RECORD: costs})
-
-    def privatise(self, sums: MomentSums, noise: NoiseSource) -> MomentSums:
-        """Add the noise, to one pair of sums or to many [..., k, k] and [..., k, classes].
-
-        Raises:
-            ConfigError: class sums that were not to be told, or none where they were.
-        """
-        if (sums.by_class is not None) != self.by_class:
-            raise ConfigError(f"Expected by_class={self.by_class} of the sums of moments.")
-        square = noise.gaussian(sums.second.shape, self.noise_std)
-        # Its symmetric part is isotropic among symmetric matrices.
-        second = on_grid(sums.second + (square + square.mT) / 2, self.noise_std)
-        if sums.by_class is None:
-            return MomentSums(second, None)
-        drawn = noise.gaussian(sums.by_class.shape, self.noise_std)
-        return MomentSums(second, on_grid(sums.by_class + drawn, self.noise_std))
-
-
-def sensitivity(adjacency: Adjacency, *, by_class: bool) -> float:
-    """How far one record moves the moments; proved in `NoisyMoments`."""
+def _sensitivity(adjacency: Adjacency, by_class: bool) -> float:
     if adjacency is Adjacency.REPLACE:
-        squared = 4.5 if by_class else 2.0
-    else:
-        squared = 2.0 if by_class else 1.0
-    return math.sqrt(squared) * (1 + ROUNDING)
+        return math.sqrt(4.5 if by_class else 2.0)
+    return math.sqrt(2.0 if by_class else 1.0)
+
+
+def _upper(width: int) -> tuple[Tensor, Tensor]:
+    rows, columns = torch.triu_indices(width, width)
+    return rows, columns
+
+
+def _stretch(rows: Tensor, columns: Tensor) -> Tensor:
+    return torch.where(rows == columns, 1.0, math.sqrt(2)).double()

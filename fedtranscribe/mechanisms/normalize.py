@@ -5,7 +5,6 @@ row of norm 3.16. A row that is not finite becomes zero, silently, and counts as
 refuse it would tell something about the teacher.
 """
 
-from collections.abc import Iterable
 from enum import StrEnum
 
 import torch
@@ -69,35 +68,6 @@ def simplex_rows(rows: Tensor) -> Tensor:
     largest = rows.amax(-1, keepdim=True).clamp_min(1.0)
     total = (rows / largest).sum(-1, keepdim=True)
     return rows / largest / torch.maximum(total, 1 / largest)
-
-
-_BOUNDS = {RowBound.UNIT: unit_rows, RowBound.CLIP: clip_rows, RowBound.SIMPLEX: simplex_rows}
-
-
-def mean_rows(raw: Iterable[Tensor], index_sets: Tensor, shards: int, bound: RowBound) -> Tensor:
-    """Mean over shards of their bounded rows, one block of shards in memory at a time.
-
-    Args:
-        raw: blocks [s, n, c] of raw rows; an empty shard gives NaN rows.
-        index_sets: int64 [n, k], the student's.
-        shards: the PUBLIC count of shards, empty ones included; the mean divides by it.
-        bound: what every shard's row is brought into. The mean is never normalised again.
-
-    Returns:
-        float64 [n, k].
-
-    Raises:
-        ValueError: the blocks hold another number of shards, or are of another shape.
-    """
-    total = torch.zeros(index_sets.shape, dtype=torch.float64)
-    seen = 0
-    for block in raw:
-        expect_block(block, index_sets)
-        total += _BOUNDS[bound](gather_rows(block.cpu().double(), index_sets)).sum(0)
-        seen += len(block)
-    if seen != shards:
-        raise ValueError(f"Expected rows of {shards} shards, got {seen}.")
-    return total / shards
 
 
 def expect_block(block: Tensor, index_sets: Tensor) -> None:

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtranscribe.exchange import AnswerKind, QueryBatch
 from fedtranscribe.mechanisms import gather_rows, unit_rows
+from fedtranscribe.query import ImageQuery, Kind
 
 # λ of Eq. 2, set to 8 in the paper's experiments.
 DKD_BALANCE = 8.0
@@ -88,7 +88,7 @@ def gradient_of(loss: DistillationLoss) -> RowGradient:
     return gradient
 
 
-def reference_rows(query: QueryBatch, gradient: RowGradient) -> Tensor:
+def reference_rows(query: ImageQuery, gradient: RowGradient) -> Tensor:
     """The unit row that a teacher sure of class j would answer, for every class j: [n, c, k].
 
     Made from the public query alone, so that the student side can weigh a noisy row against it.
@@ -105,7 +105,7 @@ def reference_rows(query: QueryBatch, gradient: RowGradient) -> Tensor:
 
 
 def evidence(
-    query: QueryBatch, values: Tensor, sharpness: float, classes: int, gradient: RowGradient
+    query: ImageQuery, values: Tensor, sharpness: float, classes: int, gradient: RowGradient
 ) -> Tensor:
     """Log-likelihood of each class given a private answer, up to a constant per row.
 
@@ -123,11 +123,11 @@ def evidence(
         Evidence [n, c] in nats.
     """
     values = values.double()
-    if query.kind is AnswerKind.GRADIENT:
+    if query.kind is Kind.GRADIENT:
         rows = reference_rows(query, gradient)
         match = torch.einsum("nk,nck->nc", values, rows)
         return sharpness * (match - 0.5 * rows.square().sum(-1))
-    if query.kind is AnswerKind.LABEL:
+    if query.kind is Kind.LABEL:
         normaliser = math.log((math.expm1(sharpness) + query.k) / query.k)
         inside = sharpness * values - normaliser * values.sum(-1, keepdim=True)
     else:

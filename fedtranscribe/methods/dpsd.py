@@ -2,7 +2,7 @@
 
 One round asks (`ask`) and learns (`learn`); what lies between is the holder's business:
 
-    z ──generator──> images ──uint8──> QueryBatch ──holder──> Answer
+    z ──generator──> images ──uint8──> ImageQuery ──holder──> Answer
     Answer ──posterior──> labels ŷ (Eq. 6) ──> student (Eq. 7) ──> generator and z (Eq. 8)
 
 Where the paper is silent or unsound we follow the project's decisions:
@@ -34,7 +34,6 @@ from torch import Tensor, nn
 
 from fedtranscribe.config import DpsdSettings
 from fedtranscribe.data import augment
-from fedtranscribe.exchange import Answer, AnswerKind, QueryBatch
 from fedtranscribe.methods.distillation import (
     RowGradient,
     decoupled_distillation,
@@ -42,7 +41,9 @@ from fedtranscribe.methods.distillation import (
     gradient_of,
     posterior_labels,
 )
+from fedtranscribe.methods.method import Combined, Show
 from fedtranscribe.models import Classifier, Generator
+from fedtranscribe.query import ImageQuery, Kind
 
 GeneratorLoss = Callable[[Classifier, Tensor, DpsdSettings], Tensor]
 
@@ -80,15 +81,12 @@ class _Replay:
 
 
 class DPSD:
-    """Student side of Algorithm 1.
+    """Student side of Algorithm 1; a `Method`.
 
     Args:
         student: classifier with `features` and `head`; trained in place.
         generator: maps z [n, latent] to images [n, ch, h, w] in [0, 1]; trained in place.
         kind: what is asked per row (the switch s of Eq. 6, or noisy votes).
-        sharpness: how many nats a unit of agreement is worth: 1/s² for noise of std s on the mean
-            answer (gradient, vote), ε0 of the randomised response (label). `learn` may say
-            otherwise for one answer.
         settings: public hyper-parameters.
         rng: source of every random choice here; it needs no secrecy.
         run: prefix of query ids, unique for the ledger.
@@ -97,13 +95,14 @@ class DPSD:
         loss: the generator's loss; benchmarks pass the paper's ablations.
     """
 
+    stage = "rows answered"
+
     def __init__(
         self,
         student: Classifier,
         generator: Generator,
         *,
-        kind: AnswerKind,
-        sharpness: float,
+        kind: Kind,
         settings: DpsdSettings,
         rng: torch.Generator,
         run: str,
@@ -114,7 +113,6 @@ class DPSD:
         self.student = student
         self.generator = generator
         self.kind = kind
-        self.sharpness = sharpness
         self.settings = settings
         self.rng = rng
         self.run = run
@@ -134,18 +132,18 @@ class DPSD:
 
     # ---------------------------------------------------------------- one round
 
-    def ask(self) -> QueryBatch:
+    def ask(self) -> ImageQuery:
         """Alg. 1 line 3: this round's images, quantised so that any transport agrees."""
         left = self.settings.rows - self.round * self.settings.round_rows
         images = torch.cat([self._synthesise(), self._next_public()])[:left]
         # Rounded as the wire rounds them, so that every transport asks the same.
         logits = self._logits(images).half().float()
-        return QueryBatch(
+        return ImageQuery(
             id=f"{self.run}/{self.round:06d}",
             kind=self.kind,
             images=images,
             index_sets=self._index_sets(logits),
-            student_logits=logits if self.kind is AnswerKind.GRADIENT else None,
+            student_logits=logits if self.kind is Kind.GRADIENT else None,
         )
 
     def _index_sets(self, logits: Tensor) -> Tensor:
@@ -158,28 +156,21 @@ class DPSD:
             else (logits.topk(k, dim=-1).indices)
         )
 
-    def learn(
-        self, query: QueryBatch, answer: Answer, sharpness: float | None = None
-    ) -> dict[str, float]:
+    def learn(self, query: ImageQuery, answer: Combined) -> dict[str, float]:
         """Alg. 1 lines 4-6: label the answered rows, update student, then generator and z.
 
         Args:
             query: from `ask`.
             answer: to that query.
-            sharpness: of this answer, where fewer holders answered than planned.
 
         Returns:
             Public losses of the round, in nats.
         """
         if answer.query_id != query.id:
             raise ValueError(f"Expected an answer to {query.id}, got one to {answer.query_id}.")
-        row_evidence = evidence(
-            query,
-            answer.values,
-            self.sharpness if sharpness is None else sharpness,
-            self._classes,
-            self._row_gradient,
-        )
+        # How many nats a unit of agreement is worth.
+        sharpness = answer.noise if query.kind is Kind.LABEL else answer.noise**-2
+        row_evidence = evidence(query, answer.values, sharpness, self._classes, self._row_gradient)
         self._replay.extend(query.images, row_evidence.float())
         student_loss = self._train_student(self.settings.student_steps)
         synthetic = slice(len(self._z))
@@ -192,9 +183,14 @@ class DPSD:
             "generator_loss": generator_loss_,
         }
 
-    def finish(self, steps: int) -> float:
+    def finish(self, show: Show) -> None:
         """More student updates on the answered rows alone: free, since nothing new is asked."""
-        return self._train_student(steps, finishing=True)
+        self._train_student(self.settings.finish_steps, finishing=True, show=show)
+
+    @property
+    def part(self) -> int:
+        """All rows are asked for under one noise."""
+        return 0
 
     @property
     def rows(self) -> int:
@@ -208,7 +204,9 @@ class DPSD:
 
     # ---------------------------------------------------------------- updates
 
-    def _train_student(self, steps: int, *, finishing: bool = False) -> float:
+    def _train_student(
+        self, steps: int, *, finishing: bool = False, show: Show = lambda stage, done, total: None
+    ) -> float:
         """Eq. 7 on replayed rows, whose labels follow the student as it gets better."""
         total = 0.0
         self._set_student_lr(1.0 if not finishing else 0.5)
@@ -226,6 +224,7 @@ class DPSD:
             loss.backward()
             self._student_optimiser.step()
             total += float(loss.detach())
+            show("student on all answers", step + 1, steps)
         return total / max(steps, 1)
 
     def _train_generator(self, labels: Tensor) -> float:

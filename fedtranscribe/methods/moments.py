@@ -17,17 +17,18 @@ Guarantee:
 
 import math
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedtranscribe.config import DpsdSettings
-from fedtranscribe.exchange import Moments, MomentsQuery
-from fedtranscribe.mechanisms import NoisyMoments
+from fedtranscribe.mechanisms import MomentSums
 from fedtranscribe.methods.dpsd import generator_loss
+from fedtranscribe.methods.method import Combined, Show
 from fedtranscribe.models import Classifier, Generator, fixed_randomness
 from fedtranscribe.models.scattering import BIAS, UnitFeatures
+from fedtranscribe.query import Kind, MomentsQuery, query_from
 
 _BATCH = 250
 # Variance that every axis is taken to have at least, in terms of the mean over all of them.
@@ -42,14 +43,7 @@ _GENERATOR_LR = 1e-3
 _GENERATOR_BATCH = 64
 # Weight of the distance between moments, which is about one at the start.
 _MATCHING = 10.0
-
-
-class AnswersMoments(Protocol):
-    """A holder, or several that add up."""
-
-    def answer(self, query: MomentsQuery, mechanism: NoisyMoments) -> Moments:
-        """Noisy moments, charged first."""
-        ...
+_QUESTIONS = ("moments-0", "moments-1")
 
 
 def fit_public_map(student: Classifier, images: Tensor, seed: int) -> None:
@@ -81,30 +75,125 @@ def fit_public_map(student: Classifier, images: Tensor, seed: int) -> None:
     features.map.zero_()[:, : fitted.shape[1]] = fitted.to(device)
 
 
-def second_moments(student: Classifier, run: str) -> MomentsQuery:
-    """The first question: which combinations of features do the records show at all?"""
-    features = _features(student)
-    return MomentsQuery(
-        f"{run}/moments-0", features.centre.cpu().clone(), features.map.cpu().clone(), False
-    )
+class MomentsMethod:
+    """Student side: two questions, a head by ridge regression, then the generator; a `Method`.
+
+    Args:
+        student: a `scatter` on the axes of public images; trained in place.
+        generator: maps z [n, latent] to images [n, ch, h, w] in [0, 1]; trained in place.
+        settings: public hyper-parameters of the generator.
+        rng: source of z; it needs no secrecy.
+        run: prefix of query ids, unique for the ledger.
+    """
+
+    stage = "moments"
+
+    def __init__(
+        self,
+        student: Classifier,
+        generator: Generator,
+        *,
+        settings: DpsdSettings,
+        rng: torch.Generator,
+        run: str,
+    ) -> None:
+        self.student = student
+        self.generator = generator
+        self.rng = rng
+        self._settings = settings
+        self._run = run
+        self._learned: list[tuple[MomentsQuery, Combined]] = []
+
+    @property
+    def round(self) -> int:
+        """How many questions have been answered."""
+        return len(self._learned)
+
+    @property
+    def part(self) -> int:
+        """Each question has a noise of its own."""
+        return self.round
+
+    @property
+    def rows(self) -> int:
+        """An answer is one row."""
+        return self.round
+
+    @property
+    def finished(self) -> bool:
+        """Whether both questions have been answered."""
+        return self.round == len(_QUESTIONS)
+
+    def ask(self) -> MomentsQuery:
+        """Which combinations of features do the records show at all? Then: of which class?"""
+        name = f"{self._run}/{_QUESTIONS[self.round]}"
+        features = _features(self.student)
+        if not self._learned:
+            centre, mapped = features.centre.cpu().clone(), features.map.cpu().clone()
+            return MomentsQuery(name, Kind.MOMENTS, centre, mapped, 0)
+        query, answer = self._learned[0]
+        fitted = _shown_axes(query, answer)
+        return MomentsQuery(
+            name, Kind.MOMENTS, query.centre, fitted, self.student.head.out_features
+        )
+
+    def learn(self, query: MomentsQuery, answer: Combined) -> dict[str, float]:
+        """Keep the answer; the last one sets the student."""
+        self._learned.append((query, answer))
+        if self.finished:
+            set_head(self.student, query, answer)
+        return {}
+
+    def finish(self, show: Show) -> None:
+        """Train the generator against the finished student: free."""
+
+        def progress(done: int, total: int) -> None:
+            show("generator", done, total)
+
+        query, answer = self._learned[-1]
+        sums = moments_of(query, answer)
+        train_generator(self.generator, self.student, sums, self._settings, self.rng, progress)
+
+    def state(self) -> dict[str, Any]:
+        """Everything `load_state` needs to go on as if nothing had happened; tensors on CPU."""
+        return {
+            "student": self.student.state_dict(),
+            "generator": self.generator.state_dict(),
+            "rng": self.rng.get_state(),
+            "learned": [
+                {"query": query.to_dict(), "values": answer.values, "noise": answer.noise}
+                for query, answer in self._learned
+            ],
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from `state()` of the same plan."""
+        self.student.load_state_dict(state["student"])
+        self.generator.load_state_dict(state["generator"])
+        self.rng.set_state(state["rng"])
+        self._learned = []
+        for kept in state["learned"]:
+            query = query_from(**kept["query"])
+            assert isinstance(query, MomentsQuery)
+            self._learned.append((query, Combined(query.id, kept["values"], kept["noise"])))
 
 
-def class_moments(
-    query: MomentsQuery, answer: Moments, mechanism: NoisyMoments, run: str
-) -> MomentsQuery:
-    """The second question: the same features, each axis scaled by what the first answer showed."""
-    second = answer.second[:-1, :-1]
+def moments_of(query: MomentsQuery, answer: Combined) -> MomentSums:
+    """The noisy sums that an answer stands for."""
+    return MomentSums.from_vector(answer.values[0], query.features, query.classes or None)
+
+
+def _shown_axes(query: MomentsQuery, answer: Combined) -> Tensor:
+    """The map of the second question: each axis scaled by what the first answer showed."""
+    second = moments_of(query, answer).second[:-1, :-1]
     values, axes = torch.linalg.eigh(second)
-    floor = _PRIVATE_FLOOR * _noise_edge(mechanism, len(second))
+    floor = _PRIVATE_FLOOR * _noise_edge(answer.noise, len(second))
     scaled = axes / (values.clamp_min(0) + floor).sqrt()
     fitted = query.map.double() @ scaled
-    fitted = (fitted / fitted.norm() * math.sqrt(len(second))).float()
-    return MomentsQuery(f"{run}/moments-1", query.centre, fitted, True)
+    return (fitted / fitted.norm() * math.sqrt(len(second))).float()
 
 
-def set_head(
-    student: Classifier, query: MomentsQuery, answer: Moments, mechanism: NoisyMoments
-) -> None:
+def set_head(student: Classifier, query: MomentsQuery, answer: Combined) -> None:
     """Ridge regression of the labels on the features, from their noisy moments alone.
 
     The ridge exceeds the largest eigenvalue that the noise may have, so that the noisy second
@@ -114,13 +203,13 @@ def set_head(
         student: a `scatter`; its map and head are set in place.
         query: the second question.
         answer: to it.
-        mechanism: that it went through.
     """
-    assert answer.by_class is not None
-    width = len(answer.second)
-    ridge = _RIDGE * _noise_edge(mechanism, width)
-    targets = answer.by_class - answer.by_class.mean(1, keepdim=True)
-    solved = torch.linalg.solve(answer.second + ridge * torch.eye(width).double(), targets)
+    sums = moments_of(query, answer)
+    assert sums.by_class is not None
+    width = len(sums.second)
+    ridge = _RIDGE * _noise_edge(answer.noise, width)
+    targets = sums.by_class - sums.by_class.mean(1, keepdim=True)
+    solved = torch.linalg.solve(sums.second + ridge * torch.eye(width).double(), targets)
     features = _features(student)
     with torch.no_grad():
         features.centre.copy_(query.centre)
@@ -129,9 +218,9 @@ def set_head(
         student.head.bias.zero_()
 
 
-def _noise_edge(mechanism: NoisyMoments, width: int) -> float:
+def _noise_edge(noise_std: float, width: int) -> float:
     """About the largest eigenvalue of the noise: 2·(τ/√2)·√k, by the semicircle law."""
-    return mechanism.noise_std * math.sqrt(2 * width)
+    return noise_std * math.sqrt(2 * width)
 
 
 def _features(student: Classifier) -> UnitFeatures:
@@ -143,7 +232,7 @@ def _features(student: Classifier) -> UnitFeatures:
 def train_generator(
     generator: Generator,
     student: Classifier,
-    answer: Moments,
+    moments: MomentSums,
     settings: DpsdSettings,
     rng: torch.Generator,
     progress: Callable[[int, int], None],
@@ -157,7 +246,7 @@ def train_generator(
     Args:
         generator: maps z [n, latent] to images; trained in place.
         student: after `set_head`; only judges.
-        answer: to the second question.
+        moments: the answer to the second question.
         settings: of the method.
         rng: source of z.
         progress: called with (steps done, steps in all).
@@ -165,12 +254,12 @@ def train_generator(
     Returns:
         Loss of the last step.
     """
-    assert answer.by_class is not None
+    assert moments.by_class is not None
     device = next(generator.parameters()).device
     # The constant entry counts the records, class by class.
-    shares = answer.by_class[-1].clamp_min(0)
+    shares = moments.by_class[-1].clamp_min(0)
     constant = math.sqrt(1 + BIAS**2) / BIAS
-    target = (answer.by_class / (shares.sum() * constant).clamp_min(1)).float().to(device)
+    target = (moments.by_class / (shares.sum() * constant).clamp_min(1)).float().to(device)
     optimiser = torch.optim.Adam(generator.parameters(), lr=_GENERATOR_LR, betas=(0.5, 0.99))
     student.eval().requires_grad_(False)
     generator.train()

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedtranscribe.errors import ConfigError, ProtocolError
-from fedtranscribe.exchange import expect_tolerable
+from fedtranscribe.privacy.noise_plan import expect_tolerable
 
 _DOMAIN = b"fedtranscribe secagg 1"
 _MOST_HOLDERS = 10_000

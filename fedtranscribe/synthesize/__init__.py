@@ -13,6 +13,6 @@ samples      images from a finished one
 
 from fedtranscribe.synthesize.preparation import Prepared, prepare
 from fedtranscribe.synthesize.run import synthesize
-from fedtranscribe.synthesize.training import Standing, Trained, Training
+from fedtranscribe.synthesize.training import Trained, Training
 
-__all__ = ["Prepared", "Standing", "Trained", "Training", "prepare", "synthesize"]
+__all__ = ["Prepared", "Trained", "Training", "prepare", "synthesize"]

@@ -40,31 +40,11 @@ from fedtranscribe.synthesize.method import Trainer
 from fedtranscribe.synthesize.preparation import Prepared
 from fedtranscribe.tracking import Report, ignore
 from fedtranscribe.transcribe.rundir import DENOISER, RunDirectory
+from fedtranscribe.wire.trainings import TrainingProgress
 
 OpenLedger = Callable[[], AbstractContextManager[Ledger]]
 
 _NOTES = 50
-
-
-@dataclass(frozen=True)
-class Standing:
-    """How far a training is; public, and all that anybody is told on the way.
-
-    Attributes:
-        stage: of the method.
-        done: steps of it that were taken.
-        total: steps that it has.
-        steps_done: over all stages.
-        steps: over all stages.
-        finished: every stage is through.
-    """
-
-    stage: str
-    done: int
-    total: int
-    steps_done: int
-    steps: int
-    finished: bool
 
 
 @dataclass(frozen=True)
@@ -119,7 +99,7 @@ class Training:
         return self._trainer.caveats()
 
     @property
-    def progress(self) -> Standing:
+    def progress(self) -> TrainingProgress:
         """How far it is; may be asked for from another thread."""
         return self._standing
 
@@ -232,11 +212,11 @@ class Training:
         if done == total or done % math.ceil(total / _NOTES) == 0:
             self._report({"stage": stage, "done": done, "total": total})
 
-    def _at(self, stage: str, done: int) -> Standing:
+    def _at(self, stage: str, done: int) -> TrainingProgress:
         names = list(self._stages)
         before = sum(self._stages[name] for name in names[: names.index(stage)])
         every = sum(self._stages.values())
-        return Standing(
+        return TrainingProgress(
             stage, done, self._stages[stage], before + done, every, before + done == every
         )
 

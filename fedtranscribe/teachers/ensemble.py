@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from fedtranscribe.capabilities import Facts
 from fedtranscribe.errors import (
     ConfigError,
     CorruptWeightsError,
@@ -92,6 +93,18 @@ class Teachers:
     def shards(self) -> int:
         """How many disjoint shards there are, empty ones included."""
         return self.manifest.shards
+
+    @property
+    def facts(self) -> Facts:
+        """What may be told of them."""
+        m = self.manifest
+        return Facts(
+            classes=m.classes,
+            channels=m.channels,
+            size=m.size,
+            shards=m.shards,
+            positional_ids=m.record_ids == "positional",
+        )
 
     def check(self, classes: int, channels: int, size: int) -> None:
         """Refuse data of another shape, before anything is spent.

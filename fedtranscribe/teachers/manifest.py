@@ -9,6 +9,7 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
+from fedtranscribe.capabilities import MOST_SHARDS
 from fedtranscribe.config import OwnData, Settings, TeacherSettings
 from fedtranscribe.errors import ModelError, StorageError
 from fedtranscribe.files import write_atomically
@@ -16,7 +17,6 @@ from fedtranscribe.models.headers import MOST_CHANNELS, MOST_CLASSES, MOST_SIDE
 from fedtranscribe.reading import read_json
 
 FILE = "manifest.json"
-MOST_SHARDS = 1_000_000
 """Every shard is a file, and is looked for whenever teachers are opened."""
 
 

@@ -1,12 +1,14 @@
 """What has to be settled before a transcription may spend anything: data, plan, places."""
 
 import hashlib
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
+from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.config import build as build_settings
 from fedtranscribe.data import (
@@ -20,18 +22,26 @@ from fedtranscribe.data import (
 )
 from fedtranscribe.errors import ConfigError, ModelMismatchError
 from fedtranscribe.models import build
+from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.query import Kind
+from fedtranscribe.rounds.plan import Plan
+from fedtranscribe.rounds.planning import Asked, make_plan
 from fedtranscribe.teachers import Manifest, Teachers, load_manifest
 from fedtranscribe.tracking import check_tracking
-from fedtranscribe.transcribe.moments import TEACHER, MomentsPlan, plan_moments, with_source
-from fedtranscribe.transcribe.plan import (
-    Plan,
-    TaskFacts,
+from fedtranscribe.transcribe.picking import (
+    TEACHER,
+    TrainingMode,
     default_shards,
-    make_plan,
+    kind_of,
+    picked_words,
     training_mode,
+    with_source,
 )
 from fedtranscribe.transcribe.session import pick_device, public_images
+
+OWN = "own"
+"""One machine is a federation of one holder; this is its name."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +72,8 @@ class Prepared:
     split: DataSplit
     public: ImageSet | None
     teacher_folder: Path | None
-    plan: Plan | MomentsPlan
+    plan: Plan
+    mode: TrainingMode | None = None
     generator: GivenGenerator | None = None
 
     @property
@@ -87,12 +98,12 @@ class Prepared:
     @property
     def releases(self) -> tuple[Release, ...]:
         """What the whole run will give away."""
-        return self.plan.releases(positional_ids=self.split.train.positional)
+        return self.plan.releases(OWN)
 
     @property
-    def facts(self) -> TaskFacts:
-        """What is public about the private data."""
-        return _facts(self.split.train)
+    def words(self) -> tuple[str, ...]:
+        """What was picked and what it trades, a line each."""
+        return picked_words(self.settings, self.plan, self.plan.facts, self.mode)
 
     @property
     def declared_public(self) -> bool:
@@ -125,14 +136,19 @@ def prepare(settings: TranscribeSettings, generator: GivenGenerator | None = Non
         expect_public(
             "the generator's pretrain_data", generator.public, private, "choose another generator."
         )
-    facts = _facts(split.train)
-    build(settings.student_architecture, facts.classes, facts.channels, facts.size)
-    if settings.source == "moments":
-        plan: Plan | MomentsPlan = plan_moments(
-            settings, facts.records, facts.classes, facts.channels, facts.size
-        )
-    else:
-        plan = make_plan(settings, facts, *_ensemble(settings, split, folder, manifest, device))
+    train = split.train
+    build(settings.student_architecture, train.classes, train.channels, train.size)
+    kind = kind_of(settings)
+    shards, mode = 0, None
+    if kind is not Kind.MOMENTS:
+        shards, mode = _ensemble(settings, split, folder, manifest, device)
+        if shards > len(train):
+            raise ConfigError(
+                f"Expected shards={shards} <= {len(train)} records; ask for fewer shards."
+            )
+    facts = _facts(train, shards, kind)
+    asked = Asked(settings, kind, by_formula=settings.calibrate_by == "published")
+    plan = make_plan(asked, {OWN: facts})
     if generator is None:
         public = public_images(settings, facts.channels, facts.size, private)
     else:
@@ -145,7 +161,8 @@ def prepare(settings: TranscribeSettings, generator: GivenGenerator | None = Non
         # They come from the private records' own distribution: nothing else teaches as much.
         whole = settings.dpsd.model_copy(update={"public_share": 1.0})
         settings = settings.model_copy(update={"dpsd": whole})
-    return Prepared(settings, device, split, public, folder, plan, generator)
+    prepared = Prepared(settings, device, split, public, folder, plan, mode, generator)
+    return replace(prepared, plan=replace(plan, before=prepared.before))
 
 
 def _ensemble(
@@ -154,19 +171,19 @@ def _ensemble(
     folder: Path | None,
     manifest: Manifest | None,
     device: torch.device,
-) -> tuple[int, Literal["full", "heads"]]:
+) -> tuple[int, TrainingMode]:
     """How many teachers there are or will be, and how they are trained; checks given ones.
 
     Raises:
         FedtranscribeError: they do not fit the data or the settings; nothing has been spent.
     """
-    facts = _facts(split.train)
+    facts = split.train
     if folder is None or manifest is None:
         assert settings.teacher is not None  # with_source fills it in
         # Unknown names, missing weights and missing networks are found here, before any work.
         shape = facts.classes, facts.channels, facts.size
         build(settings.teacher, *shape, weights=settings.teacher_weights)
-        shards = settings.shards or default_shards(facts.records)
+        shards = settings.shards or default_shards(len(facts))
         return shards, training_mode(settings.teacher, settings.teacher_weights)
     given = Teachers(folder, device)
     given.check(facts.classes, facts.channels, facts.size)
@@ -218,8 +235,21 @@ def make_manifest(
     )
 
 
-def _facts(images: ImageSet) -> TaskFacts:
-    return TaskFacts(len(images), images.classes, images.channels, images.size)
+def _facts(images: ImageSet, shards: int, kind: Kind) -> Capabilities:
+    """What is public about the private data, and no limits but the ledger's."""
+    return Capabilities(
+        name=OWN,
+        classes=images.classes,
+        channels=images.channels,
+        size=images.size,
+        shards=shards,
+        positional_ids=images.positional,
+        records=len(images),
+        kinds=(kind,),
+        noise=NoiseMode.LOCAL,
+        rows_per_message=sys.maxsize,
+        rows_per_run=sys.maxsize,
+    )
 
 
 def _data_of(settings: TranscribeSettings, manifest: Manifest | None) -> dict[str, Any]:

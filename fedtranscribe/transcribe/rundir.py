@@ -3,7 +3,6 @@
 config.toml               the settings, resolved
 events.jsonl              one line per answered query: mechanism, rows, cost
 checkpoints/state.pt      everything needed to go on, the query in flight included
-checkpoints/moments-*.pt  what was asked about moments of the records
 metrics.json              the result, both figures, the accuracy curve
 progress.jsonl            one line per round: rows, ε so far, losses
 images.png, accuracy.png  synthetic samples; accuracy over answered rows
@@ -16,7 +15,6 @@ What may stand outside `private/`, and why, is listed in `fedtranscribe.allowed`
 import io
 import json
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,14 +25,16 @@ import torch
 from fedtranscribe.allowed import expect_allowed, why
 from fedtranscribe.config import Settings, read_toml
 from fedtranscribe.errors import ConfigError, StorageError
-from fedtranscribe.exchange import AnswerKind, MomentsQuery, QueryBatch
 from fedtranscribe.files import unwritable, write_atomically
+from fedtranscribe.query import Query, query_from
 from fedtranscribe.reading import read_json, read_object
 
 STUDENT = "student.safetensors"
 GENERATOR = "generator.safetensors"
 DENOISER = "denoiser.safetensors"
 _SCORES = "private/accuracy.json"
+# Of checkpoints.
+_VERSION = 2
 
 OWN_LABELS = "those of the records"
 """What a result says of labels that mean classes; anything else is no task to be tested on."""
@@ -57,13 +57,13 @@ class Checkpoint:
     """Where a run can go on.
 
     Attributes:
-        state: of the student side, as `DPSD.state` gave it.
+        state: of method and holders, as `rounds.server` wrote it.
         query: was in flight when the state was stored; asked again first.
         curve: rows and accuracies so far, two lists.
     """
 
     state: dict[str, Any]
-    query: QueryBatch
+    query: Query
     curve: list[Any]
 
 
@@ -146,17 +146,11 @@ class RunDirectory:
 
     # ---------------------------------------------------------------- checkpoint
 
-    def save_checkpoint(self, state: dict[str, Any], query: QueryBatch, curve: list[Any]) -> None:
+    def save_checkpoint(self, state: dict[str, Any], query: Query, curve: list[Any]) -> None:
         """Store state and the query in flight in one file, so that both or neither survive."""
         buffer = io.BytesIO()
-        flight = {
-            "id": query.id,
-            "kind": str(query.kind),
-            "images": query.images,
-            "index_sets": query.index_sets,
-            "student_logits": query.student_logits,
-        }
-        torch.save({"state": state, "query": flight, "curve": curve}, buffer)
+        stored = {"state": state, "query": query.to_dict(), "curve": curve}
+        torch.save({"version": _VERSION, **stored}, buffer)
         write_atomically(self._checkpoint, buffer.getvalue())
 
     def load_checkpoint(self) -> Checkpoint | None:
@@ -169,9 +163,15 @@ class RunDirectory:
             return None
         try:
             stored = torch.load(self._checkpoint, weights_only=True)
-            flight = stored["query"]
-            query = QueryBatch(**{**flight, "kind": AnswerKind(flight["kind"])})
+            if stored.get("version") != _VERSION:
+                raise StorageError(
+                    f"{self._checkpoint} was written by another version of fedtranscribe; finish "
+                    "the run with that one, or start a new run. The ledger keeps what was spent."
+                )
+            query = query_from(**stored["query"])
             return Checkpoint(stored["state"], query, stored["curve"])
+        except StorageError:
+            raise
         except Exception as error:  # torch raises many kinds for a damaged file
             raise StorageError(
                 f"{self._checkpoint} is damaged ({type(error).__name__}); start a new run with "
@@ -199,25 +199,6 @@ class RunDirectory:
             raise StorageError(
                 f"{self._answer} is damaged ({type(error).__name__}); start a new run with "
                 "another --out. The ledgers keep what was spent."
-            ) from None
-
-    def keep_moments_query(self, place: int, make: Callable[[], MomentsQuery]) -> MomentsQuery:
-        """The stored question about moments of that number; made and stored if there is none.
-
-        Raises:
-            StorageError: the file is not readable.
-        """
-        path = self.path / "checkpoints" / f"moments-{place}.pt"
-        if not path.exists():
-            buffer = io.BytesIO()
-            torch.save(vars(make()), buffer)
-            write_atomically(path, buffer.getvalue())
-        try:
-            return MomentsQuery(**torch.load(path, weights_only=True))
-        except Exception as error:  # torch raises many kinds for a damaged file
-            raise StorageError(
-                f"{path} is damaged ({type(error).__name__}); start a new run with another --out. "
-                "The ledger keeps what was spent."
             ) from None
 
     @property

@@ -1,8 +1,8 @@
-"""The loop that joins the student side and the holder, and what stands around it."""
+"""The student side of a run: public images, networks, accuracy and samples."""
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import chain
 from typing import Protocol
@@ -13,24 +13,18 @@ from torch import Tensor
 from fedtranscribe.config import PUBLIC_SHAPES, StudentSettings
 from fedtranscribe.data import ImageSet, NamedData, draw_shapes, load_public
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.holder import Holder
-from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.moments import fit_public_map
 from fedtranscribe.methods.pretraining import pretrain_generator, train_classifier
 from fedtranscribe.models import Classifier, Generator, build, save_network
 from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.models.scattering import NAME as SCATTER
-from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.teachers import Teachers
-from fedtranscribe.tracking import Report, ignore
-from fedtranscribe.transcribe.rundir import GENERATOR, STUDENT, Checkpoint, RunDirectory
+from fedtranscribe.transcribe.rundir import GENERATOR, STUDENT, RunDirectory
 
 _PUBLIC_SHAPES = 8_000
 # So many public images show the axes of the student's features well enough.
 _AXES = 4_000
 _EVALUATION_BATCH = 250
-_CURVE_POINTS = 20
-_ANSWERED = "rows answered"
 
 
 class Progress(Protocol):
@@ -205,73 +199,6 @@ def build_student_side(
         if public.name != PUBLIC_SHAPES and public.classes == classes:
             train_classifier(student, public.images, public.labels, steps, rng)
     return StudentSide(student, generator, rng)
-
-
-@dataclass
-class Curve:
-    """Accuracy over answered rows, on a test set that is public by declaration."""
-
-    rows: list[int] = field(default_factory=list)
-    accuracy: list[float] = field(default_factory=list)
-
-    def add(self, rows: int, value: float) -> None:
-        """Append a point."""
-        self.rows.append(rows)
-        self.accuracy.append(value)
-
-
-def run_rounds(
-    method: DPSD,
-    holder: Holder,
-    run: RunDirectory,
-    stored: Checkpoint | None,
-    evaluate: Callable[[], float] | None,
-    progress: Progress = silent,
-    report: Report = ignore,
-    *,
-    before: Sequence[Release] = (),
-) -> Curve:
-    """Ask, answer and learn until every row of the plan is answered; resumes where it stopped.
-
-    State and query are stored together before the holder is asked. After a crash the same query
-    goes out again, byte for byte, and the ledger replays its answer: nothing is spent twice.
-
-    Args:
-        method: the student side.
-        holder: answers queries.
-        run: where checkpoints go.
-        stored: the checkpoint to go on from, or None.
-        evaluate: accuracy on the declared-public test set, or None where there is none.
-        progress: shows answered rows.
-        report: receives a line per round.
-        before: what the student had cost before.
-
-    Returns:
-        The accuracy curve.
-    """
-    total = method.settings.rows
-    every = max(1, total // method.settings.round_rows // _CURVE_POINTS)
-    curve, query = Curve(), None
-    if stored is not None:
-        method.load_state(stored.state)
-        query, curve = stored.query, Curve(*stored.curve)
-    while not method.finished or query is not None:
-        if query is None:
-            query = method.ask()
-            run.save_checkpoint(method.state(), query, [curve.rows, curve.accuracy])
-        losses = method.learn(query, holder.answer(query))
-        rows = min(method.rows, total)
-        booked = [*before, *holder.ledger.releases(run.run_id)]
-        run.write_events([release.to_json() for release in booked])
-        query, value = None, None
-        if evaluate is not None and (method.round % every == 0 or method.finished):
-            value = evaluate()
-            curve.add(rows, value)
-        progress(_ANSWERED, rows, total)
-        line = {"stage": _ANSWERED, "done": rows, "total": total, "accuracy": value}
-        report({**line, **losses})
-    method.finish(method.settings.finish_steps)
-    return curve
 
 
 def save_networks(run: RunDirectory, side: StudentSide) -> None:

@@ -6,49 +6,29 @@ before.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedtranscribe.config import TranscribeSettings
-from fedtranscribe.data import ImageSet
-from fedtranscribe.errors import FedtranscribeError, HopelessPlanError
-from fedtranscribe.holder import Holder
-from fedtranscribe.methods.dpsd import DPSD
-from fedtranscribe.moments_holder import MomentsHolder
+from fedtranscribe.config import RoundSettings, TranscribeSettings
+from fedtranscribe.errors import FedtranscribeError
+from fedtranscribe.holder.answering import Holder
+from fedtranscribe.holder.statistics import Moments, Statistic, by_kind, of_teachers
 from fedtranscribe.privacy.accountant import guarantee, sound_table
 from fedtranscribe.privacy.budget import DEFAULT_LIMIT, Budget
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
+from fedtranscribe.query import Kind
+from fedtranscribe.runs.in_process import OwnHolder
+from fedtranscribe.runs.learning import Learned, TestSet, learn
 from fedtranscribe.teachers import Teachers, train_teachers
 from fedtranscribe.tracking import Tracker
 from fedtranscribe.transcribe.booking import Say, find_ledger, ledger_facts, open_for_run
-from fedtranscribe.transcribe.moments import MomentsPlan, learn_from_moments
-from fedtranscribe.transcribe.plan import Plan
-from fedtranscribe.transcribe.preparation import Prepared, make_manifest
-from fedtranscribe.transcribe.report import draw_curve, draw_images, figures_available
-from fedtranscribe.transcribe.rundir import (
-    RunDirectory,
-    allowed_scores,
-    check_writable,
-    with_private_scores,
-)
-from fedtranscribe.transcribe.session import (
-    Curve,
-    Progress,
-    StudentSide,
-    accuracy,
-    build_student_side,
-    ensemble_accuracy,
-    predict,
-    run_rounds,
-    sample_images,
-    save_networks,
-    silent,
-)
-
-_GRID = 50
+from fedtranscribe.transcribe.preparation import OWN, Prepared, make_manifest
+from fedtranscribe.transcribe.report import figures_available
+from fedtranscribe.transcribe.rundir import RunDirectory, check_writable, with_private_scores
+from fedtranscribe.transcribe.session import Progress, ensemble_accuracy, silent
 
 
 def transcribe(
@@ -79,11 +59,10 @@ def transcribe(
         StorageError, LedgerError, PrivacyError: see their classes.
     """
     plan = prepared.plan
-    for line in plan.words:
+    for line in prepared.words:
         say(line)
     say(plan.forecast.words)
-    if plan.forecast.hopeless and not force:
-        raise HopelessPlanError(f"{plan.forecast.words} Add --force to spend the budget anyway.")
+    plan.refuse_if_hopeless(force=force, insist="Add --force")
     if not figures_available():
         say("matplotlib is not installed: no figures; pip install 'fedtranscribe[plots]'")
     check_writable(out)
@@ -100,9 +79,7 @@ def transcribe(
             run.abandon()
         raise
     with ledger:
-        if isinstance(plan, MomentsPlan):
-            return _run_on_moments(prepared, plan, run, ledger, progress)
-        return _run_on_answers(prepared, plan, run, ledger, progress)
+        return _run(prepared, run, ledger, progress)
 
 
 # ---------------------------------------------------------------- running
@@ -145,11 +122,68 @@ def _guaranteed(settings: TranscribeSettings, releases: tuple[Release, ...]) -> 
     return guarantee(PrivacyPlan(releases, unit, Adjacency.ZERO_OUT, settings.delta))
 
 
-def _teachers(prepared: Prepared, plan: Plan, run: RunDirectory, progress: Progress) -> Teachers:
-    folder = prepared.teacher_folder
+def _open_ledger(prepared: Prepared, run: RunDirectory, say: Say) -> Ledger:
+    settings = prepared.settings
+    place = find_ledger(prepared.split.train, settings.data or "", settings.ledger)
+    usual = Budget(DEFAULT_LIMIT, settings.delta, Unit(settings.unit), Adjacency.ZERO_OUT)
+    return open_for_run(place, run.run_id, settings.budget, usual, prepared.releases, say)
+
+
+def _run(
+    prepared: Prepared, run: RunDirectory, ledger: Ledger, progress: Progress
+) -> dict[str, Any]:
+    settings, split = prepared.settings, prepared.split
+    statistics, others = _private_side(prepared, run, progress)
+    holder = Holder(statistics, ledger, run.run_id, positional_ids=split.train.positional)
+    track = Tracker(run.path, settings)
+
+    def report(line: Mapping[str, Any]) -> None:
+        progress(line["stage"], line["done"], line["total"])
+        track(line)
+
+    learned = learn(
+        settings,
+        RoundSettings(),
+        prepared.plan,
+        OwnHolder(OWN, holder),
+        run,
+        public=prepared.public,
+        test=TestSet(split.test, prepared.declared_public),
+        others=others,
+        progress=progress,
+        report=report,
+        events=lambda _: [
+            release.to_json() for release in (*prepared.before, *ledger.releases(run.run_id))
+        ],
+    )
+    metrics = _metrics(prepared, run, holder, learned)
+    run.write_metrics(metrics)
+    return with_private_scores(run.path, metrics)
+
+
+def _private_side(
+    prepared: Prepared, run: RunDirectory, progress: Progress
+) -> tuple[Mapping[Kind, Statistic[Any]], Callable[[], dict[str, float]]]:
+    """What the holder computes answers from, and how good that is by itself."""
+    test = prepared.split.test
+    if prepared.plan.kind is Kind.MOMENTS:
+        return by_kind([Moments(prepared.split.train, prepared.device)]), dict
+    teachers = _teachers(prepared, run, progress)
+
+    def others() -> dict[str, float]:
+        if not prepared.declared_public:
+            return {}
+        return ensemble_accuracy([teachers], test.images, test.labels)
+
+    return of_teachers(teachers), others
+
+
+def _teachers(prepared: Prepared, run: RunDirectory, progress: Progress) -> Teachers:
+    folder, mode = prepared.teacher_folder, prepared.mode
     if folder is None:
+        assert mode is not None  # whoever has no teachers yet knows how to train them
         folder, train = run.private / "teachers", prepared.split.train
-        manifest = make_manifest(prepared.settings, train, plan.shards, plan.mode)
+        manifest = make_manifest(prepared.settings, train, prepared.plan.facts.shards, mode)
 
         def show(done: int, total: int) -> None:
             progress("teachers on disjoint shards", done, total)
@@ -158,106 +192,8 @@ def _teachers(prepared: Prepared, plan: Plan, run: RunDirectory, progress: Progr
     return Teachers(folder, prepared.device)
 
 
-def _open_ledger(prepared: Prepared, run: RunDirectory, say: Say) -> Ledger:
-    settings = prepared.settings
-    place = find_ledger(prepared.split.train, settings.data or "", settings.ledger)
-    usual = Budget(DEFAULT_LIMIT, settings.delta, Unit(settings.unit), Adjacency.ZERO_OUT)
-    return open_for_run(place, run.run_id, settings.budget, usual, prepared.releases, say)
-
-
-def _run_on_moments(
-    prepared: Prepared, plan: MomentsPlan, run: RunDirectory, ledger: Ledger, progress: Progress
-) -> dict[str, Any]:
-    settings, train = prepared.settings, prepared.split.train
-    side = _student_side(prepared, prepared.public, progress)
-    holder = MomentsHolder(train, ledger, run.run_id, device=prepared.device)
-    track = Tracker(run.path, settings)
-
-    def report(answers: int) -> None:
-        so_far = _stated(prepared, prepared.releases[:answers]).epsilon
-        track({"stage": "moments", "done": answers, "total": 2, "epsilon": so_far})
-
-    learn_from_moments(side, plan, holder, run, settings, progress, report)
-    run.write_events([release.to_json() for release in ledger.releases(run.run_id)])
-    run.write_scores({"student": _accuracy(prepared, side)})
-    return _finish(prepared, run, holder, side, Curve())
-
-
-def _run_on_answers(
-    prepared: Prepared, plan: Plan, run: RunDirectory, ledger: Ledger, progress: Progress
-) -> dict[str, Any]:
-    settings, test = prepared.settings, prepared.split.test
-    positional = prepared.split.train.positional
-    teachers = _teachers(prepared, plan, run, progress)
-    holder = Holder(teachers, plan.mechanism, ledger, run.run_id, positional_ids=positional)
-    stored = run.load_checkpoint()
-    # What a checkpoint holds has been pre-trained already.
-    side = _student_side(prepared, None if stored else prepared.public, progress)
-    if stored is None:
-        run.write_scores({"public_set_alone": _accuracy(prepared, side)})
-    method = DPSD(
-        side.student,
-        side.generator,
-        kind=plan.kind,
-        sharpness=plan.sharpness,
-        settings=settings.dpsd.model_copy(update={"rows": plan.rows, "top_k": settings.top_k}),
-        rng=side.rng,
-        run=run.run_id,
-        public=prepared.public.images if prepared.public is not None else None,
-    )
-    track = Tracker(run.path, settings)
-
-    def report(line: Mapping[str, Any]) -> None:
-        so_far = (holder.release(line["done"]),)
-        track({**line, "epsilon": _stated(prepared, so_far).epsilon})
-
-    curve = run_rounds(
-        method,
-        holder,
-        run,
-        stored,
-        (lambda: _accuracy(prepared, side)) if prepared.declared_public else None,
-        progress,
-        report,
-        before=prepared.before,
-    )
-    scores = run.read_scores() | {"student": _accuracy(prepared, side)}
-    if prepared.declared_public:
-        scores |= ensemble_accuracy([teachers], test.images, test.labels)
-    run.write_scores(scores)
-    return _finish(prepared, run, holder, side, curve)
-
-
-def _student_side(prepared: Prepared, public: ImageSet | None, progress: Progress) -> StudentSide:
-    facts, settings = prepared.facts, prepared.settings
-    shape = facts.classes, facts.channels, facts.size
-    return build_student_side(settings, *shape, public, prepared.device, progress)
-
-
-def _accuracy(prepared: Prepared, side: StudentSide) -> float:
-    test = prepared.split.test
-    return accuracy(side.student, test.images, test.labels)
-
-
-def _finish(
-    prepared: Prepared,
-    run: RunDirectory,
-    holder: Holder | MomentsHolder,
-    side: StudentSide,
-    curve: Curve,
-) -> dict[str, Any]:
-    """Write networks, figures and metrics; the result."""
-    scores = run.read_scores()
-    save_networks(run, side)
-    told = allowed_scores(scores) if prepared.declared_public else None
-    _figures(run, side, curve, told or {})
-    metrics = _metrics(prepared, run, holder, curve) | {"accuracy": told}
-    run.write_metrics(metrics)
-    return with_private_scores(run.path, metrics)
-
-
 def _metrics(
-    prepared: Prepared, run: RunDirectory, holder: Holder | MomentsHolder, curve: Curve
+    prepared: Prepared, run: RunDirectory, holder: Holder, learned: Learned
 ) -> dict[str, Any]:
     settings, plan, releases = prepared.settings, prepared.plan, prepared.releases
     unit, published = Unit(settings.unit), plan.published
@@ -276,10 +212,10 @@ def _metrics(
         "sound": {adjacency.value: epsilon for adjacency, epsilon in sound.items()},
         "published": published and {"epsilon": published.epsilon, "reason": published.reason},
         "ledger": ledger_facts(holder.ledger, settings.delta, unit, Adjacency.ZERO_OUT),
-        "private": holder.noise.private,
+        "private": holder.private,
         "run": run.run_id,
         "rows": sum(release.rows for release in releases),
-        "teachers": plan.shards,
+        "teachers": plan.facts.shards,
         "privacy": "moments" if settings.source == "moments" else settings.privacy,
         "data": settings.data,
         "class_names": names and list(names),
@@ -290,7 +226,8 @@ def _metrics(
             if prepared.declared_public
             else "the holder's own held-out records: NOT private, do not release"
         ),
-        "curve": {"rows": curve.rows, "accuracy": curve.accuracy},
+        "curve": {"rows": learned.outcome.curve[0], "accuracy": learned.outcome.curve[1]},
+        "accuracy": learned.scores,
         "settings": json.loads(settings.model_dump_json(exclude_none=True)),
     }
 
@@ -305,14 +242,3 @@ def _generator(prepared: Prepared) -> dict[str, Any] | None:
         "counted": bool(prepared.before),
         "epsilon_of_answers": own.epsilon,
     }
-
-
-def _figures(run: RunDirectory, side: StudentSide, curve: Curve, scores: dict[str, float]) -> None:
-    if not figures_available():
-        return
-    images = sample_images(side.generator, _GRID, seed=0)
-    labels = predict(side.student, images)
-    draw_images(images, labels, run.path / "images.png")
-    if curve.rows:
-        lines = {name.replace("_", " "): v for name, v in scores.items() if name != "student"}
-        draw_curve(curve.rows, curve.accuracy, lines, run.path / "accuracy.png")

@@ -14,9 +14,9 @@ from fedtranscribe.config import OwnData, TranscribeSettings
 from fedtranscribe.data import load
 from fedtranscribe.errors import ConfigError, DataNotFoundError, InvalidDataError
 from fedtranscribe.evaluation.audit import plant, save_planted
-from fedtranscribe.federation.holder_file import HolderFile
-from fedtranscribe.federation.run_config import settings_from
+from fedtranscribe.flower.run_config import settings_from
 from fedtranscribe.release import make_release, verify
+from fedtranscribe.service.holder_file import HolderFile
 from fedtranscribe.synthesize import prepare as prepare_synthesis
 from fedtranscribe.teachers import load_manifest
 from fedtranscribe.transcribe import prepare, transcribe

@@ -29,9 +29,9 @@ from fedtranscribe.errors import (
     SimulationError,
     StorageError,
 )
-from fedtranscribe.federation.apps import App, find_app
-from fedtranscribe.federation.keeper import lives
-from fedtranscribe.federation.run_files import Tail, raise_mistake
+from fedtranscribe.flower.apps import App, find_app
+from fedtranscribe.flower.keeper import lives
+from fedtranscribe.flower.run_files import Tail, raise_mistake
 
 TOY = Path(__file__).parents[1] / "federation" / "toy_app"
 

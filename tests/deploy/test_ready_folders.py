@@ -14,9 +14,9 @@ import fedtranscribe
 from fedtranscribe.config import read_toml
 from fedtranscribe.deploy.folders import Kind, init, read_environment, template
 from fedtranscribe.errors import StorageError
-from fedtranscribe.federation.holder_file import HolderFile, HolderPlace
-from fedtranscribe.federation.link import health_socket
-from fedtranscribe.federation.policy import HolderPolicy
+from fedtranscribe.holder.policy import HolderPolicy
+from fedtranscribe.service.holder_file import HolderFile, HolderPlace
+from fedtranscribe.service.link import health_socket
 
 ROOT = Path(__file__).parents[2]
 KINDS = list(Kind)

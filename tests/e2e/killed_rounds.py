@@ -25,17 +25,17 @@ from flwr.app import RecordDict
 from fedtranscribe.config import DpsdSettings, FederationSettings, TeacherSettings
 from fedtranscribe.data import load
 from fedtranscribe.federation import masked_sum, round_progress
-from fedtranscribe.federation.frames import pack, unpack
-from fedtranscribe.federation.holder import reply_to
-from fedtranscribe.federation.node import Node
-from fedtranscribe.federation.round_store import RoundStore
-from fedtranscribe.federation.run import federate
-from fedtranscribe.federation.simulation import holder_name, open_holder, partitions
-from fedtranscribe.federation.transport import InProcess, MakeMessage
+from fedtranscribe.holder.node import Node
+from fedtranscribe.holder.replies import reply_to
+from fedtranscribe.holder.round_store import RoundStore
 from fedtranscribe.mechanisms import SeededBits, SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.rounds.transport import InProcess, MakeMessage
+from fedtranscribe.runs.federate import federate
+from fedtranscribe.runs.simulation import holder_name, open_holder, partitions
 from fedtranscribe.transcribe import rundir
 from fedtranscribe.transcribe.rundir import RunDirectory
+from fedtranscribe.wire.frames import pack, unpack
 
 VICTIM = holder_name(1)
 RUN = "run-fixed"  # seeded noise depends on it

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from fedtranscribe.exchange import QueryBatch
 
 from fedtranscribe.config import DpsdSettings, TeacherSettings, TranscribeSettings
-from fedtranscribe.exchange import QueryBatch
 from fedtranscribe.holder import Holder
 from fedtranscribe.transcribe import prepare, transcribe
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from fedtranscribe.federation import records
-from fedtranscribe.federation.simulation import holder_name
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.runs.simulation import holder_name
 from fedtranscribe.transcribe.rundir import STUDENT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]

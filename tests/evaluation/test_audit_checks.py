@@ -7,6 +7,7 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from fedtranscribe.exchange import AnswerKind, QueryBatch
 
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.data import load
@@ -18,7 +19,6 @@ from fedtranscribe.evaluation.audit.checks import (
     check_teachers,
 )
 from fedtranscribe.evaluation.audit.claims import claim_of, read_events
-from fedtranscribe.exchange import AnswerKind, QueryBatch
 from fedtranscribe.holder import Holder
 from fedtranscribe.mechanisms import NoisyMeanRows
 from fedtranscribe.privacy.calibrate import EnsembleLayout, RowAnswer

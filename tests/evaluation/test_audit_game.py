@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from fedtranscribe.mechanisms.discrete import quantised_noise_std
 
 from fedtranscribe.errors import AuditError, ConfigError
 from fedtranscribe.evaluation.audit import Claim, expect_sound, play
@@ -19,7 +20,6 @@ from fedtranscribe.mechanisms import (
     SeededNoise,
     TopKRandomizedResponse,
 )
-from fedtranscribe.mechanisms.discrete import quantised_noise_std
 from fedtranscribe.privacy.accountant import delta_of, epsilon
 from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer, noise_std
 from fedtranscribe.privacy.events import Gaussian

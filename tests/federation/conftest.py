@@ -8,10 +8,10 @@ import pytest
 
 from fedtranscribe.config import DpsdSettings, FederationSettings, TeacherSettings
 from fedtranscribe.data import DataSplit, load
-from fedtranscribe.federation.node import Node
-from fedtranscribe.federation.policy import HolderPolicy
-from fedtranscribe.federation.simulation import holder_name, open_holder, partitions
+from fedtranscribe.holder.node import Node
+from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.mechanisms import SeededBits, SeededNoise
+from fedtranscribe.runs.simulation import holder_name, open_holder, partitions
 
 HOLDERS = 3
 

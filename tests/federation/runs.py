@@ -5,10 +5,10 @@ from typing import Any
 
 from fedtranscribe.config import FederationSettings
 from fedtranscribe.data import DataSplit
-from fedtranscribe.federation.node import Node
-from fedtranscribe.federation.run import federate
-from fedtranscribe.federation.transport import Transport
+from fedtranscribe.holder.node import Node
 from fedtranscribe.mechanisms import SeededNoise
+from fedtranscribe.rounds.transport import Transport
+from fedtranscribe.runs.federate import federate
 from fedtranscribe.transcribe.rundir import RunDirectory
 
 

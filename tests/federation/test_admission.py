@@ -12,11 +12,12 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from fedtranscribe.exchange import NoisePlan
 from flwr.app import Array, ArrayRecord, Context, RecordDict
 
+from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.config import SynthesizeSettings, build
 from fedtranscribe.errors import ConfigError, ProtocolError, StorageError
-from fedtranscribe.exchange import NoisePlan
 from fedtranscribe.federation import (
     holder,
     masked_messages,
@@ -25,21 +26,20 @@ from fedtranscribe.federation import (
     training_messages,
     trainings,
 )
-from fedtranscribe.federation.capabilities import Capabilities
-from fedtranscribe.federation.frames import pack, unpack
-from fedtranscribe.federation.holder_file import HolderFile
-from fedtranscribe.federation.journal import Journal
-from fedtranscribe.federation.link import METHODS, NAME, call, health_socket, is_serving
-from fedtranscribe.federation.policy import HolderPolicy
-from fedtranscribe.federation.refusals import RefusalCode
-from fedtranscribe.federation.service import HolderService
-from fedtranscribe.federation.transport import OverFlower
+from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.names import LONGEST_NAME, expect_name
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.refusals import RefusalCode
+from fedtranscribe.rounds.transport import OverFlower
+from fedtranscribe.service.holder_file import HolderFile
+from fedtranscribe.service.journal import Journal
+from fedtranscribe.service.link import METHODS, NAME, call, health_socket, is_serving
+from fedtranscribe.service.service import HolderService
 from fedtranscribe.synthesize import dp_promise, dp_sad
 from fedtranscribe.synthesize.method import Facts
 from fedtranscribe.synthesize.methods import method_named
+from fedtranscribe.wire.frames import pack, unpack
 from tests.federation.local_grid import LocalGrid
 from tests.federation.test_service import booked, file, frame, policy_file, query, service, serving
 from tests.federation.test_service import told as answered
@@ -295,7 +295,7 @@ def test_long_messages_are_refused_by_a_code_over_the_socket(serving):
 
 
 def test_silent_streams_are_hung_up_on_and_health_is_apart(file, monkeypatch, request):
-    monkeypatch.setattr("fedtranscribe.federation.service._ARRIVAL_SECONDS", 3.0)
+    monkeypatch.setattr("fedtranscribe.service.service._ARRIVAL_SECONDS", 3.0)
     serving = request.getfixturevalue("serving")
     socket, over = serving.holder.socket, threading.Event()
 

@@ -6,7 +6,7 @@ import pytest
 
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.federation import apps
-from fedtranscribe.federation.apps import App, find_app, known_apps
+from fedtranscribe.flower.apps import App, find_app, known_apps
 
 TOY = Path(__file__).parent / "toy_app"
 

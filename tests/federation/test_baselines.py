@@ -11,15 +11,15 @@ from flwr.clientapp import ClientApp
 from fedtranscribe.config import BaselineSettings
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError, QuorumError
-from fedtranscribe.federation.baselines import (
+from fedtranscribe.flower.baselines import (
     answer_training,
     holder_of,
     load_mean,
     run_baseline,
     train_locally,
 )
-from fedtranscribe.federation.run_config import settings_from
-from fedtranscribe.federation.simulated_apps import _serve, simulated_client_app
+from fedtranscribe.flower.run_config import settings_from
+from fedtranscribe.flower.simulated import _serve, simulated_client_app
 from fedtranscribe.models import Classifier, Generator, build
 from tests.federation.local_grid import LocalGrid
 

@@ -4,18 +4,18 @@ import json
 import math
 
 import pytest
+from fedtranscribe.exchange import Answer, RawAnswer
 
 from fedtranscribe.errors import ConfigError, HopelessPlanError, ProtocolError, QuorumError
-from fedtranscribe.exchange import Answer, RawAnswer
-from fedtranscribe.federation.node import Node
-from fedtranscribe.federation.policy import HolderPolicy
-from fedtranscribe.federation.refusals import RefusalCode
-from fedtranscribe.federation.run import federate
-from fedtranscribe.federation.transport import InProcess
+from fedtranscribe.holder.node import Node
+from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.mechanisms import SeededNoise
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.refusals import RefusalCode
+from fedtranscribe.rounds.transport import InProcess
+from fedtranscribe.runs.federate import federate
 from tests.federation.runs import go, ledger_file, start
 
 

@@ -8,22 +8,22 @@ from dataclasses import replace
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
+from fedtranscribe.exchange import AnswerKind, NoisePlan, QueryBatch
 from flwr.app import RecordDict
 
 from fedtranscribe.errors import ConfigError, ProtocolError, QuorumError
-from fedtranscribe.exchange import AnswerKind, NoisePlan, QueryBatch
 from fedtranscribe.federation import masked_messages, records
-from fedtranscribe.federation.holder import make_client_app, reply_to
-from fedtranscribe.federation.masking import Masking
-from fedtranscribe.federation.node import Node
-from fedtranscribe.federation.policy import HolderPolicy
-from fedtranscribe.federation.refusals import Refusal, RefusalCode
-from fedtranscribe.federation.simulation import holder_name
-from fedtranscribe.federation.transport import InProcess, OverFlower
+from fedtranscribe.holder.masking import Masking
+from fedtranscribe.holder.node import Node
+from fedtranscribe.holder.policy import HolderPolicy
+from fedtranscribe.holder.replies import make_client_app, reply_to
 from fedtranscribe.mechanisms import QuantisedMeanRows, SeededBits
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.refusals import Refusal, RefusalCode
+from fedtranscribe.rounds.transport import InProcess, OverFlower
+from fedtranscribe.runs.simulation import holder_name
 from fedtranscribe.secagg import Members
 from fedtranscribe.secagg.protocol import relay
 from fedtranscribe.transcribe.rundir import STUDENT, RunDirectory

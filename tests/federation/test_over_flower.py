@@ -6,12 +6,12 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 
 from fedtranscribe.errors import ProtocolError
 from fedtranscribe.federation import protocol, records
-from fedtranscribe.federation.holder import make_client_app
-from fedtranscribe.federation.node import Node
-from fedtranscribe.federation.policy import HolderPolicy
-from fedtranscribe.federation.refusals import Refusal, RefusalCode
-from fedtranscribe.federation.transport import InProcess, OverFlower
+from fedtranscribe.holder.node import Node
+from fedtranscribe.holder.policy import HolderPolicy
+from fedtranscribe.holder.replies import make_client_app
 from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.refusals import Refusal, RefusalCode
+from fedtranscribe.rounds.transport import InProcess, OverFlower
 from tests.federation.local_grid import LocalGrid
 from tests.federation.runs import go, ledger_file, start
 

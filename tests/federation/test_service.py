@@ -11,25 +11,25 @@ from pathlib import Path
 
 import pytest
 import torch
+from fedtranscribe.exchange import AnswerKind, NoisePlan, QueryBatch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedtranscribe.config import TeacherSettings, TranscribeSettings
 from fedtranscribe.data import load
 from fedtranscribe.errors import ConfigError, CorruptLedgerError, SecondLedgerError, StorageError
-from fedtranscribe.exchange import AnswerKind, NoisePlan, QueryBatch
 from fedtranscribe.federation import protocol, records
-from fedtranscribe.federation.frames import pack, unpack
-from fedtranscribe.federation.holder_file import HolderFile
-from fedtranscribe.federation.journal import Journal, entries, refusals
-from fedtranscribe.federation.link import call, is_serving
-from fedtranscribe.federation.readiness import examine
-from fedtranscribe.federation.refusals import Refusal
-from fedtranscribe.federation.relay import make_relay_app
-from fedtranscribe.federation.service import HolderService, serve
+from fedtranscribe.flower.relay import make_relay_app
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.refusals import Refusal
+from fedtranscribe.service.holder_file import HolderFile
+from fedtranscribe.service.journal import Journal, entries, refusals
+from fedtranscribe.service.link import call, is_serving
+from fedtranscribe.service.readiness import examine
+from fedtranscribe.service.service import HolderService, serve
 from fedtranscribe.teachers import train_teachers
 from fedtranscribe.transcribe.preparation import make_manifest
+from fedtranscribe.wire.frames import pack, unpack
 from tests.federation.local_grid import LocalGrid
 
 PLAN = NoisePlan(NoiseMode.CENTRAL, 0.5, 1)
@@ -218,7 +218,7 @@ def serving(file: HolderFile):
 
 def test_the_relay_passes_everything_on(serving):
     grid = LocalGrid(make_relay_app(), {1: {"holder-socket": str(serving.holder.socket)}})
-    from fedtranscribe.federation.transport import OverFlower
+    from fedtranscribe.rounds.transport import OverFlower
 
     transport = OverFlower(grid, [(1, 0)], 60, 60)
     assert list(transport.capabilities()) == ["a"]
@@ -228,15 +228,15 @@ def test_the_relay_passes_everything_on(serving):
 
 
 def test_the_relay_imports_no_torch():
-    code = "import sys, fedtranscribe.federation.relay; print('torch' in sys.modules)"
+    code = "import sys, fedtranscribe.flower.relay; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"
 
 
 def test_a_relay_without_socket_or_service_refuses_generically(monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr("fedtranscribe.federation.link._WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("fedtranscribe.service.link._WAIT_SECONDS", 0.0)
     for config in ({}, {"holder-socket": str(tmp_path / "absent.sock")}):
-        from fedtranscribe.federation.transport import OverFlower
+        from fedtranscribe.rounds.transport import OverFlower
 
         transport = OverFlower(LocalGrid(make_relay_app(), {1: config}), [(1, 0)], 60, 60)
         assert list(transport.capabilities().values()) == ["INTERNAL_ERROR"]
@@ -324,7 +324,7 @@ def test_nobody_there_is_said(tmp_path):
 HOSTILE = """
 import os, sys
 from pathlib import Path
-from fedtranscribe.federation.link import call, is_serving
+from fedtranscribe.service.link import call, is_serving
 from fedtranscribe.federation import records
 home, nobody = Path(sys.argv[1]), int(sys.argv[2])
 frame = sys.stdin.buffer.read()

@@ -13,9 +13,9 @@ from fedtranscribe.config import FederationSettings
 from fedtranscribe.data import DataSplit, load, overlap
 from fedtranscribe.errors import ConfigError, DataNotFoundError, StorageError
 from fedtranscribe.federation import deployed
-from fedtranscribe.federation.run_config import run_folder, settings_from
-from fedtranscribe.federation.simulated_apps import _serve, simulated_client_app
-from fedtranscribe.federation.simulation import (
+from fedtranscribe.flower.run_config import run_folder, settings_from
+from fedtranscribe.flower.simulated import _serve, simulated_client_app
+from fedtranscribe.runs.simulation import (
     load_data,
     partitions,
 )

@@ -13,8 +13,8 @@ import pytest
 
 from fedtranscribe.errors import SimulationError
 from fedtranscribe.federation import superlink
-from fedtranscribe.federation.keeper import lives
-from fedtranscribe.federation.superlink import PrivateSuperLink, RunStatus
+from fedtranscribe.flower.keeper import lives
+from fedtranscribe.flower.superlink import PrivateSuperLink, RunStatus
 
 TOY = Path(__file__).parent / "toy_app"
 

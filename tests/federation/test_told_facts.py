@@ -4,15 +4,15 @@ import json
 
 import numpy as np
 import pytest
-
-from fedtranscribe.errors import ProtocolError
 from fedtranscribe.exchange import AnswerKind
-from fedtranscribe.federation.capabilities import Capabilities
-from fedtranscribe.federation.records import record
-from fedtranscribe.federation.training_messages import read_trained
-from fedtranscribe.federation.trainings import TOLD
+
+from fedtranscribe.capabilities import Capabilities
+from fedtranscribe.errors import ProtocolError
+from fedtranscribe.holder.trainings import TOLD
 from fedtranscribe.privacy import Adjacency, Gaussian, Release, Unit
 from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.wire.message import record
+from fedtranscribe.wire.trainings import read_trained
 
 FACTS = {
     **{"name": "a", "classes": 3, "channels": 1, "size": 28, "shards": 5, "positional_ids": False},

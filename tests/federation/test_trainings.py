@@ -13,15 +13,15 @@ from fedtranscribe.data import DataSplit, load
 from fedtranscribe.data.registry import PACKAGED
 from fedtranscribe.errors import ConfigError, HopelessPlanError, QuorumError
 from fedtranscribe.federation import records, training_messages
-from fedtranscribe.federation.holder import make_client_app, reply_to
-from fedtranscribe.federation.policy import HolderPolicy
-from fedtranscribe.federation.refusals import RefusalCode
-from fedtranscribe.federation.simulation import open_holder, partitions
-from fedtranscribe.federation.single_node import asked_of, train_at_holder
-from fedtranscribe.federation.transport import InProcess, OverFlower
+from fedtranscribe.holder.policy import HolderPolicy
+from fedtranscribe.holder.replies import make_client_app, reply_to
 from fedtranscribe.mechanisms import SeededBits, SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.refusals import RefusalCode
+from fedtranscribe.rounds.transport import InProcess, OverFlower
+from fedtranscribe.runs.simulation import open_holder, partitions
+from fedtranscribe.runs.single_node import asked_of, train_at_holder
 from fedtranscribe.synthesize.samples import open_run
 from fedtranscribe.transcribe.rundir import RunDirectory
 from tests.federation.local_grid import LocalGrid
@@ -119,8 +119,8 @@ def test_whichever_process_gets_the_next_message_goes_on(settings, open_node, tm
 
 
 def test_over_flower_and_measured_on_held_out_images(settings, open_node, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedtranscribe.federation.single_node._JUDGED", 30)
-    monkeypatch.setattr("fedtranscribe.federation.single_node._JUDGE_STEPS", 2)
+    monkeypatch.setattr("fedtranscribe.runs.single_node._JUDGED", 30)
+    monkeypatch.setattr("fedtranscribe.runs.single_node._JUDGE_STEPS", 2)
     node = open_node()
     grid = LocalGrid(make_client_app(lambda context, number: node), {7: {}})
     transport = OverFlower(grid, [(7, 0)], 60, 60)

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from fedtranscribe.exchange import AnswerKind, QueryBatch
 
 from fedtranscribe.errors import BudgetExhaustedError, ConfigError, ModelMismatchError
-from fedtranscribe.exchange import AnswerKind, QueryBatch
 from fedtranscribe.holder import Holder
 from fedtranscribe.mechanisms import (
     ExponentialVoteLabels,

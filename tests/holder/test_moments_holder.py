@@ -2,6 +2,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from fedtranscribe.exchange import MomentsQuery
+from fedtranscribe.moments_holder import MomentsHolder
 
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import (
@@ -10,11 +12,9 @@ from fedtranscribe.errors import (
     ModelMismatchError,
     QueryConflictError,
 )
-from fedtranscribe.exchange import MomentsQuery
 from fedtranscribe.mechanisms import NoisyMoments, SeededNoise
 from fedtranscribe.mechanisms.moments import sensitivity
 from fedtranscribe.models.scattering import Scattering, coefficient_count, unit_rows_of
-from fedtranscribe.moments_holder import MomentsHolder
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit

@@ -6,13 +6,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from scipy import stats
-
-from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms import RowBound, discrete, mean_rows
-from fedtranscribe.mechanisms.bits import OsBits, SeededBits
 from fedtranscribe.mechanisms.discrete import (
     Grid,
     QuantisedMeanRows,
@@ -20,6 +13,13 @@ from fedtranscribe.mechanisms.discrete import (
     quantised_noise_std,
     residues,
 )
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from fedtranscribe.errors import ConfigError
+from fedtranscribe.mechanisms import RowBound, discrete, mean_rows
+from fedtranscribe.mechanisms.bits import OsBits, SeededBits
 from fedtranscribe.privacy.calibrate import DIAMETERS, EnsembleLayout, NoiseMode, RowAnswer
 from fedtranscribe.privacy.calibrate import noise_std as central_std
 from fedtranscribe.privacy.closed_forms import gaussian_epsilon

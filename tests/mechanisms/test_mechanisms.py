@@ -2,9 +2,9 @@ import math
 
 import pytest
 import torch
+from fedtranscribe.exchange import AnswerKind
 
 from fedtranscribe.errors import ConfigError, UnsupportedAdjacencyError
-from fedtranscribe.exchange import AnswerKind
 from fedtranscribe.mechanisms import (
     ExponentialVoteLabels,
     NoisyMeanRows,

@@ -2,10 +2,10 @@ import math
 
 import pytest
 import torch
+from fedtranscribe.exchange import AnswerKind, QueryBatch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtranscribe.exchange import AnswerKind, QueryBatch
 from fedtranscribe.methods.distillation import (
     classic_distillation,
     decoupled_distillation,

@@ -2,9 +2,9 @@ import copy
 
 import pytest
 import torch
+from fedtranscribe.exchange import Answer, AnswerKind, QueryBatch
 
 from fedtranscribe.config import DpsdSettings
-from fedtranscribe.exchange import Answer, AnswerKind, QueryBatch
 from fedtranscribe.methods.dpsd import DPSD, generator_loss
 from fedtranscribe.models import Generator, build
 

@@ -1,9 +1,9 @@
 import pytest
 import torch
+from fedtranscribe.exchange import Moments
 
 from fedtranscribe.config import DpsdSettings
 from fedtranscribe.data import draw_shapes
-from fedtranscribe.exchange import Moments
 from fedtranscribe.mechanisms import NoisyMoments, moment_sums
 from fedtranscribe.methods.moments import (
     class_moments,

@@ -4,11 +4,11 @@ import math
 
 import pytest
 import torch
+from fedtranscribe.exchange import AnswerKind, QueryBatch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.exchange import AnswerKind, QueryBatch
 from fedtranscribe.mechanisms import (
     ExponentialVoteLabels,
     RowBound,

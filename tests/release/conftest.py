@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fedtranscribe.config import TranscribeSettings
-from fedtranscribe.federation.run_config import settings_from
-from fedtranscribe.federation.simulated_apps import _serve, simulated_client_app
+from fedtranscribe.flower.run_config import settings_from
+from fedtranscribe.flower.simulated import _serve, simulated_client_app
 from fedtranscribe.mechanisms import SeededNoise
 from fedtranscribe.release import make_release
 from fedtranscribe.transcribe import prepare, transcribe

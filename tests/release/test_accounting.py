@@ -3,10 +3,10 @@
 import json
 
 import pytest
-from pydantic import ValidationError
-
 from fedtranscribe.exchange import AnswerKind, NoisePlan
 from fedtranscribe.federation.mechanism_choice import mechanism_of
+from pydantic import ValidationError
+
 from fedtranscribe.privacy.accountant import epsilon, sound_table
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.release_plan import Release

@@ -6,10 +6,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from fedtranscribe.mechanisms.discrete import QuantisedMeanRows, residues
 from scipy import stats
 
 from fedtranscribe.mechanisms.bits import OsBits
-from fedtranscribe.mechanisms.discrete import QuantisedMeanRows, residues
 from fedtranscribe.privacy.calibrate import EnsembleLayout, RowAnswer
 from fedtranscribe.secagg import Task
 from tests.secagg.cohorts import Played, cohort_of, holders_of

@@ -2,14 +2,14 @@ import json
 from pathlib import Path
 
 import pytest
+from fedtranscribe.moments_holder import MomentsHolder
+from fedtranscribe.transcribe.moments import plan_moments, with_source
 
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.errors import ConfigError, HopelessPlanError
-from fedtranscribe.moments_holder import MomentsHolder
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.transcribe import prepare, transcribe
-from fedtranscribe.transcribe.moments import plan_moments, with_source
 from tests.conftest import TINY_DPSD
 
 

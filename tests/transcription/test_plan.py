@@ -1,15 +1,15 @@
 import pytest
-
-from fedtranscribe.config import TranscribeSettings
-from fedtranscribe.errors import ConfigError
-from fedtranscribe.privacy.accountant import epsilon
-from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.transcribe.plan import (
     TaskFacts,
     default_shards,
     make_plan,
     training_mode,
 )
+
+from fedtranscribe.config import TranscribeSettings
+from fedtranscribe.errors import ConfigError
+from fedtranscribe.privacy.accountant import epsilon
+from fedtranscribe.privacy.units import Adjacency, Unit
 
 FACTS = TaskFacts(records=4_000, classes=10, channels=1, size=28)
 

@@ -15,13 +15,14 @@ from fedtranscribe.mechanisms import (
     MOMENTS,
     CentralNoise,
     ExponentialVoteLabels,
+    LocalNoise,
+    MaskedShare,
     MomentSums,
-    NoisyMeanRows,
-    NoisyMoments,
     OsBits,
     OsNoise,
-    QuantisedMeanRows,
     TopKRandomizedResponse,
+    mean_rows_bound,
+    moments_bound,
 )
 from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
@@ -30,6 +31,7 @@ from fedtranscribe.privacy.units import Adjacency, Unit
 _BEST_MU = 0.5
 # Only the coordinates in which two rows differ tell anything: the others are noise alone.
 _WIDTH = 2
+_NOISY_MOMENTS = f"noisy-{MOMENTS}"
 _MOMENTS_ANSWERS = ("answer on second moments alone", "answer on sums by class")
 
 
@@ -42,14 +44,14 @@ class ServerSide:
     def privatise(self, rows: Tensor, source: Any) -> Tensor:
         """This holder's rows [n, k] -> the noisy mean over all holders."""
         silent = [torch.zeros_like(rows)] * (self.noise.holders - 1)
-        return self.noise.noisy_mean([rows, *silent], source)
+        return self.noise.noisy_sum([rows, *silent], source) / self.noise.holders
 
 
 @dataclass(frozen=True)
 class MaskedSum:
     """A masked sum, opened with as few shares of noise as are counted on."""
 
-    mechanism: QuantisedMeanRows
+    mechanism: MaskedShare
 
     def privatise(self, rows: Tensor, source: Any) -> Tensor:
         """This holder's rows [n, k] -> the sum, in units of the grid."""
@@ -57,20 +59,6 @@ class MaskedSum:
         for _ in range(self.mechanism.shares - 1):
             total = total + self.mechanism.privatise(torch.zeros_like(rows), source)
         return total
-
-
-@dataclass(frozen=True)
-class PairOfFeatures:
-    """Noisy moments of two features and two classes, as rows of 8 numbers."""
-
-    mechanism: NoisyMoments
-
-    def privatise(self, rows: Tensor, source: Any) -> Tensor:
-        """Flattened sums [n, 8] -> the same with noise, each row for itself."""
-        square = rows.double().reshape(-1, 2, 2, 2)
-        told = self.mechanism.privatise(MomentSums(square[:, 0], square[:, 1]), source)
-        assert told.by_class is not None
-        return torch.stack([told.second, told.by_class], dim=1).reshape(-1, 8)
 
 
 def play_run(
@@ -101,7 +89,7 @@ def play_run(
     if not releases:
         return None
     release = releases[0]
-    if release.mechanism == MOMENTS:
+    if release.mechanism == _NOISY_MOMENTS:
         if len(releases) != len(_MOMENTS_ANSWERS):
             return None
         # The second tells of classes as well, and its noise is what the result names.
@@ -116,8 +104,8 @@ def play_run(
         # A vote that moves from a crowd to an empty class moves the normalisation as well.
         first, second = torch.zeros(2, 1, event.classes)
         first[0, 0], first[0, 1], second[0, 1] = 1, others, others + 1
-    elif release.mechanism == MOMENTS:
-        mechanism = PairOfFeatures(NoisyMoments(float(result["noise_std"]), by_class=True))
+    elif release.mechanism == _NOISY_MOMENTS:
+        mechanism = LocalNoise(moments_bound(_WIDTH, _WIDTH), float(result["noise_std"]))
         first, second = _worst_records(adjacency)
     elif event is not None and result.get("noise_std"):
         mechanism, rows, first, second = _gaussian(
@@ -132,7 +120,7 @@ def play_run(
         source = OsBits() if isinstance(mechanism, MaskedSum) else OsNoise()
     asked = int(result.get("rows") or rows)
     words = f" to {rows:,} of the run's {asked:,} rows taken together"
-    if release.mechanism == MOMENTS:
+    if release.mechanism == _NOISY_MOMENTS:
         words = f": the {_MOMENTS_ANSWERS[-1]}. The {_MOMENTS_ANSWERS[0]} was not played"
     return play(
         mechanism,
@@ -168,30 +156,30 @@ def _gaussian(
         second[0, 0] = -moved
     else:
         second[0, 1] = moved
+    bound = mean_rows_bound(layout.shards, answer, _WIDTH)
     mode = NoiseMode(result.get("noise") or NoiseMode.LOCAL)
     if mode is NoiseMode.CENTRAL:
-        mechanism: Privatiser = ServerSide(CentralNoise(std, holders, answer))
+        mechanism: Privatiser = ServerSide(CentralNoise(bound, std, holders))
     elif mode is NoiseMode.SECAGG:
         # However few shares are counted on, they add up to the same noise.
-        mechanism = MaskedSum(QuantisedMeanRows(layout, std, answer, _WIDTH, 0))
+        mechanism = MaskedSum(MaskedShare(bound, std, holders, 0))
     else:
-        mechanism = NoisyMeanRows(layout, std, answer)
+        mechanism = LocalNoise(bound, std, holders)
     return mechanism, rows, first, second
 
 
 def _worst_records(adjacency: Adjacency) -> tuple[Tensor, Tensor]:
-    """What one record adds to the sums in two worlds that lie as far apart as any, [1, 8] each."""
+    """What one record adds to the sums in two worlds that lie as far apart as any, [1, 7] each."""
     here = torch.tensor([1.0, 0.0], dtype=torch.float64)
     there = torch.zeros_like(here)
     if adjacency is Adjacency.REPLACE:
-        # u·u' = −1/2 in the same class, where the proof of `NoisyMoments` has its worst case.
+        # u·u' = −1/2 in the same class, where the proof of `moments_bound` has its worst case.
         there = torch.tensor([-0.5, math.sqrt(0.75)], dtype=torch.float64)
-    classed = [torch.stack([u, torch.zeros_like(u)], dim=1) for u in (here, there)]
     first, second = (
-        torch.stack([torch.outer(u, u), by_class]).reshape(1, 8)
-        for u, by_class in zip((here, there), classed, strict=True)
+        MomentSums(torch.outer(u, u), torch.stack([u, torch.zeros_like(u)], dim=1)).to_vector()
+        for u in (here, there)
     )
-    return first, second
+    return first[None], second[None]
 
 
 def _teachers(result: Mapping[str, Any]) -> int:

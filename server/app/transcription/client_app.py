@@ -1,5 +1,5 @@
 """Passes messages to the holder's own service."""
 
-from fedtranscribe.federation.relay import make_relay_app
+from fedtranscribe.flower.relay import make_relay_app
 
 app = make_relay_app()

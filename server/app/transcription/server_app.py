@@ -1,5 +1,5 @@
 """Generator, student and main loop."""
 
-from fedtranscribe.federation.deployed import deployed_server_app
+from fedtranscribe.flower.deployed import deployed_server_app
 
 app = deployed_server_app("transcription")

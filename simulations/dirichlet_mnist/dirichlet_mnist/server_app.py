@@ -1,5 +1,5 @@
 """Student and generator."""
 
-from fedtranscribe.federation.simulated_apps import simulated_server_app
+from fedtranscribe.flower.simulated import simulated_server_app
 
 app = simulated_server_app("dirichlet_mnist")

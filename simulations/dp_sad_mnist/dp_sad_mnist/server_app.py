@@ -1,5 +1,5 @@
 """Plan, progress, and the private network."""
 
-from fedtranscribe.federation.simulated_apps import simulated_server_app
+from fedtranscribe.flower.simulated import simulated_server_app
 
 app = simulated_server_app("dp_sad_mnist")

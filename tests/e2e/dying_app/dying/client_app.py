@@ -11,9 +11,9 @@ from typing import Any
 
 from flwr.app import Context
 
-from fedtranscribe.federation.holder import make_client_app
-from fedtranscribe.federation.node import Node
-from fedtranscribe.federation.simulation import open_simulated
+from fedtranscribe.holder.node import Node
+from fedtranscribe.holder.replies import make_client_app
+from fedtranscribe.runs.simulation import open_simulated
 
 # In which round a holder dies at which stage, before or after it has done what it was asked for.
 _FATES = {

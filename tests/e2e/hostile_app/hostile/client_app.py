@@ -13,9 +13,9 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedtranscribe.errors import StorageError
 from fedtranscribe.federation import records
-from fedtranscribe.federation.frames import unpack
-from fedtranscribe.federation.link import METHODS, NAME, call, health_socket
-from fedtranscribe.federation.relay import SOCKET, make_relay_app
+from fedtranscribe.flower.relay import SOCKET, make_relay_app
+from fedtranscribe.service.link import METHODS, NAME, call, health_socket
+from fedtranscribe.wire.frames import unpack
 
 JUNK = [b"", b"x", b"\xff" * 1_000_000, (1 << 62).to_bytes(8, "little"), bytes(200_000_000)]
 

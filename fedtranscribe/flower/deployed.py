@@ -1,0 +1,128 @@
+"""The ServerApp of a deployment: it knows the holders only by what they answer.
+
+The folder `server/app` names it. Its settings are those of every federated run; `data` names a
+published test set to follow the student on, or is "none".
+"""
+
+import logging
+import time
+from pathlib import Path
+
+from flwr.serverapp import Grid, ServerApp
+
+from fedtranscribe.config import PUBLIC_SHAPES, FederationSettings
+from fedtranscribe.data import ImageSet, NamedData, is_published, load_first, load_public
+from fedtranscribe.errors import ConfigError, QuorumError
+from fedtranscribe.flower.over_flower import OverFlower
+from fedtranscribe.flower.run_config import make_server_app
+from fedtranscribe.rounds.roster import quorum
+from fedtranscribe.runs.federate import federate
+from fedtranscribe.runs.learning import TestSet
+from fedtranscribe.runs.single_node import TRAINERS, train_at_holder
+from fedtranscribe.tracking import Tracker, check_tracking
+from fedtranscribe.transcribe.rundir import RunDirectory
+
+log = logging.getLogger(__name__)
+
+NO_DATA = "none"
+_LOOK_SECONDS = 1.0
+
+
+def deployed_server_app(name: str) -> ServerApp:
+    """The ServerApp of the deployment called `name`."""
+    return make_server_app(name, serve)
+
+
+def serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
+    """One run with the holders that have joined.
+
+    Args:
+        grid: reaches them.
+        settings: of the run; `holders` is how many are expected.
+        out: the run's folder.
+
+    Raises:
+        ConfigError: settings that only a simulation can have, or public images out of the set
+            that the holders have parts of.
+        QuorumError: too few holders within `first_timeout`, or in a round; the run can be resumed.
+    """
+    if settings.method not in ("feddpsd", *TRAINERS):
+        raise ConfigError(
+            f"Expected method='feddpsd', 'dp-promise' or 'dp-sad' in a deployment, got "
+            f"{settings.method!r}: the baselines have no privacy and run in simulations only."
+        )
+    check_tracking(settings)
+    test = _test_images(settings)
+    _refuse_tested_images(settings, test)
+    starting = RunDirectory.resume if settings.resume else RunDirectory.create
+    run = starting(out, settings)
+    if run.finished:
+        log.info("this run was complete already; nothing was spent")
+        return
+    nodes = _wait_for_nodes(grid, settings)
+    transport = OverFlower(
+        grid, [(node, 0) for node in nodes], settings.timeout, settings.first_timeout
+    )
+    report = Tracker(out, settings)
+    if settings.method in TRAINERS:
+        result = train_at_holder(settings, transport, run, test=test, report=report)
+    else:
+        expected = settings.holders
+        # It is of a published benchmark, or there is none.
+        tested = None if test is None else TestSet(test, public=True)
+        result = federate(settings, transport, run, expected=expected, test=tested, report=report)
+    log.info("sound ε %s (%s); run folder %s", result["epsilon"], result["unit"], out)
+
+
+def _test_images(settings: FederationSettings) -> ImageSet | None:
+    """Declared-public images to follow the student on.
+
+    Raises:
+        ConfigError: somebody's own records; a server has none.
+    """
+    if settings.data == NO_DATA:
+        return None
+    if not is_published(settings.data):
+        raise ConfigError(
+            f"Expected data={settings.data!r} to name a published test set, or 'none': what is "
+            "measured on private records has no place at the server."
+        )
+    return load_first(settings.data, settings.data_root, settings.download).test
+
+
+def _refuse_tested_images(settings: FederationSettings, test: ImageSet | None) -> None:
+    """Refuse public images out of the set that the student is tested on: holders have parts of it.
+
+    This is all that a server can see. What the holders' own records are, it does not know; a
+    holder that trains compares data ids itself.
+
+    Raises:
+        ConfigError: the two sets share records by their ids.
+    """
+    name = settings.public_data
+    if test is None or settings.method in TRAINERS or name in (None, "none", PUBLIC_SHAPES):
+        return
+    tested = NamedData(settings.data, test.data_id)
+    root, download = settings.data_root, settings.download
+    load_public("public_data", name, tested, root, download, settings.as_public)
+
+
+def _wait_for_nodes(grid: Grid, settings: FederationSettings) -> list[int]:
+    """Everybody expected, or after `first_timeout` whoever is there.
+
+    Raises:
+        QuorumError: fewer than the quorum.
+    """
+    until, nodes = time.monotonic() + settings.first_timeout, []
+    while len(nodes) < settings.holders and time.monotonic() < until:
+        nodes = sorted(grid.get_node_ids())
+        if len(nodes) < settings.holders:
+            time.sleep(_LOOK_SECONDS)
+    needed = quorum(settings, settings.holders)
+    if len(nodes) < needed:
+        raise QuorumError(
+            f"{len(nodes)} of {settings.holders} holders have joined within "
+            f"{settings.first_timeout:g} s, quorum={needed}; start their SuperNodes, or wait "
+            "longer: first-timeout."
+        )
+    return nodes

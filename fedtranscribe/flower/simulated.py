@@ -1,0 +1,214 @@
+"""The ServerApp and ClientApp of a simulation; the folders under `simulations/` only name them."""
+
+import logging
+import time
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fedtranscribe.config import PUBLIC_SHAPES, FederationSettings
+from fedtranscribe.data import DataSplit, NamedData, is_published, load_public
+from fedtranscribe.errors import QuorumError
+from fedtranscribe.flower.baselines import (
+    answer_training,
+    baseline_result,
+    holder_of,
+    run_baseline,
+)
+from fedtranscribe.flower.client_app import make_client_app
+from fedtranscribe.flower.over_flower import Address, OverFlower
+from fedtranscribe.flower.run_config import make_server_app
+from fedtranscribe.flower.simulated_holder import open_simulated, simulated_part
+from fedtranscribe.models import Classifier, build, save_network
+from fedtranscribe.runs.federate import federate
+from fedtranscribe.runs.learning import TestSet
+from fedtranscribe.runs.simulation import (
+    holder_name,
+    holders_folder,
+    load_data,
+    partitions,
+)
+from fedtranscribe.runs.single_node import TRAINERS, train_at_holder
+from fedtranscribe.teachers import Teachers
+from fedtranscribe.tracking import Tracker, check_tracking
+from fedtranscribe.transcribe.rundir import STUDENT, RunDirectory, allowed_scores
+from fedtranscribe.transcribe.session import (
+    accuracy,
+    build_student_side,
+    ensemble_accuracy,
+    pick_device,
+    public_images,
+)
+
+log = logging.getLogger(__name__)
+
+_NODES_WITHIN = 60.0
+_NODES_STILL = 6  # looks, half a second apart
+# Hundreds of teachers on ten thousand images would take longer than the run itself.
+_ENSEMBLE_IMAGES = 2_000
+
+
+def simulated_client_app(name: str) -> ClientApp:
+    """The ClientApp of the simulation called `name`; it trains for the baselines as well."""
+    app = make_client_app(lambda context, number: open_simulated(context, number, name))
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        number = holder_of(message)
+        settings, part = simulated_part(context, number)
+        network = build(settings.student_architecture, part.classes, part.channels, part.size)
+        network.to(pick_device(settings.device))
+        seed = settings.seed * settings.holders + number
+        return answer_training(message, network, part, settings.baseline, seed)
+
+    return app
+
+
+def simulated_server_app(name: str) -> ServerApp:
+    """The ServerApp of the simulation called `name`."""
+    return make_server_app(name, _serve)
+
+
+def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
+    log.info("run folder: %s", out)
+    check_tracking(settings)
+    split = load_data(settings)
+    if is_published(settings.data):
+        # Of several names, the run remembers the one it is about.
+        settings = settings.model_copy(update={"data": split.train.name})
+    # Too few records for the holders are found here, before a worker stumbles over them.
+    partitions(settings, split.train)
+    _refuse_private_images(settings, NamedData.of(settings.data, split))
+    starting = RunDirectory.resume if settings.resume else RunDirectory.create
+    run = starting(out, settings)
+    if run.finished:
+        log.info("this run was complete already; nothing was spent")
+        return
+    addresses = _addresses(grid, settings.holders)
+    if settings.method in TRAINERS:
+        train_at_holder(
+            settings,
+            OverFlower(grid, addresses, settings.timeout, settings.first_timeout),
+            run,
+            test=split.test,
+            declared_public=is_published(settings.data),
+            data_id=split.train.data_id,
+            report=Tracker(out, settings),
+        )
+        log.info("results and network: %s", out)
+        return
+    if settings.method != "feddpsd":
+        _serve_baseline(grid, addresses, settings, run, split)
+        return
+    transport = OverFlower(grid, addresses, settings.timeout, settings.first_timeout)
+    log.info("%d holders train their teachers, if they have none yet", settings.holders)
+    result = federate(
+        settings,
+        transport,
+        run,
+        expected=settings.holders,
+        test=TestSet(split.test, is_published(settings.data)),
+        ensemble=lambda: _ensemble(settings, out, split),
+        report=Tracker(out, settings),
+    )
+    if "student" in result["accuracy"]:
+        log.info("student %.1f %%", 100 * result["accuracy"]["student"])
+    log.info(
+        "sound ε %s (%s); published formula %.4g, no guarantee",
+        result["epsilon"],
+        result["unit"],
+        result["published"]["epsilon"],
+    )
+    log.info("results, networks and figures: %s", out)
+
+
+def _refuse_private_images(settings: FederationSettings, private: NamedData) -> None:
+    """Whoever runs a simulation has all the data: public images are compared with the images.
+
+    Raises:
+        ConfigError: the run's public images are the simulated holders' records.
+    """
+    if settings.method in TRAINERS:
+        setting, name = "pretrain_data", settings.training.pretrain_data
+    else:
+        setting, name = "public_data", settings.public_data
+    if name not in (None, "none", PUBLIC_SHAPES):
+        load_public(
+            setting, name, private, settings.data_root, settings.download, settings.as_public
+        )
+
+
+def _serve_baseline(
+    grid: Grid,
+    addresses: list[Address],
+    settings: FederationSettings,
+    run: RunDirectory,
+    split: DataSplit,
+) -> None:
+    log.warning("method=%s has NO privacy: holders send their networks", settings.method)
+    train, device = split.train, pick_device(settings.device)
+    report = Tracker(run.path, settings)
+    private = NamedData.of(settings.data, split)
+    public = public_images(settings, train.channels, train.size, private)
+    shape = train.classes, train.channels, train.size
+    # The generator of DENSE sees no public images: it is data-free.
+    side = build_student_side(settings, *shape, None, device)
+
+    def evaluate(network: Classifier) -> float:
+        return accuracy(network, split.test.images, split.test.labels)
+
+    told = is_published(settings.data)
+
+    run_baseline(
+        settings.method,  # type: ignore[arg-type]
+        grid,
+        addresses,
+        side.student,
+        side.generator,
+        settings.baseline,
+        public=public.images if public is not None else None,
+        rng=side.rng,
+        timeout=settings.first_timeout,
+        # On anybody's own records accuracy is private, though the network is not.
+        evaluate=evaluate if told else None,
+        report=report,
+    )
+    scores = {"student": evaluate(side.student)}
+    result = baseline_result(settings, run, allowed_scores(scores) if told else {})
+    run.write_scores(scores)
+    save_network(side.student, run.path / STUDENT)
+    run.write_metrics(result)
+    log.info("method=%s is done; its student is NOT private", settings.method)
+    log.info("results: %s", run.path)
+
+
+def _addresses(grid: Grid, holders: int) -> list[Address]:
+    """Spread the holders over the nodes there are; any number of nodes will do.
+
+    Flower starts the server before it has registered all nodes, so their number has to stand
+    still first, unless there is one for every holder.
+
+    Raises:
+        QuorumError: no node has appeared in time.
+    """
+    until, nodes, still = time.monotonic() + _NODES_WITHIN, [], 0
+    while len(nodes) < holders and still < _NODES_STILL:
+        if time.monotonic() > until:
+            raise QuorumError(
+                f"No node appeared within {_NODES_WITHIN:g} s; start the simulation with "
+                f'--federation-config "num-supernodes={holders}".'
+            )
+        time.sleep(0.5)
+        before, nodes = nodes, sorted(grid.get_node_ids())
+        still = still + 1 if nodes and nodes == before else 0
+    return [(nodes[i % len(nodes)], i) for i in range(holders)]
+
+
+def _ensemble(settings: FederationSettings, out: Path, split: DataSplit) -> dict[str, float]:
+    """How good the holders' teachers are on the first declared-public test images."""
+    folders = [holders_folder(out) / holder_name(i) / "teachers" for i in range(settings.holders)]
+    teachers = [Teachers(f, pick_device(settings.device)) for f in folders if f.exists()]
+    shown = slice(_ENSEMBLE_IMAGES)
+    return ensemble_accuracy(teachers, split.test.images[shown], split.test.labels[shown])

@@ -1,0 +1,224 @@
+"""A holder's part in masked sums: `secagg`'s steps, each stored before its message leaves.
+
+A run has one cohort and one key, a query one round, for ever. Whatever the server asks, and how
+often, a holder says the same again or refuses; so neither a restart nor a server that plays with
+the order of messages makes it mask, sign or reveal twice in two ways.
+"""
+
+import json
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from fedtranscribe.errors import ProtocolError
+from fedtranscribe.holder.round_store import RoundStore
+from fedtranscribe.reading import parse_json
+from fedtranscribe.secagg import Advert, Cohort, Holder, Round, RunKey, Task
+from fedtranscribe.secagg.key_files import Identity
+from fedtranscribe.secagg.masks import Residues
+
+
+class Masking:
+    """Masks one holder's integer rows.
+
+    Args:
+        identity: its long-lived key, and the public keys that it believes.
+        store: durable; see `RoundStore`.
+
+    Guarantee:
+        That of `secagg.protocol`, for cohorts out of the holder's own roster.
+    """
+
+    def __init__(self, identity: Identity, store: RoundStore) -> None:
+        self.identity = identity
+        self._store = store
+        self._holders: dict[bytes, Holder] = {}
+
+    @property
+    def runs(self) -> int:
+        """How many runs this holder has keys for."""
+        return self._store.runs
+
+    @property
+    def size(self) -> int:
+        """Bytes of keys and rounds on disk."""
+        return self._store.size
+
+    def knows_run(self, run: str) -> bool:
+        """Whether there is a key for a run."""
+        return self._store.run(run) is not None
+
+    # ---------------------------------------------------------------- stage 0, once per run
+
+    def advertise(self, run: str, names: Sequence[str], dropouts: int, colluders: int) -> Advert:
+        """This holder's key for a run, signed; the same one whenever it is asked.
+
+        Raises:
+            ConfigError: holders that are not on this one's roster, or too many failures for them.
+            ProtocolError: the run has another cohort.
+        """
+        cohort = self._make_cohort(run, names, dropouts, colluders)
+        stored = self._store.run(run)
+        if stored is None:
+            key = RunKey.make(cohort, self.identity.name, self.identity.signer)
+            self._store.put_run(run, _run_to_bytes(key, None), None)
+            return key.advert
+        key, _ = self._read_run(run, stored)
+        if key.cohort.digest != cohort.digest:
+            raise ProtocolError(f"Run {run} has another cohort; start a new run for this one.")
+        return key.advert
+
+    def cohort(self, run: str) -> Cohort:
+        """Who takes part in a run that this holder has advertised its key for.
+
+        Raises:
+            ProtocolError: it has not.
+        """
+        return self._known_run(run)[0].cohort
+
+    def agree(self, run: str, adverts: Iterable[Advert]) -> None:
+        """Fix the keys of a run; for good, at the first call.
+
+        Raises:
+            ProtocolError: a key that its holder did not sign, too few, or other ones than before.
+        """
+        key, known, stored = self._known_run(run)
+        given = sorted(adverts, key=lambda advert: advert.name)
+        if known is None:
+            key.agree(given)
+            self._store.put_run(run, _run_to_bytes(key, given), stored)
+        elif {a.name: a.key for a in known} != {a.name: a.key for a in given}:
+            raise ProtocolError(f"Run {run} has other keys; they are fixed for a whole run.")
+
+    # ---------------------------------------------------------------- stages of a round
+
+    def knows(self, query: str) -> bool:
+        """Whether a round of this query was opened."""
+        return self._store.round(query) is not None
+
+    def open(self, run: str, task: Task) -> Mapping[str, bytes]:
+        """Stage 1: sealed shares for every other holder, by name.
+
+        Raises:
+            ProtocolError: the query was opened for another content, run or cohort.
+        """
+        holder, stored = self._holder(run), self._store.round(task.query)
+        if stored is not None:
+            return holder.resume(stored, task).sent
+        opened = holder.open(task)
+        self._store.put_round(task.query, opened.to_bytes(), None)
+        return opened.sent
+
+    def mask(
+        self, run: str, query: str, inbox: Mapping[str, bytes], values: Callable[[Task], Residues]
+    ) -> bytes:
+        """Stage 2: the masked vector.
+
+        Args:
+            run: under which the query was opened.
+            query: its id.
+            inbox: sealed shares by sender.
+            values: gives the residues of what the ledger stored for the query.
+
+        Raises:
+            ProtocolError: see `secagg.protocol.Holder.mask`.
+        """
+        holder, state, stored = self._round(run, query)
+        masked = holder.mask(state, inbox, values(state.task))
+        self._keep(query, state, masked, stored)
+        assert masked.masked is not None
+        return masked.masked
+
+    def sign(self, run: str, query: str, survivors: Iterable[str]) -> bytes:
+        """Stage 3: a signature under whose vectors make the sum.
+
+        Raises:
+            ProtocolError: see `secagg.protocol.Holder.sign`.
+        """
+        holder, state, stored = self._round(run, query)
+        signed = holder.sign(state, survivors)
+        self._keep(query, state, signed, stored)
+        assert signed.signature is not None
+        return signed.signature
+
+    def reveal(self, run: str, query: str, signatures: Mapping[str, bytes]) -> bytes:
+        """Stage 4: shares that open the masks of that one sum.
+
+        Raises:
+            ProtocolError: see `secagg.protocol.Holder.reveal`.
+        """
+        holder, state, _ = self._round(run, query)
+        return holder.reveal(state, signatures)
+
+    # ---------------------------------------------------------------- small parts
+
+    def _make_cohort(self, run: str, names: Sequence[str], dropouts: int, colluders: int) -> Cohort:
+        roster = self.identity.roster
+        if unknown := sorted(set(names) - set(roster)):
+            raise ProtocolError(
+                f"Holder {unknown[0][:80]!r} is not on this holder's roster; its key is not known."
+            )
+        return Cohort(run, {name: roster[name] for name in names}, dropouts, colluders)
+
+    def _known_run(self, run: str) -> tuple[RunKey, list[Advert] | None, bytes]:
+        stored = self._store.run(run)
+        if stored is None:
+            raise ProtocolError(f"This holder has no key for run {run[:80]!r}; ask for it first.")
+        return *self._read_run(run, stored), stored
+
+    def _read_run(self, run: str, stored: bytes) -> tuple[RunKey, list[Advert] | None]:
+        try:
+            state: dict[str, Any] = parse_json(stored)
+            told = state["adverts"]
+            names, failures = state["names"], (state["dropouts"], state["colluders"])
+            own = _advert_from_json(state["advert"])
+            secret = b64decode(state["secret"])
+            adverts = None if told is None else [_advert_from_json(a) for a in told]
+        except (ValueError, KeyError, TypeError):
+            raise ProtocolError(f"What is stored of run {run} cannot be read.") from None
+        # A roster that was changed since gives another digest, under which no signature holds.
+        cohort = self._make_cohort(run, names, *failures)
+        own.check(cohort)
+        return RunKey(cohort, secret, own), adverts
+
+    def _holder(self, run: str) -> Holder:
+        stored = self._store.run(run)
+        if stored is None or stored not in self._holders:
+            key, adverts, stored = self._known_run(run)
+            if adverts is None:
+                raise ProtocolError(f"The keys of run {run} are not agreed on yet; send them.")
+            # Of one run at a time: whoever asks for many runs must not fill the memory.
+            self._holders = {stored: Holder(key.agree(adverts), self.identity.signer)}
+        return self._holders[stored]
+
+    def _round(self, run: str, query: str) -> tuple[Holder, Round, bytes]:
+        stored = self._store.round(query)
+        if stored is None:
+            raise ProtocolError(f"No round of query {query[:80]!r} was opened here.")
+        return self._holder(run), Round.from_bytes(stored), stored
+
+    def _keep(self, query: str, before: Round, after: Round, stored: bytes) -> None:
+        if after is not before:
+            self._store.put_round(query, after.to_bytes(), stored)
+
+
+def _run_to_bytes(key: RunKey, adverts: Sequence[Advert] | None) -> bytes:
+    cohort = key.cohort
+    state = {
+        "names": cohort.names,
+        "dropouts": cohort.dropouts,
+        "colluders": cohort.colluders,
+        "secret": b64encode(key.secret).decode(),
+        "advert": _advert_to_json(key.advert),
+        "adverts": None if adverts is None else [_advert_to_json(a) for a in adverts],
+    }
+    return json.dumps(state).encode()
+
+
+def _advert_to_json(advert: Advert) -> list[str]:
+    return [advert.name, b64encode(advert.key).decode(), b64encode(advert.signature).decode()]
+
+
+def _advert_from_json(told: list[str]) -> Advert:
+    name, key, signature = told
+    return Advert(name, b64decode(key), b64decode(signature))

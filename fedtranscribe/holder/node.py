@@ -1,0 +1,308 @@
+"""One data holder: policy, ledger, teachers, mechanism, in this order, for every query.
+
+The same object answers in process, inside a Flower ClientApp and behind the holder service.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from fedtranscribe.capabilities import Capabilities, Facts
+from fedtranscribe.errors import ProtocolError
+from fedtranscribe.holder.answering import Holder, decode
+from fedtranscribe.holder.masking import Masking
+from fedtranscribe.holder.policy import HolderPolicy
+from fedtranscribe.holder.statistics import Statistic
+from fedtranscribe.holder.trainings import Trainings
+from fedtranscribe.mechanisms import BitSource, MaskedShare, NoiseSource, OsBits, OsNoise
+from fedtranscribe.mechanisms.masked import residues
+from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.query import Answer, Kind, Query, RawAnswer, Scalar
+from fedtranscribe.refusals import Refusal, RefusalCode, refusing
+from fedtranscribe.secagg import Advert, Task
+from fedtranscribe.secagg.masks import Residues
+from fedtranscribe.synthesize.training import training_id
+from fedtranscribe.wire.trainings import TrainedNetwork, TrainingProgress
+
+# What one value of an answer may take on disk, and the key of a run.
+_WORD_BYTES = 8
+_RUN_BYTES = 4_096
+
+OpenLedger = Callable[[], AbstractContextManager[Ledger]]
+
+
+class Node:
+    """A data holder that answers queries within its policy.
+
+    Args:
+        name: how the server calls it.
+        statistics: what it can be asked for; none, and it answers nothing.
+        facts: what is public about its private side.
+        policy: its own limits.
+        ledger: opens the budget book of its DATA under the policy's limit, for one query.
+        at_start: called when a server asks who the holder is, as every run begins.
+        noise: OS entropy unless a test says otherwise.
+        bits: likewise, for integer rows.
+        masking: its part in masked sums; None, and it takes part in none.
+        trainings: its private trainings; None, and it carries out none.
+
+    Guarantee:
+        That of the mechanism, for everything the ledger has booked, against whoever the policy
+        does not trust. Only the public part of a query and the ledger's total can be refused;
+        nothing that depends on a private record changes the code that comes back.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        statistics: Mapping[Kind, Statistic[Any]],
+        facts: Callable[[], Facts],
+        policy: HolderPolicy,
+        ledger: OpenLedger,
+        *,
+        at_start: Callable[[], None] = lambda: None,
+        noise: NoiseSource | None = None,
+        bits: BitSource | None = None,
+        masking: Masking | None = None,
+        trainings: Trainings | None = None,
+    ) -> None:
+        self.name = name
+        self.policy = policy
+        self._statistics = statistics
+        self._facts = facts
+        self._open_ledger = ledger
+        self._at_start = at_start
+        self._noise = noise or OsNoise()
+        self._bits = bits or OsBits()
+        self._masking = masking
+        self._trainings = trainings
+
+    @property
+    def private(self) -> bool:
+        """Whether the noise is what a guarantee needs."""
+        return self._noise.private and self._bits.private
+
+    def capabilities(self) -> Capabilities:
+        """What the server may know before it asks, once the ledger is proved."""
+        self._at_start()
+        return self.facts
+
+    @property
+    def facts(self) -> Capabilities:
+        """What is public about the holder; messages are held against it before they are read."""
+        policy = self.policy
+        return Capabilities(
+            name=self.name,
+            **vars(self._facts()),
+            kinds=tuple(kind for kind in policy.kinds if kind in self._statistics),
+            noise=policy.noise,
+            rows_per_message=policy.rows_per_message,
+            rows_per_run=policy.rows_per_run,
+            dropouts=policy.dropouts,
+            colluders=policy.colluders,
+            masks=self._masking is not None,
+            trainers=policy.trainers if self._trainings is not None else (),
+        )
+
+    def expect(
+        self, kind: Kind, shapes: Mapping[str, tuple[int, ...]], terms: Mapping[str, Scalar]
+    ) -> None:
+        """Refuse a query by the shapes of its arrays, before anything is made of them.
+
+        Raises:
+            ConfigError, KeyError, ValueError: shapes that the holder cannot answer.
+            Refusal: POLICY for too many rows, and for what it is never asked for.
+        """
+        if kind not in self._statistics:
+            raise Refusal(RefusalCode.POLICY)
+        if self._statistics[kind].expect(shapes, terms) > self.policy.rows_per_message:
+            raise Refusal(RefusalCode.POLICY)
+
+    def answer(self, query: Query, plan: NoisePlan, run: str, requester: str) -> Answer | RawAnswer:
+        """Answer within the policy, or refuse with a code.
+
+        Args:
+            query: what is asked.
+            plan: under which noise.
+            run: under which name the ledger books.
+            requester: who asks; bound to the query.
+
+        Raises:
+            Refusal: see `RefusalCode`.
+        """
+        with refusing(self.name, query.id):
+            if plan.mode is NoiseMode.SECAGG:
+                # Integer rows leave under masks only, see `open_round`.
+                raise Refusal(RefusalCode.MALFORMED)
+            with self._booked(query, plan, run, f"{requester}\0{run}") as holder:
+                return holder.answer(query, plan)
+
+    # ---------------------------------------------------------------- masked sums
+
+    def advertise(self, run: str, names: Sequence[str], dropouts: int, colluders: int) -> Advert:
+        """The holder's signed key for a run's masked sums.
+
+        Raises:
+            Refusal: POLICY for a cohort that the policy does not bear, CONFLICT for one with
+                strangers in it or another one than before.
+        """
+        with refusing(self.name, run):
+            self.policy.check_cohort(dropouts, colluders)
+            masks = self._masks
+            if not masks.knows_run(run):
+                self.policy.check_usage(masks.runs + 1, 0, masks.size + _RUN_BYTES)
+            return masks.advertise(run, names, dropouts, colluders)
+
+    def open_round(
+        self,
+        query: Query,
+        plan: NoisePlan,
+        run: str,
+        requester: str,
+        adverts: Iterable[Advert],
+    ) -> tuple[Mapping[str, bytes], tuple[int, str]]:
+        """Charge and compute a query, keep the answer, and give sealed shares of its masks.
+
+        Args:
+            query: as for `answer`.
+            plan: as for `answer`.
+            run: as for `answer`.
+            requester: as for `answer`.
+            adverts: the keys of the run, the same ones for every query.
+
+        Returns:
+            Sealed shares by receiver, and the head of the ledger.
+
+        Raises:
+            Refusal: as `answer`; CONFLICT also where the ledger knows the query but its round has
+                been forgotten: it could be masked a second time.
+        """
+        with refusing(self.name, query.id):
+            masks = self._masks
+            masks.agree(run, adverts)
+            cohort = masks.cohort(run)
+            agreed = len(cohort.names), cohort.dropouts, cohort.colluders
+            if (plan.holders, plan.dropouts, plan.colluders) != agreed:
+                raise Refusal(RefusalCode.CONFLICT)
+            shared = f"{run}\0{plan.words}\0{cohort.digest.hex()}"
+            with self._booked(query, plan, run, f"{requester}\0{shared}") as holder:
+                mechanism = holder.mechanism(query, plan)
+                if not isinstance(mechanism, MaskedShare):
+                    raise Refusal(RefusalCode.MALFORMED)
+                grid = mechanism.grid
+                # The same at every holder, whatever each of them calls the server.
+                words = f"{query.digest()}\0{shared}\0{grid.bits} {grid.word}"
+                bound_to = hashlib.sha256(words.encode()).hexdigest()
+                task = Task(query.id, bound_to, query.rows * query.width, grid.word)
+                if holder.reserve(query, plan) and not masks.knows(query.id):
+                    raise Refusal(RefusalCode.CONFLICT)
+                sent = masks.open(run, task)
+                return sent, holder.summand(query, plan).head
+
+    def mask(self, run: str, query_id: str, inbox: Mapping[str, bytes]) -> bytes:
+        """The holder's masked vector, out of what `open_round` kept.
+
+        Raises:
+            Refusal: CONFLICT for anything but the one continuation of the round.
+        """
+
+        def values(task: Task) -> Residues:
+            with self._open_ledger() as ledger:
+                stored = ledger.answer(task.query)
+            if stored is None:
+                raise ProtocolError(f"Query {task.query} was opened but is not answered yet.")
+            return residues(decode(stored, 1, task.length, MaskedShare.dtype)[0], task.word)
+
+        with refusing(self.name, query_id):
+            return self._masks.mask(run, query_id, inbox, values)
+
+    def sign(self, run: str, query_id: str, survivors: Iterable[str]) -> bytes:
+        """A signature under whose vectors make the sum; raises as `mask`."""
+        with refusing(self.name, query_id):
+            return self._masks.sign(run, query_id, survivors)
+
+    def reveal(self, run: str, query_id: str, signatures: Mapping[str, bytes]) -> bytes:
+        """Shares that open the masks of the signed sum; raises as `mask`."""
+        with refusing(self.name, query_id):
+            return self._masks.reveal(run, query_id, signatures)
+
+    # ---------------------------------------------------------------- private trainings
+
+    def train(self, run: str, asked: Mapping[str, Any], seconds: float) -> TrainingProgress:
+        """Begin a private training or go on with it, for so many seconds.
+
+        Args:
+            run: its name.
+            asked: what the server chose.
+            seconds: that it may take now; at most the policy's `training_seconds`.
+
+        Raises:
+            Refusal: POLICY for a method that the holder does not carry out, BUDGET, QUOTA,
+                MALFORMED for settings that make no sense or are not the server's to choose.
+        """
+        with refusing(self.name, run):
+            self.policy.check_method(asked.get("method"))
+            trains = self._trains
+            settings = trains.settings(asked)
+            self.policy.check_cost(settings.epsilon, settings.delta)
+            if not trains.knows(run):
+                with self._open_ledger() as ledger:
+                    self._admit(ledger, training_id(run), run, 0)
+            return trains.advance(run, settings, min(seconds, self.policy.training_seconds))
+
+    def trained(self, run: str) -> TrainedNetwork:
+        """The network of a finished training.
+
+        Raises:
+            Refusal: CONFLICT where there is none.
+        """
+        with refusing(self.name, run):
+            return self._trains.result(run)
+
+    # ---------------------------------------------------------------- small parts
+
+    @property
+    def _trains(self) -> Trainings:
+        if self._trainings is None:
+            raise Refusal(RefusalCode.POLICY)
+        return self._trainings
+
+    @property
+    def _masks(self) -> Masking:
+        if self._masking is None:
+            raise Refusal(RefusalCode.POLICY)
+        return self._masking
+
+    def _admit(self, ledger: Ledger, query_id: str, run: str, size: int) -> None:
+        """Refuse a new query for which the holder has no room; `size` bytes are its answer."""
+        if ledger.knows(query_id):
+            return
+        used = ledger.usage(run)
+        runs = used.runs if used.queries else used.runs + 1
+        self.policy.check_usage(runs, used.queries + 1, self._stored(ledger) + size)
+
+    def _stored(self, ledger: Ledger) -> int:
+        """Bytes that the holder keeps because of what it was asked."""
+        kept = (self._masking, self._trainings)
+        return ledger.size + sum(part.size for part in kept if part is not None)
+
+    @contextmanager
+    def _booked(self, query: Query, plan: NoisePlan, run: str, terms: str) -> Iterator[Holder]:
+        """The holder's answering side over its open ledger, once the policy has agreed."""
+        if query.kind not in self._statistics:
+            raise Refusal(RefusalCode.POLICY)
+        with self._open_ledger() as ledger:
+            self.policy.check(query, plan, ledger.rows(run, besides=query.id))
+            self._admit(ledger, query.id, run, query.rows * query.width * _WORD_BYTES)
+            yield Holder(
+                self._statistics,
+                ledger,
+                run,
+                positional_ids=self._facts().positional_ids,
+                terms=terms,
+                noise=self._noise,
+                bits=self._bits,
+            )

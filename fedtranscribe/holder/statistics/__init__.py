@@ -1,0 +1,32 @@
+"""What a holder can be asked for, a file per kind: see `Statistic`."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from fedtranscribe.holder.statistics.gradients import MeanGradients
+from fedtranscribe.holder.statistics.labels import Labels
+from fedtranscribe.holder.statistics.moments import Moments
+from fedtranscribe.holder.statistics.statistic import Statistic
+from fedtranscribe.holder.statistics.votes import MeanVotes
+from fedtranscribe.query import Kind
+from fedtranscribe.teachers import Teachers
+
+__all__ = [
+    "Labels",
+    "MeanGradients",
+    "MeanVotes",
+    "Moments",
+    "Statistic",
+    "by_kind",
+    "of_teachers",
+]
+
+
+def of_teachers(teachers: Teachers) -> Mapping[Kind, Statistic[Any]]:
+    """Everything that can be asked of an ensemble."""
+    return by_kind([MeanVotes(teachers), MeanGradients(teachers), Labels(teachers)])
+
+
+def by_kind(statistics: Iterable[Statistic[Any]]) -> Mapping[Kind, Statistic[Any]]:
+    """Statistics by what they answer."""
+    return {statistic.kind: statistic for statistic in statistics}

@@ -1,0 +1,60 @@
+"""Gradients: the mean over teachers of their normalised gradients (DPSD Eq. 3)."""
+
+from collections.abc import Mapping
+from typing import Literal
+
+from torch import Tensor
+
+from fedtranscribe.holder.statistics.image_query import expect_fitting, expect_shapes
+from fedtranscribe.mechanisms import Mechanism, RowBound, gaussian_mechanism, mean_rows
+from fedtranscribe.mechanisms.mean_rows import mean_rows_bound
+from fedtranscribe.methods.distillation import RowGradient, decoupled_distillation, gradient_of
+from fedtranscribe.privacy.calibrate import RowAnswer
+from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.query import ImageQuery, Kind, Scalar
+from fedtranscribe.teachers import Teachers
+
+
+class MeanGradients:
+    """The mean over shards of bounded gradients of a distillation loss, by the student's logits.
+
+    Args:
+        teachers: an ensemble on disjoint shards of the holder's records.
+        row_gradient: ∂L_t/∂Φ_s of Eq. 3; benchmarks pass classic distillation.
+        bound: unit rows as in Eq. 3, or clipping for the paper's ablation; both lie in the same
+            ball, for which `mean_rows_bound` holds.
+    """
+
+    kind = Kind.GRADIENT
+
+    def __init__(
+        self,
+        teachers: Teachers,
+        *,
+        row_gradient: RowGradient | None = None,
+        bound: Literal[RowBound.UNIT, RowBound.CLIP] = RowBound.UNIT,
+    ) -> None:
+        self._teachers = teachers
+        self._row_gradient = row_gradient or gradient_of(decoupled_distillation)
+        self._bound = bound
+
+    def expect(self, shapes: Mapping[str, tuple[int, ...]], terms: Mapping[str, Scalar]) -> int:
+        """See `Statistic`."""
+        return expect_shapes(shapes, self._teachers)
+
+    def check(self, query: ImageQuery) -> None:
+        """See `Statistic`."""
+        expect_fitting(query, self._teachers)
+
+    def mechanism(self, query: ImageQuery, plan: NoisePlan) -> Mechanism:
+        """See `Statistic`."""
+        bound = mean_rows_bound(self._teachers.shards, RowAnswer.GRADIENT, query.k)
+        return gaussian_mechanism(bound, plan)
+
+    def values(self, query: ImageQuery) -> Tensor:
+        """See `Statistic`."""
+        student = query.student_logits
+        assert student is not None  # ImageQuery refuses it otherwise
+        logits = self._teachers.logits(query.images)
+        rows = (self._row_gradient(shard, student) for shard in logits)
+        return mean_rows(rows, query.index_sets, self._teachers.shards, self._bound)

@@ -1,0 +1,47 @@
+"""What every query about images has to fit."""
+
+from collections.abc import Mapping
+
+from fedtranscribe.errors import ConfigError, ModelMismatchError
+from fedtranscribe.query import ImageQuery
+from fedtranscribe.teachers import Teachers
+
+
+def expect_fitting(query: ImageQuery, teachers: Teachers) -> None:
+    """Refuse images of another shape, and classes that the teachers do not have.
+
+    Raises:
+        ModelMismatchError: names what was expected.
+    """
+    manifest = teachers.manifest
+    expected = (manifest.channels, manifest.size, manifest.size)
+    if tuple(query.images.shape[1:]) != expected:
+        raise ModelMismatchError(
+            f"Expected query images of shape {expected}, got {tuple(query.images.shape[1:])}."
+        )
+    logits = query.student_logits
+    classes = manifest.classes if logits is None else logits.shape[1]
+    if int(query.index_sets.max()) >= manifest.classes or classes != manifest.classes:
+        raise ModelMismatchError(f"Expected queries over {manifest.classes} classes.")
+
+
+def expect_shapes(shapes: Mapping[str, tuple[int, ...]], teachers: Teachers) -> int:
+    """Refuse arrays that no query to these teachers can have; how many rows are asked.
+
+    Raises:
+        ConfigError, KeyError, ValueError: a shape that the teachers cannot answer.
+    """
+    manifest = teachers.manifest
+    rows, *_ = shapes["images"] or (0,)
+    _, k = shapes["index_sets"]
+    if rows < 1 or not 1 <= k <= manifest.classes:
+        raise ConfigError(f"Expected rows={rows} >= 1 and k={k} from 1 to {manifest.classes}.")
+    expected = {
+        "images": (rows, manifest.channels, manifest.size, manifest.size),
+        "index_sets": (rows, k),
+        "student_logits": (rows, manifest.classes),
+    }
+    for name, shape in shapes.items():
+        if shape != expected[name]:
+            raise ConfigError(f"Expected {name} {expected[name]}, got {shape}.")
+    return rows

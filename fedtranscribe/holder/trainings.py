@@ -1,0 +1,230 @@
+"""Private trainings that a holder carries out for a server: planned there, booked and run here.
+
+A message gives the training so many seconds; then it is checkpointed, and the reply says how far it
+is. So there is no thread to lose: whichever process gets the next message goes on from the
+checkpoint, and a server that falls silent costs nothing. The network leaves when its digest is in
+the ledger, and nothing else that depends on a record ever does.
+
+Guarantee:
+    That of `synthesize.training`: one training is one reservation, made before its first step. The
+    server chooses method, ε and sizes within the holder's policy; data, ledger, noise and coins are
+    the holder's own. Calibration is by the sound figure and noise cannot be left out.
+"""
+
+import contextlib
+import hashlib
+import time
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedtranscribe.capabilities import Facts
+from fedtranscribe.config import PUBLIC_SHAPES, SynthesizeSettings, TrainingOptions, build
+from fedtranscribe.data import DataSplit, ImageSet, is_published
+from fedtranscribe.errors import ConfigError, ProtocolError
+from fedtranscribe.mechanisms import BitSource, NoiseSource
+from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.reading import read_json, read_json_lines
+from fedtranscribe.synthesize.preparation import Prepared, prepare
+from fedtranscribe.synthesize.run import describe
+from fedtranscribe.synthesize.training import Training
+from fedtranscribe.transcribe.rundir import DENOISER, RunDirectory
+from fedtranscribe.wire.trainings import TOLD, TrainedNetwork, TrainingProgress
+
+_LEAST_SECONDS = 10.0
+
+OpenLedger = Callable[[], AbstractContextManager[Ledger]]
+
+# What a server may choose; all else is the holder's.
+CHOSEN = frozenset({"method", "epsilon", "delta", "seed", *TrainingOptions.model_fields})
+
+
+@dataclass
+class _Open:
+    prepared: Prepared
+    training: Training
+    run: RunDirectory
+    saved: int | None = None
+
+    def stamp(self) -> int | None:
+        """Which checkpoint lies in the folder now."""
+        path = self.training.checkpoint
+        return path.stat().st_mtime_ns if path.exists() else None
+
+
+class Trainings:
+    """One holder's private trainings.
+
+    Args:
+        records: gives the PRIVATE records, when a training needs them.
+        ledger: the budget book of the data.
+        open_ledger: opens it under the policy's limit.
+        folder: the holder's own, for checkpoints and finished networks.
+        device: where to train.
+        least_seconds: the shortest slice. The time of a single step would tell how many records
+            were in its secret batch; over many steps that says next to nothing.
+        noise, bits: OS entropy unless a test says otherwise.
+    """
+
+    def __init__(
+        self,
+        records: Callable[[], ImageSet],
+        ledger: Path,
+        open_ledger: OpenLedger,
+        folder: Path,
+        device: str,
+        *,
+        least_seconds: float = _LEAST_SECONDS,
+        noise: NoiseSource | None = None,
+        bits: BitSource | None = None,
+    ) -> None:
+        self._records = records
+        self._ledger, self._open_ledger = ledger, open_ledger
+        self._folder = folder
+        self._device = device
+        self._least_seconds = least_seconds
+        self._noise, self._bits = noise, bits
+        self._now: tuple[tuple[str, SynthesizeSettings], _Open] | None = None
+
+    def facts(self) -> Facts:
+        """What is public about the records."""
+        records = self._records()
+        return Facts(
+            classes=records.classes,
+            channels=records.channels,
+            size=records.size,
+            shards=0,
+            positional_ids=records.positional,
+        )
+
+    def settings(self, asked: Mapping[str, Any]) -> SynthesizeSettings:
+        """What a server asks for and what is the holder's own, put together; quick.
+
+        Args:
+            asked: settings out of `CHOSEN`.
+
+        Raises:
+            ConfigError: settings that the server cannot choose, or that are out of range.
+        """
+        if strange := sorted(set(asked) - CHOSEN):
+            raise ConfigError(f"{strange[0][:80]} is not for a server to choose; leave it out.")
+        _expect_public(asked.get("pretrain_data"))
+        own = {"data": self._records().name, "ledger": self._ledger, "device": self._device}
+        return build(SynthesizeSettings, {**asked, **own})
+
+    def knows(self, run: str) -> bool:
+        """Whether a training of this run has begun here."""
+        return (self._folder_of(run) / "config.toml").exists()
+
+    @property
+    def size(self) -> int:
+        """Bytes of all checkpoints and networks on disk."""
+        return folder_size(self._folder)
+
+    def advance(self, run: str, settings: SynthesizeSettings, seconds: float) -> TrainingProgress:
+        """Begin a training or go on with it, for so many seconds.
+
+        Args:
+            run: its name in the ledger.
+            settings: made by `settings`; the same ones for the whole run.
+            seconds: after which the step in hand is the last for now; `least_seconds` or more.
+
+        Raises:
+            ConfigError: settings that make no sense for the records.
+            BudgetExhaustedError: it would exceed the holder's limit; nothing was booked.
+            UnsupportedAdjacencyError: it has no cost in the limit's unit; nothing was booked.
+        """
+        now = self._opened(run, settings)
+        training = now.training
+        until = time.monotonic() + max(seconds, self._least_seconds)
+        if training.progress.finished:
+            self._finish(now)
+            return training.progress
+        finished = training.step()
+        while not finished and time.monotonic() < until:
+            finished = training.step()
+        training.save()
+        now.saved = now.stamp()
+        if finished:
+            self._finish(now)
+        return training.progress
+
+    def result(self, run: str) -> TrainedNetwork:
+        """The finished training of a run; as often as it is asked for.
+
+        Raises:
+            ProtocolError: there is none, or it is not finished.
+        """
+        folder = self._folder_of(run)
+        try:
+            facts = read_json(folder / "metrics.json")
+            event = read_json_lines(folder / "events.jsonl")[0]
+            network = (folder / DENOISER).read_bytes()
+        except (OSError, ValueError, IndexError):
+            raise ProtocolError(f"No training of run {run[:80]!r} is finished here.") from None
+        return TrainedNetwork(network, {name: facts[name] for name in TOLD}, event)
+
+    # ---------------------------------------------------------------- small parts
+
+    def _opened(self, run: str, settings: SynthesizeSettings) -> _Open:
+        """The training in memory, unless another process has taken it further."""
+        key = run, settings
+        if self._now is not None and self._now[0] == key:
+            kept = self._now[1]
+            if kept.saved == kept.stamp() or kept.training.result is not None:
+                return kept
+        opened = self._open(run, settings)
+        self._now = key, opened
+        return opened
+
+    def _open(self, run: str, settings: SynthesizeSettings) -> _Open:
+        path, records = self._folder_of(run), self._records()
+        # Before the noise is looked for, which may take a minute.
+        known = RunDirectory.resume(path, settings) if self.knows(run) else None
+        # Held-out images play no part at a holder: it is measured where the network goes.
+        prepared = prepare(settings, DataSplit(records, records))
+        if known is None:
+            with self._open_ledger() as ledger:
+                assert prepared.plan.release is not None
+                ledger.check(prepared.plan.release)
+        trainer = prepared.trainer(self._noise, self._bits)
+        place = known or RunDirectory.create(path, settings, run)
+        training = Training(prepared, trainer, place, self._open_ledger)
+        training.start()
+        opened = _Open(prepared, training, place)
+        opened.saved = opened.stamp()
+        return opened
+
+    def _finish(self, now: _Open) -> None:
+        if now.run.finished:
+            return
+        trained = now.training.finish()
+        facts = describe(now.prepared, now.run, now.training.caveats, trained, self._open_ledger)
+        now.run.write_metrics(facts)
+
+    def _folder_of(self, run: str) -> Path:
+        # The name comes from the server: it must not become a path.
+        return self._folder / hashlib.sha256(run.encode()).hexdigest()[:32]
+
+
+def folder_size(folder: Path) -> int:
+    """Bytes of all files in a folder; 0 where there is none."""
+    total = 0
+    for path in folder.rglob("*"):
+        # A temporary file may be gone again.
+        with contextlib.suppress(OSError):
+            total += path.lstat().st_size
+    return total
+
+
+def _expect_public(name: object) -> None:
+    """A server may name a public set, never a file: what it calls public is not protected."""
+    if name in (None, "none", PUBLIC_SHAPES):
+        return
+    if not (isinstance(name, str) and is_published(name)):
+        raise ConfigError(
+            f"Expected pretrain_data={name!r} to be the name of a published set, {PUBLIC_SHAPES!r} "
+            "or 'none': a server cannot call files of this holder public."
+        )

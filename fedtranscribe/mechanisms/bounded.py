@@ -1,0 +1,75 @@
+"""How far an answer can move: what every noise is calibrated to, wherever it is added."""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fedtranscribe.errors import ConfigError
+from fedtranscribe.privacy.events import Event
+from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.units import Adjacency, Unit
+
+Moves = Mapping[Unit, Mapping[Adjacency, float]]
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A set that a holder's vectors lie in, and how far one record or holder moves one of them.
+
+    Public: it is known before anything is computed. The vectors themselves never leave the holder
+    without noise, but under a policy that trusts the server.
+
+    Attributes:
+        name: what the vectors are, for ledgers and events.
+        width: D, numbers in a vector.
+        moves: l2 distance in exact arithmetic, by unit and adjacency; what is absent has no
+            guarantee. Add-remove of a record presumes persistent ids.
+        project: brings any vectors [..., D] into the set, float64. Noise is never added to vectors
+            that have not gone through it. The identity where the set is one of sums, which are
+            bounded as they are added up.
+        exact: whether answers need the bits of float64; others are kept in float32.
+    """
+
+    name: str
+    width: int
+    moves: Moves
+    project: Callable[[Tensor], Tensor]
+    exact: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse vectors of nothing."""
+        if self.width < 1:
+            raise ConfigError(f"Expected width={self.width} >= 1.")
+
+    def release(
+        self, how: str, rows: int, cost: Callable[[float], Event], *, positional_ids: bool
+    ) -> Release:
+        """What `rows` vectors give away.
+
+        Args:
+            how: where the noise is added, in a word.
+            rows: how many vectors.
+            cost: the event of them all, from how far each of them moves.
+            positional_ids: whether records are known by row number only: then no add-remove. A
+                whole holder leaves or joins without moving anybody else's records.
+        """
+        costs: dict[Unit, dict[Adjacency, Event]] = {}
+        for unit, by in self.moves.items():
+            without = positional_ids and unit is Unit.RECORD
+            known = {a: m for a, m in by.items() if not (without and a is Adjacency.ADD_REMOVE)}
+            costs[unit] = {adjacency: cost(moved) for adjacency, moved in known.items()}
+        return Release(f"{how}-{self.name}", rows, costs)
+
+
+def expect_noise(noise_std: float, holders: int) -> None:
+    """Refuse noise that is none, and a federation of nobody.
+
+    Raises:
+        ConfigError: names the value.
+    """
+    if not (noise_std > 0 and math.isfinite(noise_std)):
+        raise ConfigError(f"Expected noise_std={noise_std} > 0 and finite.")
+    if holders < 1:
+        raise ConfigError(f"Expected holders={holders} >= 1.")

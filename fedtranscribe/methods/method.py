@@ -1,0 +1,91 @@
+"""What every method on the student side can do, and what it learns from."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from fedtranscribe.models import Classifier, Generator
+from fedtranscribe.query import Query
+
+Show = Callable[[str, int, int], None]
+"""Called with a stage of long work, steps done, and steps in all."""
+
+
+@dataclass(frozen=True)
+class Combined:
+    """All holders' answers to a query, as one: private, so anyone may see and keep it.
+
+    Attributes:
+        query_id: the query's id.
+        values: [rows, width], the holders' mean or sum.
+        noise: std per coordinate of the noise in `values`; for labels, nats that one is worth.
+    """
+
+    query_id: str
+    values: Tensor
+    noise: float
+
+
+Q = TypeVar("Q", bound=Query)
+
+
+class Method(Protocol[Q]):
+    """Asks, learns from what comes back, and can be stored in between.
+
+    Guarantee:
+        None of its own: a function of public values and of private answers, so student and
+        generator inherit the guarantee of the answers by post-processing.
+
+    Attributes:
+        student, generator: trained in place.
+        stage: what is counted, in words.
+        rng: source of every random choice; it needs no secrecy.
+    """
+
+    student: Classifier
+    generator: Generator
+    stage: str
+    rng: torch.Generator
+
+    @property
+    def part(self) -> int:
+        """Which part of the plan the next query belongs to."""
+        ...
+
+    @property
+    def round(self) -> int:
+        """How many queries have been learned from."""
+        ...
+
+    @property
+    def rows(self) -> int:
+        """How many rows have been learned from."""
+        ...
+
+    @property
+    def finished(self) -> bool:
+        """Whether there is nothing left to ask."""
+        ...
+
+    def ask(self) -> Q:
+        """The next query."""
+        ...
+
+    def learn(self, query: Q, answer: Combined) -> dict[str, float]:
+        """Learn from the answer to `query`; public losses, by name."""
+        ...
+
+    def finish(self, show: Show) -> None:
+        """What can be learned without asking anything more: free."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Everything `load_state` needs to go on as if nothing had happened; tensors on CPU."""
+        ...
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from `state()` of the same plan."""
+        ...

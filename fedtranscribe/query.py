@@ -1,0 +1,267 @@
+"""Queries and answers: the only values in which the student side and a data holder meet.
+
+A transport carries them: in process, or as messages. Nothing else crosses. A query's digest, its
+form on the wire and its place in a checkpoint all derive from its arrays and terms, so that a new
+kind needs no code for any of the three. An answer that is private by itself and one that is not yet
+have different types, so that no code takes the one for the other by accident.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fedtranscribe.errors import ConfigError
+from fedtranscribe.mechanisms.moments import vector_length
+from fedtranscribe.names import expect_name
+
+MOST_FEATURES = 4_097
+"""Second moments take the square of it in memory."""
+
+Scalar = bool | int | float | str
+
+
+class Kind(StrEnum):
+    """What a holder is asked for (DPSD Eq. 6's switch, noisy votes, and sums over records)."""
+
+    GRADIENT = "gradient"
+    LABEL = "label"
+    VOTE = "vote"
+    MOMENTS = "moments"
+
+
+@dataclass(frozen=True)
+class Query:
+    """What the student side asks: public, because it was made from earlier answers only.
+
+    Attributes:
+        id: unique within a run; the ledger binds it to `digest()` for ever.
+        kind: what is asked for.
+    """
+
+    id: str
+    kind: Kind
+
+    # The type of each array that a kind has; what else a query holds are its terms.
+    ARRAYS: ClassVar[Mapping[str, torch.dtype]] = {}
+    # The type of an answer's values.
+    ANSWER: ClassVar[torch.dtype] = torch.float32
+
+    def __post_init__(self) -> None:
+        """Check everything that is public; only the public query may ever be refused."""
+        expect_name("query id", self.id)
+        for name, array in self.arrays.items():
+            if array.dtype != self.ARRAYS[name]:
+                raise ConfigError(f"Expected {name} of {self.ARRAYS[name]}, got {array.dtype}.")
+
+    @property
+    def rows(self) -> int:
+        """How many answers are asked for; each is charged."""
+        return 1
+
+    @property
+    def width(self) -> int:
+        """Numbers in each of them."""
+        raise NotImplementedError
+
+    @property
+    def arrays(self) -> dict[str, Tensor]:
+        """The arrays that this query has, by name."""
+        there = {name: getattr(self, name) for name in self.ARRAYS}
+        return {name: array for name, array in there.items() if array is not None}
+
+    @property
+    def terms(self) -> dict[str, Scalar]:
+        """Everything else but id and kind."""
+        own = (field.name for field in fields(self))
+        return {n: getattr(self, n) for n in own if n not in self.ARRAYS and n not in _COMMON}
+
+    def digest(self) -> str:
+        """SHA-256 over everything the answer depends on, byte for byte."""
+        h = hashlib.sha256(f"{self.id}\0{self.kind}\0{sorted(self.terms.items())}".encode())
+        for name, array in sorted(self.arrays.items()):
+            h.update(f"\0{name} {array.dtype}{tuple(array.shape)}".encode())
+            h.update(array.contiguous().cpu().numpy().tobytes())
+        return h.hexdigest()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Strings, scalars and tensors, for a checkpoint; `query_from` is the inverse."""
+        return {
+            "kind": self.kind.value,
+            "query_id": self.id,
+            "arrays": self.arrays,
+            "terms": self.terms,
+        }
+
+
+_COMMON = frozenset({"id", "kind"})
+
+
+@dataclass(frozen=True)
+class ImageQuery(Query):
+    """Images that teachers are asked about, a row each.
+
+    Attributes:
+        images: uint8 [n, channels, height, width]; synthetic or public.
+        index_sets: int64 [n, k]; the student's top-k classes per row, each row distinct.
+        student_logits: float32 [n, classes]; needed by `gradient`, absent otherwise.
+    """
+
+    images: Tensor
+    index_sets: Tensor
+    student_logits: Tensor | None = None
+
+    ARRAYS: ClassVar = {
+        "images": torch.uint8,
+        "index_sets": torch.int64,
+        "student_logits": torch.float32,
+    }
+
+    def __post_init__(self) -> None:
+        """Check everything that is public; only the public query may ever be refused."""
+        super().__post_init__()
+        n = len(self.images)
+        if self.images.ndim != 4 or n == 0:
+            raise ConfigError(
+                f"Expected query images [n, c, h, w] with n > 0, got {tuple(self.images.shape)}."
+            )
+        sets = self.index_sets
+        if sets.ndim != 2 or len(sets) != n or sets.shape[1] == 0:
+            raise ConfigError(f"Expected index sets [{n}, k], got {tuple(sets.shape)}.")
+        ordered = sets.sort(dim=1).values
+        if bool((ordered[:, 1:] == ordered[:, :-1]).any()) or bool((ordered[:, 0] < 0).any()):
+            raise ConfigError("Expected distinct, non-negative classes in every row's index set.")
+        if self.kind is Kind.GRADIENT and self.student_logits is None:
+            raise ConfigError("Expected student logits with a gradient query; send them along.")
+        logits = self.student_logits
+        if logits is not None:
+            if logits.ndim != 2 or len(logits) != n or not bool(torch.isfinite(logits).all()):
+                raise ConfigError(f"Expected finite student logits [{n}, classes].")
+            if int(ordered[:, -1].max()) >= logits.shape[1]:
+                raise ConfigError("Expected index sets within the student's classes.")
+
+    @property
+    def rows(self) -> int:
+        """How many rows are asked; each is charged."""
+        return len(self.images)
+
+    @property
+    def k(self) -> int:
+        """Size of every index set."""
+        return self.index_sets.shape[1]
+
+    @property
+    def width(self) -> int:
+        """Numbers in an answer's row."""
+        return self.k
+
+
+@dataclass(frozen=True)
+class MomentsQuery(Query):
+    """Which moments of their records' features a holder is asked for.
+
+    Attributes:
+        centre: float32 [d], taken from the scattering coefficients of every image.
+        map: float32 [d, k], what the rest is mapped by; see `models.scattering`.
+        classes: of the sums by class that are asked beside the second moments; 0 leaves them out.
+    """
+
+    centre: Tensor
+    map: Tensor
+    classes: int
+
+    ARRAYS: ClassVar = {"centre": torch.float32, "map": torch.float32}
+    # Sums over many records need every bit.
+    ANSWER: ClassVar = torch.float64
+
+    def __post_init__(self) -> None:
+        """Check everything that is public; only the public query may ever be refused."""
+        super().__post_init__()
+        if self.centre.ndim != 1 or self.map.ndim != 2:
+            raise ConfigError("Expected a centre [d] and a map [d, k].")
+        d = len(self.centre)
+        if len(self.map) != d or not 1 <= self.map.shape[1] <= d:
+            raise ConfigError(f"Expected a map [{d}, k] with k <= {d}, got {tuple(self.map.shape)}")
+        if self.features > MOST_FEATURES or self.classes < 0:
+            raise ConfigError(
+                f"Expected classes={self.classes} >= 0 and at most {MOST_FEATURES - 1} features, "
+                f"got {self.map.shape[1]}."
+            )
+        if not (bool(torch.isfinite(self.centre).all()) and bool(torch.isfinite(self.map).all())):
+            raise ConfigError("Expected a finite centre and map.")
+
+    @property
+    def features(self) -> int:
+        """k + 1: the constant is a feature, too."""
+        return self.map.shape[1] + 1
+
+    @property
+    def width(self) -> int:
+        """Numbers in an answer."""
+        return vector_length(self.features, self.classes or None)
+
+
+QUERIES: Mapping[Kind, type[Query]] = {
+    Kind.GRADIENT: ImageQuery,
+    Kind.LABEL: ImageQuery,
+    Kind.VOTE: ImageQuery,
+    Kind.MOMENTS: MomentsQuery,
+}
+"""The form that queries of each kind have."""
+
+
+def query_from(
+    kind: str, query_id: str, arrays: Mapping[str, Tensor], terms: Mapping[str, Scalar]
+) -> Query:
+    """A query out of what `Query.to_dict` holds, or a message.
+
+    Raises:
+        ConfigError, TypeError, ValueError: it makes no sense.
+    """
+    known = Kind(kind)
+    return QUERIES[known](id=query_id, kind=known, **arrays, **terms)
+
+
+# ---------------------------------------------------------------- answers
+
+
+@dataclass(frozen=True)
+class Said:
+    """What every form of answer has.
+
+    Attributes:
+        query_id: the query's id.
+        values: [rows, width], see the form.
+        head: (sequence, hash) of the holder's ledger after charging, so that a rolled-back
+            ledger is noticed.
+    """
+
+    query_id: str
+    values: Tensor
+    head: tuple[int, str]
+
+
+class Answer(Said):
+    """What a holder gives back: private by itself, so anyone may see and keep it.
+
+    Labels are one-hot rows.
+    """
+
+
+class RawAnswer(Said):
+    """A holder's bounded values WITHOUT noise, for a server that its own policy trusts.
+
+    Not private: nothing may keep, log or learn from it before the server's noise is added.
+    """
+
+
+class Summand(Said):
+    """A holder's values in integers with its own share of the noise, for a masked sum: int64.
+
+    In units of the mechanism's grid. Not private alone: it leaves the holder under masks only, and
+    enters one sum only, for ever.
+    """

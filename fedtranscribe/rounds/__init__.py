@@ -1,0 +1,1 @@
+"""The server's side: what a run will ask, and the rounds in which it asks and learns."""

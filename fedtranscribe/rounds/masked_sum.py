@@ -1,0 +1,301 @@
+"""The server's side of secure aggregation: keys once per run, then four messages per query.
+
+What it has heard is stored after every stage, so that a round which was interrupted goes on where
+it stood: holders say the same again or nothing, and a set of survivors that was once sent out for
+signature is the only one there can be. Nothing that is stored opens a vector.
+"""
+
+import json
+import logging
+import time
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from fedtranscribe import wire
+from fedtranscribe.config import RoundSettings
+from fedtranscribe.errors import ProtocolError, QuorumError
+from fedtranscribe.files import write_atomically
+from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.query import Query
+from fedtranscribe.refusals import Refusal, RefusalCode
+from fedtranscribe.rounds.plan import Plan
+from fedtranscribe.rounds.round_progress import Named, Progress, read_json
+from fedtranscribe.rounds.transport import Transport
+from fedtranscribe.secagg import Advert, Task, relay, survivors, unmask
+from fedtranscribe.wire import Message, masked
+from fedtranscribe.wire.queries import Envelope
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+# Until a holder has opened a round it may have booked nothing; from then on a refusal is about
+# this round, and not about the holder.
+_BEFORE_CHARGE = frozenset({wire.SECAGG_KEY, wire.SECAGG_OPEN})
+_STUCK = (
+    "Resume the run when more of them are back, with abandon=true if this round cannot be mended."
+)
+
+Complaint = RefusalCode | ProtocolError | None
+"""What a holder said instead of what was asked; None if it said nothing in time."""
+
+
+class Watch(Protocol):
+    """Whoever keeps the books of a run's holders."""
+
+    def complain(
+        self, name: str, complaint: Complaint, query: Query | None, *, charged: bool
+    ) -> None:
+        """A holder gave no answer; `charged` says whether it may have booked the query.
+
+        It cannot have booked anything where there is no query yet.
+        """
+        ...
+
+    def grown(self, name: str, head: tuple[int, str]) -> bool:
+        """Whether the head of a holder's ledger follows the one before."""
+        ...
+
+
+class MaskedSum:
+    """Asks a cohort for masked sums.
+
+    Args:
+        plan: of the run.
+        transport: reaches its holders.
+        settings: how often the silent are asked again.
+        run: name of the run, and the folder of its checkpoints.
+        folder: where keys and progress are kept.
+        watch: told of everything that was no answer.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        transport: Transport,
+        settings: RoundSettings,
+        run: str,
+        folder: Path,
+        watch: Watch,
+    ) -> None:
+        self._plan = plan
+        self._members = plan.members
+        self._transport = transport
+        self._settings = settings
+        self._run = run
+        self._keys_file = folder / "secagg-keys.json"
+        self._round_file = folder / "secagg-round.json"
+        self._watch = watch
+        self._query: Query | None = None
+
+    def began(self, query_id: str) -> bool:
+        """Whether holders may have been asked this query already."""
+        return Progress.load(self._round_file, query_id) is not None
+
+    def settle(
+        self, query: Query, noise: NoisePlan, present: Sequence[str]
+    ) -> tuple[Tensor, list[str]]:
+        """The noisy mean over the survivors of a round, float32 [rows, width], and who they are.
+
+        Args:
+            query: what is asked.
+            noise: under which plan.
+            present: the holders that still take part.
+
+        Raises:
+            QuorumError: too few holders at some stage; the round can be resumed.
+        """
+        grid, self._query = self._plan.grid, query
+        task = Task(query.id, query.digest(), query.rows * query.width, grid.word)
+        now = Progress.load(self._round_file, query.id) or Progress(query.id)
+        if not now.sent:
+            now.save(self._round_file)
+            now.sent = self._open(query, noise, list(present))
+            now.save(self._round_file)
+        if not now.survivors:
+            self._mask(task, now)
+        if len(now.signatures) < self._members.quorum:
+            self._sign(now)
+        self._reveal(now)
+        try:
+            total = unmask(self._members, task, now.sent, now.survivors, now.vectors, now.revealed)
+        except ProtocolError as error:
+            raise QuorumError(f"{error} {_STUCK}") from None
+        mean = grid.mean(total, len(now.survivors)).reshape(query.rows, query.width)
+        return mean, now.survivors
+
+    # ---------------------------------------------------------------- stages
+
+    def _adverts(self, present: list[str]) -> dict[str, Advert]:
+        """Stage 0: the keys of the run, asked for once and for good."""
+        if self._keys_file.exists():
+            told = read_json(self._keys_file)
+            return {name: Advert(name, *map(b64decode, advert)) for name, advert in told.items()}
+
+        def ask(number: int, name: str) -> Message:
+            return masked.ask_key(number, self._run, self._members)
+
+        def read(content: Message, name: str) -> Advert:
+            advert = masked.read_advert(content)
+            if advert.name != name:
+                raise ProtocolError(f"Holder {name} sent the key of {advert.name[:80]!r}.")
+            return advert
+
+        # Who is missing here is missing for the whole run, so everybody is waited for.
+        adverts = self._ask(wire.SECAGG_KEY, present, ask, read, enough=len(present))
+        self._expect(adverts, "sent a key")
+        packed = {
+            name: [b64encode(part).decode() for part in (advert.key, advert.signature)]
+            for name, advert in adverts.items()
+        }
+        write_atomically(self._keys_file, json.dumps(packed).encode())
+        return adverts
+
+    def _open(self, query: Query, noise: NoisePlan, present: list[str]) -> dict[str, Named]:
+        adverts = self._adverts(present)
+
+        def ask(number: int, name: str) -> Message:
+            envelope = Envelope(query, noise, self._run, number)
+            return masked.ask_open(envelope, adverts.values())
+
+        def read(content: Message, name: str) -> Named:
+            sealed, head = masked.read_sealed(content, query.id)
+            if not self._watch.grown(name, head):
+                raise ProtocolError("a ledger that went back")
+            if set(sealed) != set(adverts) - {name}:
+                raise ProtocolError(f"Holder {name} sent shares for other holders.")
+            return sealed
+
+        asked = [name for name in present if name in adverts]
+        sent = self._ask(wire.SECAGG_OPEN, asked, ask, read)
+        self._expect(sent, "sent shares")
+        return sent
+
+    def _mask(self, task: Task, now: Progress) -> None:
+        inboxes = relay(self._members, now.sent)
+
+        def ask(number: int, name: str) -> Message:
+            return masked.ask_mask(number, self._run, now.query, inboxes[name])
+
+        waiting = [name for name in now.sent if name not in now.vectors]
+        now.vectors |= self._ask(
+            wire.SECAGG_MASK,
+            waiting,
+            ask,
+            lambda content, name: masked.read_bytes(content, now.query, "masked"),
+            enough=self._members.quorum - len(now.vectors),
+        )
+        now.save(self._round_file)
+        self._expect(now.vectors, "sent masked vectors")
+        now.survivors = list(survivors(self._members, task, now.vectors))
+        # From here on there is no other set.
+        now.save(self._round_file)
+
+    def _sign(self, now: Progress) -> None:
+        """Ask every survivor that has not signed; a late one helps as well as another."""
+
+        def ask(number: int, name: str) -> Message:
+            return masked.ask_sign(number, self._run, now.query, now.survivors)
+
+        now.signatures |= self._ask(
+            wire.SECAGG_SIGN,
+            [name for name in now.survivors if name not in now.signatures],
+            ask,
+            lambda content, name: masked.read_bytes(content, now.query, "signature"),
+            enough=self._members.quorum - len(now.signatures),
+        )
+        now.save(self._round_file)
+        self._expect(now.signatures, "signed")
+
+    def _reveal(self, now: Progress) -> None:
+        def ask(number: int, name: str) -> Message:
+            return masked.ask_reveal(number, self._run, now.query, now.signatures)
+
+        for again in (False, True):
+            if again:
+                self._sign(now)
+            now.revealed |= self._ask(
+                wire.SECAGG_REVEAL,
+                [name for name in now.signatures if name not in now.revealed],
+                ask,
+                lambda content, name: masked.read_bytes(content, now.query, "shares"),
+                enough=self._members.quorum - len(now.revealed),
+            )
+            now.save(self._round_file)
+            if len(now.revealed) >= self._members.quorum:
+                break
+        self._expect(now.revealed, "revealed their shares")
+
+    # ---------------------------------------------------------------- small parts
+
+    def _ask(
+        self,
+        message_type: str,
+        names: list[str],
+        make: Callable[[int, str], Message],
+        read: Callable[[Message, str], T],
+        *,
+        enough: int | None = None,
+    ) -> dict[str, T]:
+        """What holders said, in the order of their names; asked again until they are enough."""
+        needed = min(len(names), self._members.quorum if enough is None else enough)
+        told: dict[str, T] = {}
+        refused: set[str] = set()
+        early = message_type in _BEFORE_CHARGE
+        query = None if message_type == wire.SECAGG_KEY else self._query
+        for attempt in range(self._settings.retries + 1):
+            waiting = [name for name in names if name not in told and name not in refused]
+            if not waiting or (attempt and len(told) >= needed):
+                break
+            if attempt:
+                time.sleep(self._settings.retry_after * 2 ** (attempt - 1))
+                log.warning("asking again for %s: %s", message_type, ", ".join(waiting))
+            replies = self._transport.exchange(message_type, waiting, make)
+            for name in waiting:
+                said = _read_reply(name, replies.get(name), read)
+                if not isinstance(said, Nothing):
+                    told[name] = said
+                    continue
+                if said.final:
+                    refused.add(name)
+                complaint = said.complaint
+                if not early and complaint is RefusalCode.CONFLICT:
+                    complaint = RefusalCode.INTERNAL
+                self._watch.complain(name, complaint, query, charged=attempt > 0 or not early)
+        return dict(sorted(told.items()))
+
+    def _expect(self, told: Mapping[str, object], what: str) -> None:
+        if len(told) < self._members.quorum:
+            raise QuorumError(
+                f"Only {len(told)} of {len(self._members.names)} holders {what}, a masked sum "
+                f"needs {self._members.quorum}. Nothing of it is revealed. {_STUCK}"
+            )
+
+
+@dataclass(frozen=True)
+class Nothing:
+    """No answer, and why."""
+
+    complaint: Complaint
+
+    @property
+    def final(self) -> bool:
+        """Whether asking again would change nothing."""
+        return self.complaint not in (None, RefusalCode.INTERNAL)
+
+
+def _read_reply(
+    name: str, content: Message | None, read: Callable[[Message, str], T]
+) -> T | Nothing:
+    if content is None:
+        return Nothing(None)
+    try:
+        return read(content, name)
+    except Refusal as refusal:
+        return Nothing(refusal.code)
+    except ProtocolError as error:
+        return Nothing(error)

@@ -1,0 +1,228 @@
+"""What a run will ask and what that costs: fixed from public facts, before anything is spent.
+
+One machine is a federation of one holder. Noise is calibrated on the mean over holders of their
+shard-averaged rows, for the smallest shard count among them: who has more shards is protected
+better. See the privacy law, section 4.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fedtranscribe.capabilities import Capabilities
+from fedtranscribe.errors import HopelessPlanError
+from fedtranscribe.mechanisms import (
+    Bound,
+    Mechanism,
+    gaussian_mechanism,
+    label_mechanism,
+    mean_rows_bound,
+    moments_bound,
+)
+from fedtranscribe.mechanisms.masked import Grid
+from fedtranscribe.privacy.accountant import guarantee
+from fedtranscribe.privacy.calibrate import NoiseMode, RowAnswer
+from fedtranscribe.privacy.forecasts import Forecast
+from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.published import Published
+from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
+from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
+from fedtranscribe.query import Kind
+from fedtranscribe.secagg import Members
+
+# In label mode a class that all M teachers name has log odds η·M; of synthetic images about half
+# of them agree.
+AGREEMENT = 0.5
+MOST_NATS = math.log(1e6)
+"""No label is taken for more certain than that."""
+
+_TRUST = {
+    NoiseMode.LOCAL: "nobody: each holder's answers are private by themselves",
+    NoiseMode.CENTRAL: "the server: it sees raw answers and adds the noise",
+}
+
+Charged = Mapping[str, Sequence[int]]
+"""Rows by holder and part of the plan."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows of one kind under one noise.
+
+    Attributes:
+        kind: what is asked for.
+        rows: how many in all.
+        noise: under which every query of this part goes out.
+        width: numbers in an answer's row; for moments, features with the constant.
+        classes: of the sums by class, for moments; None leaves them out.
+    """
+
+    kind: Kind
+    rows: int
+    noise: NoisePlan
+    width: int
+    classes: int | None = None
+
+    def mechanism(self, holder: Capabilities) -> Mechanism:
+        """What one holder's answers pass through."""
+        if self.kind is Kind.LABEL:
+            return label_mechanism(holder.shards, self.width, self.noise)
+        return gaussian_mechanism(self.bound(holder), self.noise)
+
+    def bound(self, holder: Capabilities) -> Bound:
+        """Of one holder's vectors; labels have none."""
+        if self.kind is Kind.MOMENTS:
+            return moments_bound(self.width, self.classes)
+        return mean_rows_bound(holder.shards, RowAnswer(self.kind.value), self.width)
+
+    def release(self, holder: Capabilities, rows: int) -> Release:
+        """What so many answered rows give away about one holder's data."""
+        return self.mechanism(holder).release(rows, positional_ids=holder.positional_ids)
+
+    @property
+    def averaged(self) -> bool:
+        """Whether holders' answers are averaged; sums and labels add up."""
+        return self.kind in (Kind.VOTE, Kind.GRADIENT)
+
+    def combined_std(self, answers: int) -> float:
+        """Std of the noise per coordinate on the mean, or the sum, of so many holders' answers."""
+        s, m = self.noise.strength, self.noise.holders
+        if self.noise.mode is NoiseMode.CENTRAL:
+            total = m * s
+        elif self.noise.mode is NoiseMode.SECAGG:
+            total = m * s * math.sqrt(answers / (m - self.noise.tolerated))
+        else:
+            total = s * math.sqrt(m * answers)
+        return total / answers if self.averaged else total
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything that decides the guarantee of a run.
+
+    Attributes:
+        parts: what is asked, in this order.
+        roster: the holders that take part, by name; fixed for the run.
+        delta: at which ε is quoted.
+        forecast: what can be learned at all.
+        published: the paper's own figure for the same noise; None where no paper has one.
+        before: what the student had cost its holder before the first query.
+    """
+
+    parts: tuple[Part, ...]
+    roster: Mapping[str, Capabilities]
+    delta: float
+    forecast: Forecast
+    published: Published | None
+    before: tuple[Release, ...] = field(default=())
+
+    @property
+    def kind(self) -> Kind:
+        """Of all queries."""
+        return self.parts[0].kind
+
+    @property
+    def rows(self) -> int:
+        """How many in all."""
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def noise(self) -> NoisePlan:
+        """Of the last part, which is the one that the student is set by."""
+        return self.parts[-1].noise
+
+    @property
+    def facts(self) -> Capabilities:
+        """What all holders have in common: classes, channels, size."""
+        return next(iter(self.roster.values()))
+
+    @property
+    def noise_std(self) -> float | None:
+        """Std per coordinate, as results tell it; labels have none."""
+        return None if self.kind is Kind.LABEL else self.noise.strength
+
+    def releases(self, holder: str, rows: Sequence[int] | None = None) -> tuple[Release, ...]:
+        """What answered rows give away about one holder's data.
+
+        Args:
+            holder: its name.
+            rows: by part; all of the plan's if not given.
+        """
+        counts = [part.rows for part in self.parts] if rows is None else rows
+        facts = self.roster[holder]
+        return tuple(
+            part.release(facts, count)
+            for part, count in zip(self.parts, counts, strict=True)
+            if count
+        )
+
+    def guarantee(self, charged: Charged, unit: Unit, adjacency: Adjacency) -> Guarantee | None:
+        """The weakest of the holders' guarantees; None where one has none.
+
+        One record or holder is touched by its own holder's answers only, so the figures of
+        several holders do not add up.
+        """
+        stated = []
+        for holder, rows in charged.items():
+            releases = self.releases(holder, rows)
+            if not releases:
+                continue
+            releases = (*self.before, *releases)
+            if any(adjacency not in release.costs.get(unit, {}) for release in releases):
+                return None
+            stated.append(guarantee(PrivacyPlan(releases, unit, adjacency, self.delta)))
+        return max(stated, key=lambda g: g.epsilon, default=None)
+
+    def refuse_if_hopeless(self, *, force: bool, insist: str) -> None:
+        """Stop before any holder spends anything.
+
+        Args:
+            force: whether somebody insists.
+            insist: what to type for that.
+
+        Raises:
+            HopelessPlanError: nothing can be learned, and nobody insists.
+        """
+        if self.forecast.hopeless and not force:
+            raise HopelessPlanError(f"{self.forecast.words} {insist} to spend the budget anyway.")
+
+    @property
+    def trust(self) -> str:
+        """Whom the holders have to trust, in words."""
+        if self.noise.mode is NoiseMode.SECAGG:
+            return (
+                f"no server: answers are summed under masks, of which up to {self.noise.dropouts} "
+                f"holders may be missing while {self.noise.colluders} tell the server all they know"
+            )
+        return _TRUST[self.noise.mode]
+
+    @property
+    def members(self) -> Members:
+        """Who takes part in masked sums.
+
+        Raises:
+            ConfigError: too many failures for so few holders.
+        """
+        return Members(tuple(sorted(self.roster)), self.noise.dropouts, self.noise.colluders)
+
+    @property
+    def grid(self) -> Grid:
+        """Where the values of masked sums lie."""
+        return Grid.choose(self.noise.strength, self.noise.holders, self.noise.tolerated)
+
+    def strength(self, part: int, answers: int) -> float:
+        """What a method has to know of the noise in a combined answer.
+
+        Returns:
+            Std per coordinate; for labels, nats that one of them is worth.
+        """
+        asked = self.parts[part]
+        if asked.kind is not Kind.LABEL:
+            return asked.combined_std(answers)
+        shards = min(facts.shards for facts in self.roster.values())
+        return label_nats(asked.noise.strength, shards)
+
+
+def label_nats(strength: float, shards: int) -> float:
+    """Nats that a label of one teacher, or of an ensemble's votes, is worth."""
+    return min(strength if shards == 1 else strength * shards * AGREEMENT, MOST_NATS)

@@ -1,0 +1,160 @@
+"""One machine plays server and all holders: the Flower apps under `simulations/` are this.
+
+Simulated holders are parts of one data set, by a public Dirichlet partition. Each trains its own
+teachers on its first message, keeps its own ledger beside them, and answers through the very node
+and protocol that a deployed holder uses. A Flower node may play several holders, so that any
+number of nodes will do.
+
+Guarantee:
+    As `node.py`. But whoever runs a simulation holds all the data, and every run starts new
+    ledgers: a simulation studies a federation, it protects nobody.
+"""
+
+import fcntl
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from fedtranscribe.config import FederationSettings, TranscribeSettings
+from fedtranscribe.data import DataSplit, ImageSet, dirichlet_partition, load_first
+from fedtranscribe.data.partitions import holder_name, part_id
+from fedtranscribe.errors import ConfigError
+from fedtranscribe.holder.masking import Masking
+from fedtranscribe.holder.node import Node
+from fedtranscribe.holder.policy import HolderPolicy
+from fedtranscribe.holder.statistics import of_teachers
+from fedtranscribe.holder.round_store import RoundStore
+from fedtranscribe.runs.single_node import TRAINERS
+from fedtranscribe.holder.trainings import Trainings
+from fedtranscribe.files import write_atomically
+from fedtranscribe.mechanisms import BitSource, NoiseSource
+from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.units import Unit
+from fedtranscribe.secagg.key_files import SUFFIX, Identity, new_pair
+from fedtranscribe.teachers import Teachers, train_teachers
+from fedtranscribe.transcribe.picking import training_mode
+from fedtranscribe.transcribe.preparation import make_manifest
+from fedtranscribe.transcribe.session import pick_device
+
+# What simulated holders bear in masked sums, unless the settings say otherwise.
+_DROPOUTS, _COLLUDERS = 1, 1
+
+
+def load_data(settings: FederationSettings) -> DataSplit:
+    """The records that the simulated holders share out.
+
+    Raises:
+        DataNotFoundError: none of the data sets named is here.
+    """
+    return load_first(settings.data, settings.data_root, settings.download, settings.own_data)
+
+
+def partitions(settings: FederationSettings, train: ImageSet) -> list[ImageSet]:
+    """Each holder's records, under a data id of its own.
+
+    Raises:
+        ConfigError: too few records for so many holders and shards.
+    """
+    parts = dirichlet_partition(
+        train, settings.holders, settings.alpha, settings.seed, least=settings.shards
+    )
+    return [replace(part, data_id=part_id(part.data_id, i)) for i, part in enumerate(parts)]
+
+
+def policy_of(settings: FederationSettings) -> HolderPolicy:
+    """A simulated holder allows what the run was set up for, and not a row more."""
+    return HolderPolicy(
+        epsilon=settings.epsilon,
+        delta=settings.delta,
+        unit=Unit(settings.unit),
+        trainers=(settings.method,) if settings.method in TRAINERS else (),
+        noise=NoiseMode(settings.noise),
+        dropouts=_DROPOUTS if settings.dropouts is None else settings.dropouts,
+        colluders=_COLLUDERS if settings.colluders is None else settings.colluders,
+    )
+
+
+def open_holder(
+    settings: FederationSettings,
+    part: ImageSet,
+    number: int,
+    folder: Path,
+    *,
+    policy: HolderPolicy | None = None,
+    noise: NoiseSource | None = None,
+    bits: BitSource | None = None,
+) -> Node:
+    """Train the holder's teachers if they are not there yet, and open its node.
+
+    Args:
+        settings: of the simulation.
+        part: the holder's records.
+        number: which holder it is.
+        folder: its own folder, for teachers and ledger.
+        policy: its limits; those of the run if not given.
+        noise: OS entropy unless a test says otherwise.
+        bits: likewise.
+    """
+    policy = policy or policy_of(settings)
+    ledger = folder / "ledger.sqlite"
+    open_ledger = partial(Ledger.open, ledger, part.data_id, policy.budget)
+    if settings.method in TRAINERS:
+        trainings = Trainings(
+            lambda: part,
+            ledger,
+            open_ledger,
+            folder / "trainings",
+            settings.device,
+            least_seconds=0.0,
+            noise=noise,
+            bits=bits,
+        )
+        return Node(
+            holder_name(number), {}, trainings.facts, policy, open_ledger, trainings=trainings
+        )
+    device = pick_device(settings.device)
+    mode = settings.teacher_mode
+    if mode == "auto":
+        mode = training_mode(settings.teacher, None)
+    described = TranscribeSettings(
+        teacher=settings.teacher,
+        data=part.name,
+        # Each holder's teachers start from weights of their own, as strangers' would.
+        seed=settings.seed * 1_000 + number,
+        teachers=settings.teachers,
+    )
+    manifest = make_manifest(described, part, settings.shards, mode)
+    teachers = folder / "teachers"
+    train_teachers(part, manifest, teachers, device=device, progress=lambda done, total: None)
+    ensemble = Teachers(teachers, device)
+    return Node(
+        holder_name(number),
+        of_teachers(ensemble),
+        lambda: ensemble.facts,
+        policy,
+        open_ledger,
+        noise=noise,
+        bits=bits,
+        masking=_masking(settings, number, folder) if settings.noise == NoiseMode.SECAGG else None,
+    )
+
+
+def _masking(settings: FederationSettings, number: int, folder: Path) -> Masking:
+    """A simulated holder's part in masked sums; whoever comes first makes the keys of all."""
+    keys = folder.parent / "keys"
+    keys.mkdir(parents=True, exist_ok=True)
+    with (keys / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for name in map(holder_name, range(settings.holders)):
+            if not (keys / f"{name}{SUFFIX}").exists():
+                secret, public = new_pair()
+                write_atomically(keys / name, secret)
+                write_atomically(keys / f"{name}{SUFFIX}", public)
+    identity = Identity.read(holder_name(number), keys / holder_name(number), keys)
+    return Masking(identity, RoundStore(folder / "ledger.sqlite.rounds"))
+
+
+def holders_folder(run: Path) -> Path:
+    """Where the simulated holders keep their own; never part of a release."""
+    return run / "private" / "holders"

@@ -1,0 +1,171 @@
+"""`policy.toml`: everything that a data holder decides, in one file of its own.
+
+The top level is the policy, default deny; the table `[holder]` says where things lie. Relative
+paths are relative to the file.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from fedtranscribe.config import OwnData, build, read_toml
+from fedtranscribe.data import folder_of, is_published, load
+from fedtranscribe.errors import ConfigError
+from fedtranscribe.holder.masking import Masking
+from fedtranscribe.holder.policy import HolderPolicy
+from fedtranscribe.holder.round_store import RoundStore
+from fedtranscribe.holder.trainings import OpenLedger, Trainings
+from fedtranscribe.names import expect_name
+from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.privacy.ledger_place import LedgerPlace
+from fedtranscribe.secagg.key_files import Identity
+from fedtranscribe.service.link import HEALTH_SUFFIX
+from fedtranscribe.teachers import Manifest
+
+# What a Unix socket's address may hold, on Linux, and the one for health beside it.
+_LONGEST_SOCKET = 107 - len(HEALTH_SUFFIX)
+
+
+def _named(value: str) -> str:
+    try:
+        return expect_name("name", value)
+    except ConfigError as error:
+        raise ValueError(str(error)) from None
+
+
+Name = Annotated[str, AfterValidator(_named)]
+
+
+class HolderPlace(OwnData):
+    """Where a deployed holder keeps its things, and how it is called.
+
+    How `records` are read is known from the teachers; what stands here wins.
+    """
+
+    name: Name = Field(description="how the server calls the holder")
+    teachers: Path = Field(description="folder made by `fedtranscribe teacher train`")
+    records: Path | None = Field(
+        default=None,
+        description="trainers: the images that `teachers` learned from, .npz or a folder",
+    )
+    ledger: Path = Field(description="budget book of the data: it outlives runs and teachers")
+    socket: Path = Field(description="where the SuperNode's user asks; all it may reach")
+    log: Path | None = Field(default=None, description="JSON lines; none: standard error")
+    device: str = "auto"
+    server: Name = Field(
+        default="flower", description="name that the server's queries are bound to"
+    )
+    key: Path | None = Field(
+        default=None, description="secagg: the holder's own key, not the SuperNode's"
+    )
+    roster: Path | None = Field(
+        default=None, description="secagg: folder with NAME.pub of every holder, this one too"
+    )
+
+
+class HolderFile(HolderPolicy):
+    """A holder's policy and places."""
+
+    holder: HolderPlace
+
+    @classmethod
+    def read(cls, path: Path) -> "HolderFile":
+        """Read and check a file; paths in it become absolute.
+
+        Raises:
+            ConfigError: it is absent, no TOML, or a value is wrong; names every such value.
+        """
+        file = build(cls, read_toml(path))
+        home = path.absolute().parent
+        places = {
+            name: home / value.expanduser()
+            for name in ("teachers", "records", "ledger", "socket", "log", "key", "roster", "ids")
+            if (value := getattr(file.holder, name)) is not None
+        }
+        if len(str(places["socket"]).encode()) > _LONGEST_SOCKET:
+            raise ConfigError(
+                f"Expected [holder] socket={str(places['socket'])!r} to have at most "
+                f"{_LONGEST_SOCKET} bytes; choose a shorter path."
+            )
+        if (file.holder.key is None) != (file.holder.roster is None):
+            raise ConfigError("Expected [holder] key and roster together, for masked sums.")
+        if file.noise is NoiseMode.SECAGG and file.holder.key is None:
+            raise ConfigError(
+                'Expected [holder] key and roster with noise="secagg"; make a key: fedtranscribe '
+                "deploy keys create PATH."
+            )
+        if file.trainers and file.holder.records is None:
+            raise ConfigError("Expected [holder] records with trainers: they train on the images.")
+        return file.model_copy(update={"holder": file.holder.model_copy(update=places)})
+
+    @property
+    def rounds(self) -> Path:
+        """Where keys and rounds of masked sums are kept."""
+        return self.holder.ledger.with_name(f"{self.holder.ledger.name}.rounds")
+
+    @property
+    def trained(self) -> Path:
+        """The folder of private trainings."""
+        return self.holder.ledger.with_name("trainings")
+
+    @property
+    def policy(self) -> HolderPolicy:
+        """The limits alone."""
+        return HolderPolicy.model_validate(self.model_dump(exclude={"holder"}))
+
+    def ledger_place(self, manifest: Manifest) -> LedgerPlace:
+        """Where the ledger lies, once it is known that there is no other of these data.
+
+        Args:
+            manifest: of the teachers, which names the data.
+
+        Raises:
+            SecondLedgerError, StorageError: as `LedgerPlace.find`.
+        """
+        records = self.holder.records
+        data = manifest.data if records is None else str(records)
+        return LedgerPlace.find(
+            manifest.data_id, folder_of(data), self.holder.ledger, published=is_published(data)
+        )
+
+    def trainings(self, manifest: Manifest, open_ledger: OpenLedger) -> Trainings | None:
+        """The holder's private trainings; None where it carries out none.
+
+        Args:
+            manifest: of the teachers, whose data the ledger is bound to.
+            open_ledger: opens it.
+
+        Raises:
+            DataError: the records are absent or unusable.
+            ConfigError: they are not those of the ledger.
+        """
+        place = self.holder
+        if place.records is None or not self.trainers:
+            return None
+        said = place.own_data.model_dump(exclude_defaults=True)
+        own = build(OwnData, {**manifest.own_data.model_dump(), **said})
+        train = load(str(place.records), own=own).train
+        if train.data_id != manifest.data_id:
+            raise ConfigError(
+                f"Expected [holder] records of {manifest.data_id!r}, the data of teachers and "
+                f"ledger; {place.records} is {train.data_id!r}."
+            )
+        if train.classes != manifest.classes:
+            raise ConfigError(
+                f"Expected [holder] records of classes={manifest.classes}, as the teachers have; "
+                f"{place.records} has {train.classes}."
+            )
+        return Trainings(lambda: train, place.ledger, open_ledger, self.trained, place.device)
+
+    def masking(self) -> Masking | None:
+        """The holder's part in masked sums; None where it has no key.
+
+        Raises:
+            ConfigError: key or roster cannot be used.
+        """
+        place = self.holder
+        if place.key is None or place.roster is None:
+            return None
+        identity = Identity.read(place.name, place.key, place.roster)
+        return Masking(identity, RoundStore(self.rounds))

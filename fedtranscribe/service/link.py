@@ -1,0 +1,123 @@
+"""How the SuperNode's side reaches the holder service: gRPC over a Unix domain socket.
+
+A message is sent in pieces, so that the service can refuse one that is too long before all of it is
+in memory. Health has a socket of its own, for the holder's own user: nobody who only asks questions
+can keep the service from being found healthy.
+"""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from fedtranscribe import wire
+from fedtranscribe.errors import StorageError
+
+NAME = "fedtranscribe.Holder"
+METHODS = {
+    wire.CAPABILITIES: "Capabilities",
+    wire.ANSWER: "Answer",
+    wire.SECAGG_KEY: "SecAggKey",
+    wire.SECAGG_OPEN: "SecAggOpen",
+    wire.SECAGG_MASK: "SecAggMask",
+    wire.SECAGG_SIGN: "SecAggSign",
+    wire.SECAGG_REVEAL: "SecAggReveal",
+    wire.TRAIN: "Train",
+    wire.MODEL: "Model",
+}
+HEALTH_SUFFIX = ".health"
+PIECE_BYTES = 1_000_000
+
+# A trained network comes back in one piece; what the service takes in is limited there.
+_LONGEST_REPLY = 1 << 30
+_WAIT_SECONDS = 60.0
+_LOOK_SECONDS = 0.5
+_HEALTH_SECONDS = 5.0
+_RECONNECT_MS = 1_000
+_TRIES = 3
+# The service is there, but answers as many as it can at once.
+_BUSY = grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+def health_socket(socket: Path) -> Path:
+    """Where a service that answers on `socket` tells its health."""
+    return socket.with_name(f"{socket.name}{HEALTH_SUFFIX}")
+
+
+def is_serving(socket: Path, timeout: float = _HEALTH_SECONDS) -> bool:
+    """Whether a holder service answers there and takes questions; for the holder's own user."""
+    with grpc.insecure_channel(f"unix:{health_socket(socket)}") as channel:
+        try:
+            check = health_pb2_grpc.HealthStub(channel).Check  # type: ignore[attr-defined]
+            reply = check(health_pb2.HealthCheckRequest(), timeout=timeout)
+        except grpc.RpcError:
+            return False
+    return reply.status == health_pb2.HealthCheckResponse.SERVING
+
+
+def is_reachable(socket: Path, timeout: float = _HEALTH_SECONDS) -> bool:
+    """Whether this user can connect to a holder service there."""
+    options = (("grpc.max_reconnect_backoff_ms", _RECONNECT_MS),)
+    with grpc.insecure_channel(f"unix:{socket}", options=options) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=timeout)
+        except grpc.FutureTimeoutError:
+            return False
+    return True
+
+
+def call(
+    socket: Path, message_type: str, frame: bytes, timeout: float, wait: float | None = None
+) -> bytes:
+    """Ask the service; one that is being restarted, or is busy, is waited for and asked again.
+
+    Asking again is safe: the same query gets its stored answer.
+
+    Args:
+        socket: the service's.
+        message_type: a key of `METHODS`.
+        frame: the message.
+        timeout: seconds that an answer may take.
+        wait: seconds to wait for a service that is not there or busy; a minute if not given.
+
+    Raises:
+        StorageError: nobody answers; names the socket and what to do.
+    """
+    wait = _WAIT_SECONDS if wait is None else wait
+    until, failures = time.monotonic() + wait, 0
+    while failures < _TRIES:
+        left = max(until - time.monotonic(), _LOOK_SECONDS)
+        if not is_reachable(socket, left):
+            break
+        try:
+            return _ask(socket, message_type, frame, timeout)
+        except grpc.RpcError as error:
+            code = error.code()  # type: ignore[attr-defined]
+        if code is _BUSY:
+            if time.monotonic() > until:
+                raise StorageError(
+                    f"The holder service on {socket} was busy for {wait:.0f} s; ask again later."
+                )
+            time.sleep(_LOOK_SECONDS)
+        elif code is grpc.StatusCode.UNAVAILABLE:
+            failures += 1
+            until = time.monotonic() + wait
+        else:
+            break
+    raise StorageError(
+        f"No holder service answers on {socket}; start it: fedtranscribe holder serve."
+    )
+
+
+def _ask(socket: Path, message_type: str, frame: bytes, timeout: float) -> bytes:
+    options = (("grpc.max_receive_message_length", _LONGEST_REPLY),)
+    with grpc.insecure_channel(f"unix:{socket}", options=options) as channel:
+        ask = channel.stream_unary(f"/{NAME}/{METHODS[message_type]}")
+        return ask(_pieces(frame), timeout=timeout)
+
+
+def _pieces(frame: bytes) -> Iterator[bytes]:
+    for start in range(0, len(frame), PIECE_BYTES):
+        yield frame[start : start + PIECE_BYTES]

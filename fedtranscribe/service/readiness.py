@@ -1,0 +1,148 @@
+"""Whether a data holder could serve, and what is wrong if not: everything, not only the first."""
+
+import stat
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from fedtranscribe.errors import FedtranscribeError
+from fedtranscribe.files import who_may_open
+from fedtranscribe.holder.round_store import RoundStore
+from fedtranscribe.holder.trainings import folder_size
+from fedtranscribe.privacy.chain import Kind
+from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.service.holder_file import HolderFile
+from fedtranscribe.teachers import Manifest, Teachers
+from fedtranscribe.transcribe.session import pick_device
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        name: of it.
+        ok: whether it is as it has to be.
+        words: what was found, or what is wrong and how to mend it.
+    """
+
+    name: str
+    ok: bool
+    words: str
+
+
+def examine(path: Path) -> list[Finding]:
+    """Look at a holder's file and all that it names; writes nothing, serves nothing."""
+    file, finding = _settled("policy", lambda: HolderFile.read(path))
+    if file is None:
+        return [finding]
+    policy = file.policy
+    limits = (
+        f"ε ≤ {policy.epsilon:g} at δ = {policy.delta:g} per {policy.unit}, noise {policy.noise}"
+    )
+    findings = [Finding("policy", True, limits)]
+    teachers, finding = _settled("teachers", lambda: _teachers(file))
+    findings.append(finding)
+    if teachers is not None:
+        m = teachers.manifest
+        words = f"{m.shards} of {m.architecture}, {m.classes} classes of {m.channels}x{m.size}"
+        findings[-1] = Finding("teachers", True, words)
+        findings.append(_settled("ledger", lambda: _ledger(file, m))[1])
+    if file.holder.key is not None:
+        findings.append(_settled("masked sums", lambda: _masks(file))[1])
+        findings.append(_not_for_others("key's folder", file.holder.key.parent))
+    findings += [
+        _not_for_others("teachers' folder", file.holder.teachers),
+        _not_for_others("ledger's folder", file.holder.ledger.parent),
+    ]
+    return findings
+
+
+def budget_left(ledger: Ledger) -> dict[str, float | None]:
+    """What is booked per unit, and what the limit in force leaves; None where a unit has no cost.
+
+    The highest limit that the ledger ever had is what its answers together are: its ε.
+    """
+    budget, highest = ledger.budget, ledger.highest
+    delta = budget.delta if budget else 1e-5
+    figures: dict[str, float | None] = {}
+    for unit in Unit:
+        try:
+            figures[f"{unit} booked"] = ledger.total(delta, unit, Adjacency.ZERO_OUT).epsilon
+        except FedtranscribeError:
+            figures[f"{unit} booked"] = None
+    if budget is not None and highest is not None:
+        used = figures[f"{budget.unit} booked"]
+        figures[f"{budget.unit} left"] = None if used is None else max(0.0, budget.epsilon - used)
+        figures[f"{budget.unit} limit"] = budget.epsilon
+        figures[f"{budget.unit} highest limit"] = highest.epsilon
+    return figures
+
+
+def limits(ledger: Ledger) -> dict[str, str]:
+    """Every limit that counts, by the time since when: a raise can be seen."""
+    return {
+        since: f"{limit.epsilon:g} ({limit.unit}, {limit.adjacency}, δ = {limit.delta:g})"
+        for since, limit in ledger.limits
+    }
+
+
+def quotas(file: HolderFile, ledger: Ledger) -> dict[str, dict[str, int]]:
+    """What is kept beside what the policy lets be kept."""
+    asked = Counter(entry.run for entry in ledger.entries() if entry.kind == Kind.RESERVE)
+    store = RoundStore(file.rounds)
+    keyed = store.runs if file.rounds.exists() else 0
+    stored = ledger.size + store.size + folder_size(file.trained)
+    return {
+        "runs": {"used": max(len(asked), keyed), "limit": file.runs},
+        "queries of a run": {"used": max(asked.values(), default=0), "limit": file.queries_per_run},
+        "stored bytes": {"used": stored, "limit": file.stored_bytes},
+    }
+
+
+def _settled(name: str, do: Callable[[], T]) -> tuple[T | None, Finding]:
+    try:
+        found = do()
+    except FedtranscribeError as error:
+        return None, Finding(name, False, str(error))
+    return found, Finding(name, True, found if isinstance(found, str) else "")
+
+
+def _teachers(file: HolderFile) -> Teachers:
+    teachers = Teachers(file.holder.teachers, pick_device(file.holder.device))
+    teachers.verify()
+    return teachers
+
+
+def _masks(file: HolderFile) -> str:
+    masking = file.masking()
+    assert masking is not None
+    names = ", ".join(masking.identity.roster)
+    return f"on the roster: {names}; dropouts <= {file.dropouts}, colluders {file.colluders}"
+
+
+def _ledger(file: HolderFile, manifest: Manifest) -> str:
+    file.ledger_place(manifest)
+    if not file.holder.ledger.exists():
+        return "none yet: the first start makes it"
+    with Ledger.open_read_only(file.holder.ledger, manifest.data_id) as ledger:
+        unit = file.policy.unit
+        booked = budget_left(ledger)[f"{unit} booked"]
+        return f"{ledger.head.sequence} entries proved, booked per {unit}: {booked}"
+
+
+def _not_for_others(name: str, folder: Path) -> Finding:
+    """The SuperNode's user is one of the others, as far as file modes go."""
+    if not folder.is_dir():
+        return Finding(name, False, f"{folder} is no folder; make it, for the holder's user only.")
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    who = who_may_open(folder)
+    if who is not None:
+        words = f"{folder} is open to {who} (mode {mode:o}); chmod 700 {folder}."
+        return Finding(name, False, words)
+    return Finding(name, True, f"mode {mode:o}")

@@ -1,0 +1,291 @@
+"""The holder service: teachers and ledger behind a local socket, in a process of their own.
+
+The Flower app that a SuperNode runs comes from the server's side, so nothing of the holder's may
+lie within its reach. The app may only ask this service, which knows nothing but messages: it
+checks the policy, books the ledger, asks the teachers and answers, whoever is at the other end.
+
+Guarantee:
+    That of `Node`, against everything that can be sent through the socket. Run the service as one
+    OS user and the SuperNode as another who can open the socket and nothing else of the holder's;
+    `holder policy check` says where file modes are wider than that.
+"""
+
+import fcntl
+import logging
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from fedtranscribe import wire
+from fedtranscribe.errors import StorageError
+from fedtranscribe.files import open_private, unwritable, who_may_open
+from fedtranscribe.holder.kept_ledger import KeptLedger
+from fedtranscribe.holder.node import Node
+from fedtranscribe.holder.replies import reply_to
+from fedtranscribe.holder.statistics import of_teachers
+from fedtranscribe.refusals import Refusal, RefusalCode
+from fedtranscribe.service.holder_file import HolderFile
+from fedtranscribe.service.journal import Journal
+from fedtranscribe.service.link import METHODS, NAME, PIECE_BYTES, health_socket
+from fedtranscribe.teachers import Teachers
+from fedtranscribe.transcribe.session import pick_device
+from fedtranscribe.wire import Message
+from fedtranscribe.wire.frames import pack, unpack
+
+# Messages that may arrive or wait at once; more are told that the service is busy.
+_CALLERS = 8
+# Each needs a connection, and each connection a file descriptor.
+_CONNECTIONS = 64
+# In which a whole message has to arrive; one that was begun is then dropped.
+_ARRIVAL_SECONDS = 30.0
+_GRACE_SECONDS = 120.0
+_OPTIONS = (
+    ("grpc.max_receive_message_length", PIECE_BYTES),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_allowed_incoming_connections", _CONNECTIONS),
+    ("grpc.max_connection_idle_ms", 60_000),
+)
+
+
+class HolderService:
+    """A holder's node that answers bytes with bytes, one message at a time.
+
+    One thread does all the work, because teachers and ledger belong to one; messages queue for it.
+    So memory does not grow with the callers: a message is no longer than the policy's
+    `bytes_per_message`, and what is made of it no more than a few times as much.
+
+    Args:
+        file: the holder's decisions.
+        journal: what was done.
+
+    Raises:
+        FedtranscribeError: teachers, ledger or device cannot be used; nothing is served then.
+    """
+
+    def __init__(self, file: HolderFile, journal: Journal) -> None:
+        self._journal = journal
+        self._server_name = file.holder.server
+        self._longest = file.bytes_per_message
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="holder")
+        try:
+            self._node, self._ledger = self._worker.submit(open_node, file).result()
+        except BaseException:
+            self._worker.shutdown()
+            raise
+
+    def handle(self, message_type: str, frame: bytes) -> bytes:
+        """Reply to a message; never raises."""
+        return self._worker.submit(self._handle, message_type, frame).result()
+
+    def take(self, message_type: str, pieces: Iterable[bytes]) -> bytes:
+        """Reply to a message that arrives in pieces; one that is too long is not read on."""
+        arrived, length = [], 0
+        for piece in pieces:
+            arrived.append(piece)
+            length += len(piece)
+            if length > self._longest:
+                return self._refuse(RefusalCode.POLICY, message_type)
+        frame = b"".join(arrived)
+        # Not twice while it waits.
+        arrived.clear()
+        return self.handle(message_type, frame)
+
+    def close(self) -> None:
+        """Finish what is being answered and let go of the ledger."""
+        self._worker.submit(self._ledger.close)
+        self._worker.shutdown()
+
+    def _handle(self, message_type: str, frame: bytes) -> bytes:
+        began = time.monotonic()
+        try:
+            content = unpack(frame)
+        except Refusal as refusal:
+            return self._refuse(refusal.code, message_type)
+        reply = reply_to(content, message_type, self._open, self._server_name)
+        asked, told = content.terms, reply.terms
+        facts = {k: str(asked[k]) for k in ("query-id", "run", "kind", "mode") if k in asked}
+        self._journal.write(
+            "refused" if "refusal" in told else "answered",
+            message=message_type,
+            code=str(told["refusal"]) if "refusal" in told else None,
+            seconds=round(time.monotonic() - began, 3),
+            **facts,
+        )
+        return pack(reply)
+
+    def _refuse(self, code: RefusalCode, message_type: str) -> bytes:
+        self._journal.write("refused", message=message_type, code=code.value)
+        return pack(wire.echo_holder(wire.refuse(Refusal(code)), Message()))
+
+    def _open(self, number: int) -> Node:
+        # One holder per service: whatever number the server thinks of, it is this one.
+        return self._node
+
+
+def open_node(file: HolderFile) -> tuple[Node, KeptLedger]:
+    """The node that a holder's file describes, everything proved and loaded.
+
+    Raises:
+        StorageError, ModelError: teachers are absent or damaged; or the ledger's folder is open
+            to others than its owner.
+        LedgerError: the ledger is damaged, rolled back, of other data, or not the only one.
+        ConfigError: no such device, or a key or roster that cannot be used.
+    """
+    teachers = Teachers(file.holder.teachers, pick_device(file.holder.device))
+    teachers.verify()
+    manifest = teachers.manifest
+    _expect_closed(file.holder.ledger.parent)
+    place = file.ledger_place(manifest)
+    ledger = KeptLedger(file.holder.ledger, manifest.data_id, file.policy.budget)
+    ledger.prove()
+    place.mark()
+    facts = teachers.facts
+    node = Node(
+        file.holder.name,
+        of_teachers(teachers),
+        lambda: facts,
+        file.policy,
+        ledger,
+        at_start=ledger.prove,
+        masking=file.masking(),
+        trainings=file.trainings(manifest, ledger),
+    )
+    return node, ledger
+
+
+def _expect_closed(folder: Path) -> None:
+    who = who_may_open(folder) if folder.is_dir() else None
+    if who is not None:
+        mode = stat.S_IMODE(folder.stat().st_mode)
+        raise StorageError(
+            f"The ledger's folder {folder} is open to {who} (mode {mode:o}); chmod 700 {folder}."
+        )
+
+
+def serve(
+    file: HolderFile, stop: threading.Event, ready: Callable[[], None] = lambda: None
+) -> None:
+    """Answer on the holder's socket until told to stop, then finish what was begun.
+
+    Args:
+        file: the holder's decisions.
+        stop: set by whoever wants it to end.
+        ready: called once the socket answers.
+
+    Raises:
+        FedtranscribeError: what `HolderService` raises.
+        StorageError: the socket cannot be made, or another service has it.
+    """
+    journal = Journal(file.holder.log)
+    ours = logging.getLogger("fedtranscribe")
+    ours.addHandler(handler := journal.own_log())
+    try:
+        with _only_service(file.holder.socket):
+            service = HolderService(file, journal)
+            try:
+                _serve(service, file.holder.socket, journal, stop, ready)
+            finally:
+                service.close()
+    finally:
+        ours.removeHandler(handler)
+        journal.close()
+
+
+def _serve(
+    service: HolderService,
+    socket: Path,
+    journal: Journal,
+    stop: threading.Event,
+    ready: Callable[[], None],
+) -> None:
+    server = grpc.server(
+        ThreadPoolExecutor(_CALLERS), maximum_concurrent_rpcs=_CALLERS, options=_OPTIONS
+    )
+    server.add_generic_rpc_handlers((_handlers(service),))
+    # The group of the socket's folder may ask; nobody else can even connect.
+    _listen(server, socket, _GROUPS)
+    state, checked = health.HealthServicer(), grpc.server(ThreadPoolExecutor(1))
+    health_pb2_grpc.add_HealthServicer_to_server(state, checked)
+    _listen(checked, health_socket(socket), _OWN)
+    server.start()
+    checked.start()
+    state.set("", health_pb2.HealthCheckResponse.SERVING)
+    journal.write("started", socket=str(socket))
+    ready()
+    stop.wait()
+    state.enter_graceful_shutdown()
+    server.stop(_GRACE_SECONDS).wait()
+    checked.stop(None).wait()
+    for path in (socket, health_socket(socket)):
+        path.unlink(missing_ok=True)
+    journal.write("stopped")
+
+
+# What the umask leaves of a new socket's mode.
+_GROUPS, _OWN = 0o117, 0o177
+
+
+def _listen(server: grpc.Server, socket: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        server.add_insecure_port(f"unix:{socket}")
+    except RuntimeError:
+        raise StorageError(f"Cannot make the socket {socket}; check its folder.") from None
+    finally:
+        os.umask(before)
+
+
+def _handlers(service: HolderService) -> grpc.GenericRpcHandler:
+    def handler(message_type: str) -> grpc.RpcMethodHandler:
+        return grpc.stream_unary_rpc_method_handler(
+            lambda pieces, context: service.take(message_type, _in_time(pieces, context))
+        )
+
+    return grpc.method_handlers_generic_handler(
+        NAME, {method: handler(message_type) for message_type, method in METHODS.items()}
+    )
+
+
+def _in_time(pieces: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+    """The pieces of a message; a caller that does not send them in time is hung up on."""
+    timer = threading.Timer(_ARRIVAL_SECONDS, context.cancel)
+    timer.start()
+    try:
+        yield from pieces
+    finally:
+        timer.cancel()
+
+
+class _only_service:  # noqa: N801 (used like a function)
+    """Hold the lock beside the socket: a second service would take it away unnoticed."""
+
+    def __init__(self, socket: Path) -> None:
+        self._path = socket.with_name(f"{socket.name}.lock")
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> None:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            # For us alone: who may open it may hold the lock, and no service could start again.
+            self._file = os.fdopen(open_private(self._path, os.O_RDWR), "r+")
+        except OSError as error:
+            raise unwritable(self._path, error) from None
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise StorageError(
+                f"Another holder service answers on {self._path.with_suffix('')}; stop it first."
+            ) from None
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()

@@ -1,0 +1,123 @@
+"""What is picked where nobody said, from public facts only: source, teachers, their training.
+
+Public by decision: how many records there are, classes, image shape, cores, the settings. Nothing
+here may look at an image, a label, or a teacher's accuracy.
+"""
+
+from typing import Literal
+
+from fedtranscribe.capabilities import Capabilities
+from fedtranscribe.config import TranscribeSettings
+from fedtranscribe.errors import ConfigError
+from fedtranscribe.models import is_small
+from fedtranscribe.models.scattering import NAME as SCATTER
+from fedtranscribe.models.scattering import row_width
+from fedtranscribe.query import Kind
+from fedtranscribe.rounds.plan import Plan
+from fedtranscribe.rounds.planning import KINDS
+
+TEACHER = "cnn"
+"""The teachers' architecture."""
+
+TrainingMode = Literal["full", "heads"]
+"""A network per shard, or a linear head per shard on one frozen backbone."""
+
+# With fewer records a shard's teacher is little better than chance.
+_RECORDS_PER_SHARD = 16
+# More shards than this cost time and bring little at the ε that this picks for.
+_SHARDS = 250
+
+
+def default_shards(records: int) -> int:
+    """How many disjoint teachers to train on so many records."""
+    return max(1, min(_SHARDS, records // _RECORDS_PER_SHARD))
+
+
+def training_mode(architecture: str, weights: str | None) -> TrainingMode:
+    """Whether every shard trains a whole network.
+
+    Hundreds of large networks do not fit in minutes on two cores, and a network from given public
+    weights needs only a head.
+    """
+    return "full" if is_small(architecture) and weights is None else "heads"
+
+
+def kind_of(settings: TranscribeSettings) -> Kind:
+    """What will be asked for."""
+    return Kind.MOMENTS if settings.source == "moments" else KINDS[settings.privacy]
+
+
+def with_source(settings: TranscribeSettings) -> TranscribeSettings:
+    """The settings with source, student and teacher picked, where nobody said.
+
+    Who names a teacher, a student or a number of rows wants answers of teachers. So does who hides
+    labels or a whole holder, asks for gradients, goes by a published formula, or brings a
+    generator: moments protect records, and no paper's formula counts them.
+
+    Raises:
+        ConfigError: moments were asked for and do not fit the rest.
+    """
+    against = _against_moments(settings)
+    source = settings.source or ("teachers" if against else "moments")
+    if source == "teachers":
+        teacher, student = settings.teacher or TEACHER, settings.student_architecture
+        picked = {"source": source, "teacher": teacher, "student": student}
+    elif against:
+        raise ConfigError(
+            f"Expected --source teachers with {against}: moments are those of records' features, "
+            "without teachers, rows or labels of their own; leave one of the two out."
+        )
+    else:
+        picked = {"source": source, "student": SCATTER}
+    return settings.model_copy(update=picked)
+
+
+def _against_moments(settings: TranscribeSettings) -> str:
+    """The first option that only answers of teachers can serve; empty if there is none."""
+    typed = {
+        "--teacher": settings.teacher,
+        "--teacher-weights": settings.teacher_weights,
+        "--student": settings.student if settings.student != SCATTER else None,
+        "--shards": settings.shards,
+        "--rows": settings.rows,
+        "--top-k": settings.top_k,
+        "--generator": settings.generator,
+        "--privacy": settings.privacy if settings.privacy != "vote" else None,
+        "--unit": settings.unit if settings.unit != "record" else None,
+        "--calibrate-by": settings.calibrate_by if settings.calibrate_by != "sound" else None,
+    }
+    return next((f"{name} {value}" for name, value in typed.items() if value is not None), "")
+
+
+def picked_words(
+    settings: TranscribeSettings, plan: Plan, facts: Capabilities, mode: TrainingMode | None
+) -> tuple[str, ...]:
+    """What was picked and what it trades, a line each.
+
+    Args:
+        settings: of the run.
+        plan: of the run.
+        facts: of the records.
+        mode: how teachers are trained; None where there are none.
+    """
+    if plan.kind is Kind.MOMENTS:
+        width = row_width(facts.channels, facts.size)
+        return (
+            f"no teachers: two noisy sums over all {facts.records:,} records, of wavelet features "
+            "and of their products; each meets the noise once",
+            f"the student is linear in {width} features; for teachers' answers instead, add "
+            "--source teachers",
+        )
+    return (
+        f"{facts.shards} teachers on disjoint shards of about "
+        f"{facts.records / facts.shards:.0f} records: more of them carry more signal through the "
+        "noise, each knows less",
+        f"{plan.rows:,} synthetic rows in all: more rows see more noise each, at the same ε",
+        (
+            "a network per shard"
+            if mode == "full"
+            else f"one frozen {settings.teacher} backbone "
+            f"({settings.teacher_weights or 'random'} weights) and a linear head per shard: "
+            "minutes instead of days, for weaker teachers"
+        ),
+    )
