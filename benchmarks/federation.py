@@ -22,7 +22,7 @@ import torch
 
 from fedtranscribe.data import load
 from fedtranscribe.flower.run_config import settings_from
-from fedtranscribe.rounds.transport import InProcess
+from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.runs.federate import federate
 from fedtranscribe.runs.simulation import (
     holder_name,

@@ -21,13 +21,14 @@ from typing import Any
 
 import psutil
 import torch
-from fedtranscribe.exchange import AnswerKind, NoisePlan, QueryBatch
 
 from fedtranscribe.config import TeacherSettings, TranscribeSettings
 from fedtranscribe.data import load
-from fedtranscribe.federation import protocol, records
+from fedtranscribe import wire
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.query import ImageQuery, Kind
 from fedtranscribe.service.link import call
 from fedtranscribe.teachers import Teachers, train_teachers
 from fedtranscribe.transcribe.preparation import make_manifest
@@ -143,15 +144,15 @@ def load_it(rows: int, socket: Path, process: psutil.Process) -> tuple[float, li
     plan = NoisePlan(NoiseMode.LOCAL, 1.0, 1)
 
     def ask(number: int) -> None:
-        asked = QueryBatch(
+        asked = ImageQuery(
             f"q-{number}",
-            AnswerKind.VOTE,
+            Kind.VOTE,
             drawn(sizes[number], number),
             torch.arange(10).repeat(sizes[number], 1),
         )
-        frame = pack(protocol.ask(protocol.Envelope(asked, plan, "load")))
-        reply = unpack(call(socket, records.ANSWER, frame, 3_600))
-        assert protocol.read_answer(reply, asked).values.shape == (sizes[number], 10)
+        frame = pack(queries.ask(queries.Envelope(asked, plan, "load")))
+        reply = unpack(call(socket, wire.ANSWER, frame, 3_600))
+        assert queries.read_answer(reply, asked).values.shape == (sizes[number], 10)
         with lock:
             memory.append(process.memory_info().rss / 2**20)
 

@@ -18,21 +18,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fedtranscribe.exchange import AnswerKind, QueryBatch
 from flwr.app import RecordDict
 
 from fedtranscribe.config import FederationSettings, TeacherSettings
 from fedtranscribe.data import load
-from fedtranscribe.federation import protocol, records
+from fedtranscribe import wire
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.mechanisms import OsNoise
 from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.query import ImageQuery, Kind
 from fedtranscribe.rounds.combining import combine
 from fedtranscribe.rounds.masked_sum import MaskedSum
 from fedtranscribe.rounds.plan import FederatedPlan, make_federated_plan
 from fedtranscribe.rounds.standing import Standing
-from fedtranscribe.rounds.transport import InProcess, MakeMessage
+from fedtranscribe.runs.in_process import InProcess, MakeMessage
 from fedtranscribe.runs.simulation import holder_name, open_holder
 
 RESULTS = Path(__file__).parent / "results" / "secagg.md"
@@ -137,13 +137,13 @@ def nodes_of(settings: FederationSettings, folder: Path) -> list[Node]:
 
 def central_round(
     plan: FederatedPlan, transport: Clocked, settings: FederationSettings, folder: Path
-) -> Callable[[QueryBatch], object]:
-    def go(asked: QueryBatch) -> object:
+) -> Callable[[ImageQuery], object]:
+    def go(asked: ImageQuery) -> object:
         def make(number: int, name: str) -> RecordDict:
-            return protocol.ask(protocol.Envelope(asked, plan.noise, "run", number))
+            return queries.ask(queries.Envelope(asked, plan.noise, "run", number))
 
-        told = transport.exchange(records.ANSWER, list(plan.roster), make)
-        answers = [protocol.read_answer(told[name], asked) for name in plan.roster]
+        told = transport.exchange(wire.ANSWER, list(plan.roster), make)
+        answers = [queries.read_answer(told[name], asked) for name in plan.roster]
         return combine(answers, plan, OsNoise())
 
     return go
@@ -151,14 +151,14 @@ def central_round(
 
 def masked_round(
     plan: FederatedPlan, transport: Clocked, settings: FederationSettings, folder: Path
-) -> Callable[[QueryBatch], object]:
+) -> Callable[[ImageQuery], object]:
     sums = MaskedSum(plan, transport, settings, "run", folder, NobodyComplains())
     return partial(sums.settle, present=list(plan.roster))
 
 
-def query(name: str, rows: int) -> QueryBatch:
+def query(name: str, rows: int) -> ImageQuery:
     images = torch.randint(0, 256, (rows, 1, 28, 28), dtype=torch.uint8)
-    return QueryBatch(name, AnswerKind.VOTE, images, torch.arange(10).repeat(rows, 1))
+    return ImageQuery(name, Kind.VOTE, images, torch.arange(10).repeat(rows, 1))
 
 
 def write(lines: list[dict[str, Any]], rows: int, rounds: int) -> None:

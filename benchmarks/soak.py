@@ -26,13 +26,14 @@ import grpc
 import numpy as np
 import psutil
 import torch
-from fedtranscribe.exchange import AnswerKind, NoisePlan, QueryBatch
 
 from fedtranscribe.config import TeacherSettings, TranscribeSettings
 from fedtranscribe.data import load
 from fedtranscribe.federation import masked_messages, protocol, records, training_messages
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.query import ImageQuery, Kind
 from fedtranscribe.secagg import Members
 from fedtranscribe.secagg.key_files import new_pair
 from fedtranscribe.service.link import METHODS, NAME, PIECE_BYTES, is_serving
@@ -138,24 +139,24 @@ def make_holder(home: Path) -> None:
 # ---------------------------------------------------------------- what is sent
 
 
-def query(name: str, rows: int = 2, value: int = 0) -> QueryBatch:
+def query(name: str, rows: int = 2, value: int = 0) -> ImageQuery:
     images = torch.full((rows, 1, 28, 28), value, dtype=torch.uint8)
-    return QueryBatch(name, AnswerKind.VOTE, images, torch.arange(3).repeat(rows, 1))
+    return ImageQuery(name, Kind.VOTE, images, torch.arange(3).repeat(rows, 1))
 
 
 def frame(
-    asked: QueryBatch,
+    asked: ImageQuery,
     plan: NoisePlan = GENTLE,
     run: str = "honest",
     terms: Mapping[str, str | int] | None = None,
 ) -> bytes:
-    content = protocol.ask(protocol.Envelope(asked, plan, run))
-    content.config_records[records.TERMS].update(terms or {})
+    content = queries.ask(queries.Envelope(asked, plan, run))
+    content.config_records[wire.TERMS].update(terms or {})
     return pack(content)
 
 
 def shaped(*shape: int) -> bytes:
-    content = protocol.ask(protocol.Envelope(query("x/shape"), GENTLE, "x"))
+    content = queries.ask(queries.Envelope(query("x/shape"), GENTLE, "x"))
     return pack(records.with_arrays(content, {"images": np.zeros(shape, np.uint8)}))
 
 
@@ -167,27 +168,27 @@ def attacks(number: int) -> list[Attack]:
     endless = {"method": "dp-promise", "dp_promise": {"phase2_epochs": 1e12}}
     malformed, policy = "MALFORMED_QUERY", "POLICY_REFUSED"
     return [
-        (records.ANSWER, b"\xff" * 100_000, malformed),
-        (records.ANSWER, (1 << 40).to_bytes(8, "little") + bytes(1_000), malformed),
-        (records.ANSWER, shaped(4_000, 1, 0, 0), malformed),
-        (records.ANSWER, frame(query(new), terms={"k": 65_535}), malformed),
-        (records.ANSWER, frame(query(new), terms={"query-id": "q" * 900_000}), malformed),
-        (records.ANSWER, frame(query(new, 1_001), run=run), policy),
-        (records.ANSWER, frame(query(new), free, run), "BUDGET_EXHAUSTED"),
-        (records.ANSWER, frame(query("honest/0", value=1 + number % 200)), "QUERY_CONFLICT"),
-        (records.SECAGG_KEY, pack(masked_messages.ask_key(0, run, strangers)), "QUERY_CONFLICT"),
-        (records.SECAGG_MASK, pack(masked_messages.ask_mask(0, run, new, {})), "QUERY_CONFLICT"),
-        (records.SECAGG_SIGN, pack(masked_messages.ask_sign(0, "r" * 201, new, [])), malformed),
+        (wire.ANSWER, b"\xff" * 100_000, malformed),
+        (wire.ANSWER, (1 << 40).to_bytes(8, "little") + bytes(1_000), malformed),
+        (wire.ANSWER, shaped(4_000, 1, 0, 0), malformed),
+        (wire.ANSWER, frame(query(new), terms={"k": 65_535}), malformed),
+        (wire.ANSWER, frame(query(new), terms={"query-id": "q" * 900_000}), malformed),
+        (wire.ANSWER, frame(query(new, 1_001), run=run), policy),
+        (wire.ANSWER, frame(query(new), free, run), "BUDGET_EXHAUSTED"),
+        (wire.ANSWER, frame(query("honest/0", value=1 + number % 200)), "QUERY_CONFLICT"),
+        (wire.SECAGG_KEY, pack(masked_wire.ask_key(0, run, strangers)), "QUERY_CONFLICT"),
+        (wire.SECAGG_MASK, pack(masked_wire.ask_mask(0, run, new, {})), "QUERY_CONFLICT"),
+        (wire.SECAGG_SIGN, pack(masked_wire.ask_sign(0, "r" * 201, new, [])), malformed),
         (
-            records.TRAIN,
+            wire.TRAIN,
             pack(
-                training_messages.ask_train(0, run, {"method": "dp-promise", "epsilon": 1e6}, 9.0)
+                trainings.ask_train(0, run, {"method": "dp-promise", "epsilon": 1e6}, 9.0)
             ),
             "BUDGET_EXHAUSTED",
         ),
-        (records.TRAIN, pack(training_messages.ask_train(0, run, endless, 9.0)), malformed),
-        (records.MODEL, pack(training_messages.ask_model(0, run)), "QUERY_CONFLICT"),
-        (records.ANSWER, pack(records.record({"protocol": 99})), "PROTOCOL_VERSION"),
+        (wire.TRAIN, pack(trainings.ask_train(0, run, endless, 9.0)), malformed),
+        (wire.MODEL, pack(trainings.ask_model(0, run)), "QUERY_CONFLICT"),
+        (wire.ANSWER, pack(Message.of({"protocol": 99})), "PROTOCOL_VERSION"),
     ]
 
 
@@ -199,10 +200,10 @@ def send(wanted: int, socket: Path, look: Callable[[], float]) -> tuple[Counter[
     with grpc.insecure_channel(f"unix:{socket}") as channel:
         for number in range(wanted):
             if number % HONEST == 0:
-                code = ask(channel, records.ANSWER, frame(query(f"honest/{number}")))
+                code = ask(channel, wire.ANSWER, frame(query(f"honest/{number}")))
                 assert code == "answered", code
             elif number % 1_000 == 501:
-                code = ask(channel, records.ANSWER, bytes(200_000_000))
+                code = ask(channel, wire.ANSWER, bytes(200_000_000))
                 assert code == "POLICY_REFUSED", code
             elif number % 1_000 == 502:
                 code = silence(socket)
@@ -220,7 +221,7 @@ def send(wanted: int, socket: Path, look: Callable[[], float]) -> tuple[Counter[
 def ask(channel: grpc.Channel, kind: str, content: bytes) -> str:
     pieces = (content[i : i + PIECE_BYTES] for i in range(0, len(content), PIECE_BYTES))
     reply = unpack(channel.stream_unary(f"/{NAME}/{METHODS[kind]}")(pieces, timeout=600))
-    return str(reply.config_records[records.TERMS].get("refusal", "answered"))
+    return str(reply.config_records[wire.TERMS].get("refusal", "answered"))
 
 
 def silence(socket: Path) -> str:
@@ -236,7 +237,7 @@ def silence(socket: Path) -> str:
         calls = []
         for _ in range(16):
             channel = stack.enter_context(grpc.insecure_channel(f"unix:{socket}"))
-            open_stream = channel.stream_unary(f"/{NAME}/{METHODS[records.ANSWER]}")
+            open_stream = channel.stream_unary(f"/{NAME}/{METHODS[wire.ANSWER]}")
             calls.append(open_stream.future(fall_silent(), timeout=120))
         time.sleep(1)
         assert is_serving(socket)

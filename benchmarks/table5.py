@@ -32,7 +32,7 @@ from fedtranscribe.holder.node import Node
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.ensemble_distillation import dense, distil
 from fedtranscribe.models import build
-from fedtranscribe.rounds.transport import InProcess
+from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.runs.federate import federate
 from fedtranscribe.runs.simulation import holder_name, open_holder, partitions
 from fedtranscribe.teachers import Teachers

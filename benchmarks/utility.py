@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from fedtranscribe.exchange import Answer, QueryBatch
 from fedtranscribe.transcribe.plan import KINDS, TaskFacts, make_plan
 from torch import Tensor
 
@@ -37,6 +36,7 @@ from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.query import Answer, ImageQuery
 from fedtranscribe.teachers import Teachers, train_teachers
 from fedtranscribe.transcribe import prepare, transcribe
 from fedtranscribe.transcribe.finished import FinishedRun
@@ -122,7 +122,7 @@ class NoiselessHolder:
     def __init__(self, teachers: HasLogits) -> None:
         self._teachers = teachers
 
-    def answer(self, query: QueryBatch) -> Answer:
+    def answer(self, query: ImageQuery) -> Answer:
         rows = [logits[0].softmax(-1) for logits in self._teachers.logits(query.images)]
         values = torch.stack(rows).mean(0).log().gather(1, query.index_sets)
         return Answer(query.id, values, (0, "not private"))

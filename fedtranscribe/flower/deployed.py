@@ -17,7 +17,7 @@ from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.flower.run_config import make_server_app
 from fedtranscribe.rounds.roster import quorum
 from fedtranscribe.runs.federate import federate
-from fedtranscribe.runs.learning import TestSet
+from fedtranscribe.runs.learning import HeldOut
 from fedtranscribe.runs.single_node import TRAINERS, train_at_holder
 from fedtranscribe.tracking import Tracker, check_tracking
 from fedtranscribe.transcribe.rundir import RunDirectory
@@ -69,7 +69,7 @@ def serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
     else:
         expected = settings.holders
         # It is of a published benchmark, or there is none.
-        tested = None if test is None else TestSet(test, public=True)
+        tested = None if test is None else HeldOut(test, public=True)
         result = federate(settings, transport, run, expected=expected, test=tested, report=report)
     log.info("sound ε %s (%s); run folder %s", result["epsilon"], result["unit"], out)
 

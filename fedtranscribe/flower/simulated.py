@@ -23,7 +23,7 @@ from fedtranscribe.flower.run_config import make_server_app
 from fedtranscribe.flower.simulated_holder import open_simulated, simulated_part
 from fedtranscribe.models import Classifier, build, save_network
 from fedtranscribe.runs.federate import federate
-from fedtranscribe.runs.learning import TestSet
+from fedtranscribe.runs.learning import HeldOut
 from fedtranscribe.runs.simulation import (
     holder_name,
     holders_folder,
@@ -109,7 +109,7 @@ def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
         transport,
         run,
         expected=settings.holders,
-        test=TestSet(split.test, is_published(settings.data)),
+        test=HeldOut(split.test, is_published(settings.data)),
         ensemble=lambda: _ensemble(settings, out, split),
         report=Tracker(out, settings),
     )

@@ -25,6 +25,7 @@ from fedtranscribe.query import Query
 from fedtranscribe.refusals import Refusal, RefusalCode
 from fedtranscribe.rounds.plan import Plan
 from fedtranscribe.rounds.round_progress import Named, Progress, read_json
+from fedtranscribe.rounds.standing import Complaint
 from fedtranscribe.rounds.transport import Transport
 from fedtranscribe.secagg import Advert, Task, relay, survivors, unmask
 from fedtranscribe.wire import Message, masked
@@ -39,9 +40,6 @@ _BEFORE_CHARGE = frozenset({wire.SECAGG_KEY, wire.SECAGG_OPEN})
 _STUCK = (
     "Resume the run when more of them are back, with abandon=true if this round cannot be mended."
 )
-
-Complaint = RefusalCode | ProtocolError | None
-"""What a holder said instead of what was asked; None if it said nothing in time."""
 
 
 class Watch(Protocol):

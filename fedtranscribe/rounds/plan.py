@@ -8,6 +8,7 @@ better. See the privacy law, section 4.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.errors import HopelessPlanError
@@ -28,7 +29,9 @@ from fedtranscribe.privacy.published import Published
 from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.query import Kind
-from fedtranscribe.secagg import Members
+
+if TYPE_CHECKING:
+    from fedtranscribe.secagg import Members
 
 # In label mode a class that all M teachers name has log odds η·M; of synthetic images about half
 # of them agree.
@@ -197,12 +200,15 @@ class Plan:
         return _TRUST[self.noise.mode]
 
     @property
-    def members(self) -> Members:
+    def members(self) -> "Members":
         """Who takes part in masked sums.
 
         Raises:
             ConfigError: too many failures for so few holders.
         """
+        # Of an extra that one machine does without.
+        from fedtranscribe.secagg import Members
+
         return Members(tuple(sorted(self.roster)), self.noise.dropouts, self.noise.colluders)
 
     @property

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,13 +21,15 @@ from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.query import Answer, Query, RawAnswer
 from fedtranscribe.rounds.combining import bounded, combine
-from fedtranscribe.rounds.masked_sum import Complaint, MaskedSum
 from fedtranscribe.rounds.plan import Plan
 from fedtranscribe.rounds.roster import quorum
-from fedtranscribe.rounds.standing import Standing
+from fedtranscribe.rounds.standing import Complaint, Standing
 from fedtranscribe.rounds.transport import Reply, Transport
 from fedtranscribe.tracking import Report, ignore
 from fedtranscribe.transcribe.rundir import Checkpoint, RunDirectory
+
+if TYPE_CHECKING:
+    from fedtranscribe.rounds.masked_sum import MaskedSum
 
 log = logging.getLogger(__name__)
 
@@ -261,7 +263,10 @@ class Server:
         state = {"method": self._method.state(), "standing": self._standing.to_json()}
         self._run.save_checkpoint(state, query, list(self._curve))
 
-    def _masked_sum(self) -> MaskedSum:
+    def _masked_sum(self) -> "MaskedSum":
+        # Of an extra that one machine does without.
+        from fedtranscribe.rounds.masked_sum import MaskedSum
+
         return MaskedSum(
             self._plan,
             self._transport,

@@ -23,6 +23,9 @@ _FINAL = frozenset(
     }
 )
 
+Complaint = RefusalCode | ProtocolError | None
+"""What a holder said instead of what was asked; None if it said nothing in time."""
+
 
 @dataclass
 class Standing:
@@ -72,7 +75,7 @@ class Standing:
     def note(
         self,
         name: str,
-        reply: RefusalCode | ProtocolError | None,
+        reply: Complaint,
         spent: Sequence[int],
         *,
         first: bool,

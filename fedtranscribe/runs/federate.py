@@ -19,7 +19,7 @@ from fedtranscribe.rounds.plan import Plan
 from fedtranscribe.rounds.planning import KINDS, Asked, make_plan
 from fedtranscribe.rounds.roster import enrol
 from fedtranscribe.rounds.transport import Transport
-from fedtranscribe.runs.learning import Learned, TestSet, learn
+from fedtranscribe.runs.learning import Learned, HeldOut, learn
 from fedtranscribe.tracking import Report, ignore
 from fedtranscribe.transcribe.rundir import RunDirectory
 from fedtranscribe.transcribe.session import public_images
@@ -31,7 +31,7 @@ def federate(
     run: RunDirectory,
     *,
     expected: int,
-    test: TestSet | None,
+    test: HeldOut | None,
     ensemble: Callable[[], dict[str, float]] = dict,
     report: Report = ignore,
     noise: NoiseSource | None = None,

@@ -20,8 +20,8 @@ from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.query import Kind
-from fedtranscribe.runs.in_process import OwnHolder
-from fedtranscribe.runs.learning import Learned, TestSet, learn
+from fedtranscribe.runs.learning import HeldOut, Learned, learn
+from fedtranscribe.runs.own_holder import OwnHolder
 from fedtranscribe.teachers import Teachers, train_teachers
 from fedtranscribe.tracking import Tracker
 from fedtranscribe.transcribe.booking import Say, find_ledger, ledger_facts, open_for_run
@@ -148,7 +148,7 @@ def _run(
         OwnHolder(OWN, holder),
         run,
         public=prepared.public,
-        test=TestSet(split.test, prepared.declared_public),
+        test=HeldOut(split.test, prepared.declared_public),
         others=others,
         progress=progress,
         report=report,

@@ -140,8 +140,8 @@ def test_every_setting_is_there(site: Path):
 def test_public_rooms_are_there(site: Path):
     wanted = {
         "privacy": ("Guarantee", "Ledger", "gaussian_epsilon", "published.dpsd_theorem1"),
-        "mechanisms": ("NoisyMeanRows", "QuantisedMeanRows", "dpsgd.DpSgdStep"),
-        "exchange": ("QueryBatch", "Answer"),
+        "mechanisms": ("LocalNoise", "MaskedShare", "dpsgd.DpSgdStep"),
+        "exchange": ("ImageQuery", "Answer"),
         "secagg": ("unmask",),
         "transcribe": ("transcribe",),
         "synthesize": ("synthesize",),

@@ -30,7 +30,7 @@ from fedtranscribe.holder.replies import reply_to
 from fedtranscribe.holder.round_store import RoundStore
 from fedtranscribe.mechanisms import SeededBits, SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.rounds.transport import InProcess, MakeMessage
+from fedtranscribe.runs.in_process import InProcess, MakeMessage
 from fedtranscribe.runs.federate import federate
 from fedtranscribe.runs.simulation import holder_name, open_holder, partitions
 from fedtranscribe.transcribe import rundir

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from fedtranscribe.exchange import QueryBatch
 
 from fedtranscribe.config import DpsdSettings, TeacherSettings, TranscribeSettings
 from fedtranscribe.holder import Holder
+from fedtranscribe.query import ImageQuery
 from fedtranscribe.transcribe import prepare, transcribe
 
 CHANCE = 0.1
@@ -45,7 +45,7 @@ def test_students_learn_from_answers_and_from_nothing_else(
         assert run["epsilon"] == pytest.approx(10, rel=1e-4)
         assert run["accuracy"]["student"] >= 3 * CHANCE
 
-    def only_noise(self: Holder, query: QueryBatch) -> torch.Tensor:
+    def only_noise(self: Holder, query: ImageQuery) -> torch.Tensor:
         empty = torch.zeros(query.index_sets.shape)
         return self.mechanism.privatise(empty, self.noise.for_query(query.id))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fedtranscribe.federation import records
+from fedtranscribe import wire
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.runs.simulation import holder_name
 from fedtranscribe.transcribe.rundir import STUDENT
@@ -68,13 +68,13 @@ def same(home: Path, whole: Path) -> None:
 def test_a_holder_killed_at_every_write_of_every_stage(whole, tmp_path):
     kills = killed("holder", tmp_path / "kills")
     expected = [
-        (records.SECAGG_KEY, "run-fixed", ("put_run",)),
+        (wire.SECAGG_KEY, "run-fixed", ("put_run",)),
         # The keys of a run are agreed on with its first query.
-        (records.SECAGG_OPEN, "run-fixed/000000", ("put_run", "reserve", "put_round", "commit")),
-        (records.SECAGG_OPEN, "run-fixed/000001", ("reserve", "put_round", "commit")),
-        *((records.SECAGG_MASK, f"run-fixed/00000{i}", ("put_round",)) for i in range(2)),
-        *((records.SECAGG_SIGN, f"run-fixed/00000{i}", ("put_round",)) for i in range(2)),
-        *((records.SECAGG_REVEAL, f"run-fixed/00000{i}", ()) for i in range(2)),
+        (wire.SECAGG_OPEN, "run-fixed/000000", ("put_run", "reserve", "put_round", "commit")),
+        (wire.SECAGG_OPEN, "run-fixed/000001", ("reserve", "put_round", "commit")),
+        *((wire.SECAGG_MASK, f"run-fixed/00000{i}", ("put_round",)) for i in range(2)),
+        *((wire.SECAGG_SIGN, f"run-fixed/00000{i}", ("put_round",)) for i in range(2)),
+        *((wire.SECAGG_REVEAL, f"run-fixed/00000{i}", ()) for i in range(2)),
     ]
     points = [
         f"{stage} {query}: {where}"

@@ -7,7 +7,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from fedtranscribe.exchange import AnswerKind, QueryBatch
 
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.data import load
@@ -19,15 +18,18 @@ from fedtranscribe.evaluation.audit.checks import (
     check_teachers,
 )
 from fedtranscribe.evaluation.audit.claims import claim_of, read_events
-from fedtranscribe.holder import Holder
-from fedtranscribe.mechanisms import NoisyMeanRows
+from fedtranscribe.holder.answering import Holder
+from fedtranscribe.holder.statistics import of_teachers
 from fedtranscribe.privacy.calibrate import EnsembleLayout, RowAnswer
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.query import ImageQuery, Kind
 from fedtranscribe.teachers import Teachers
 from fedtranscribe.teachers.training import shard_file
 from fedtranscribe.transcribe import prepare, transcribe
 from tests.conftest import TINY_DPSD, TINY_TEACHERS
+from tests.mechanisms_for import local, noisy_mean_rows
 
 RUN = "run-of-a-test"
 
@@ -67,15 +69,20 @@ def made(made_once, tmp_path):
     return tmp_path / "made" / "run", tmp_path / "made" / "book.sqlite", result
 
 
-def query(name: str, rows: int = 4) -> QueryBatch:
+def query(name: str, rows: int = 4) -> ImageQuery:
     images = torch.arange(rows).view(-1, 1, 1, 1).expand(-1, 1, 28, 28).to(torch.uint8)
-    return QueryBatch(name, AnswerKind.VOTE, images, torch.arange(3).expand(rows, 3))
+    return ImageQuery(name, Kind.VOTE, images, torch.arange(3).expand(rows, 3))
 
 
 def holder_of(run, ledger) -> Holder:
     teachers = Teachers(run / "private" / "teachers", torch.device("cpu"))
-    mechanism = NoisyMeanRows(EnsembleLayout(teachers.shards), 0.5, RowAnswer.VOTE)
-    return Holder(teachers, mechanism, ledger, RUN, positional_ids=False)
+    return Holder(of_teachers(teachers), ledger, RUN, positional_ids=False)
+
+
+def cost(rows: int) -> Release:
+    return noisy_mean_rows(EnsembleLayout(2), 0.5, RowAnswer.VOTE).release(
+        rows, positional_ids=False
+    )
 
 
 # ---------------------------------------------------------------- the same row answered twice
@@ -95,7 +102,8 @@ def test_the_books_of_an_honest_run(made):
 def test_rows_that_were_answered_once_more_under_another_id(made):
     run, book, result = made
     with Ledger.open(book, "npz:tiny") as ledger:
-        Holder.answer(_same_run(holder_of(run, ledger), result["run"]), query("once-more", 10))
+        holder = _same_run(holder_of(run, ledger), result["run"])
+        holder.answer(query("once-more", 10), local(0.5))
         check = check_ledger(ledger, result["run"], result["rows"])
     assert check.ok is False
     assert "charged for 50 rows, the run says 40: rows were answered twice" in check.words
@@ -109,18 +117,17 @@ def _same_run(holder: Holder, run: str) -> Holder:
 
 
 def test_an_answer_that_holds_more_rows_than_were_charged(made):
-    run, book, _ = made
+    _, book, _ = made
     with Ledger.open(book, "npz:tiny") as ledger:
-        holder = holder_of(run, ledger)
-        ledger.reserve("q1", "hash-1", holder.release(4), RUN)
+        ledger.reserve("q1", "hash-1", cost(4), RUN)
         ledger.commit("q1", np.zeros(4 * 3, dtype=np.float32).tobytes())
         assert check_ledger(ledger, RUN, 4, k=3).ok
-        ledger.reserve("q2", "hash-2", holder.release(4), RUN)
+        ledger.reserve("q2", "hash-2", cost(4), RUN)
         ledger.commit("q2", np.zeros(8 * 3, dtype=np.float32).tobytes())
         check = check_ledger(ledger, RUN, 8, k=3)
         assert check.ok is False
         assert check.words == "q2 was charged for 4 rows, its answer holds 8"
-        ledger.reserve("q3", "hash-1", holder.release(4), RUN)
+        ledger.reserve("q3", "hash-1", cost(4), RUN)
         assert "booked under two ids" in check_ledger(ledger, RUN, 12).words
 
 
@@ -149,7 +156,7 @@ def test_events_and_result_have_to_agree(made):
 
 
 def test_events_of_several_holders_are_read_by_name(tmp_path):
-    mechanism = NoisyMeanRows(EnsembleLayout(40, 2), 0.5, RowAnswer.VOTE)
+    mechanism = noisy_mean_rows(EnsembleLayout(40, 2), 0.5, RowAnswer.VOTE)
     lines = [
         json.dumps({"holder": name, "release": mechanism.release(n, positional_ids=True).to_json()})
         for name, n in (("a", 10), ("b", 30))

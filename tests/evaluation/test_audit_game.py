@@ -5,17 +5,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from fedtranscribe.mechanisms.discrete import quantised_noise_std
 
 from fedtranscribe.errors import AuditError, ConfigError
 from fedtranscribe.evaluation.audit import Claim, expect_sound, play
 from fedtranscribe.evaluation.audit.risk import risk_of
 from fedtranscribe.evaluation.audit.run_game import play_run
 from fedtranscribe.mechanisms import (
-    CentralNoise,
-    NoisyMeanRows,
-    NoisyMoments,
-    QuantisedMeanRows,
     SeededBits,
     SeededNoise,
     TopKRandomizedResponse,
@@ -25,6 +20,13 @@ from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.label_events import RandomizedResponse
 from fedtranscribe.privacy.units import Adjacency, Unit
+from tests.mechanisms_for import (
+    masked_mean_rows,
+    masked_std,
+    noisy_mean_rows,
+    noisy_moments_of_mu,
+    raw_mean_rows,
+)
 
 DELTA = 1e-5
 CLAIM = Claim(1.0, DELTA)
@@ -36,7 +38,7 @@ LAYOUT = EnsembleLayout(4)
 @pytest.mark.parametrize("fault", [1.0, 0.5])
 def test_halved_noise_is_found_in_a_million_trials(answer, rows, fault):
     std = noise_std(1.0, DELTA, rows, LAYOUT, Unit.RECORD, answer, NoiseMode.LOCAL)
-    used = NoisyMeanRows(LAYOUT, std * fault, answer)
+    used = noisy_mean_rows(LAYOUT, std * fault, answer)
     first, second = torch.zeros(2, rows, 3, dtype=torch.float64)
     # One shard of four turns round: as far as a record can move the mean.
     first[:, 0] = 1 / 4
@@ -68,7 +70,7 @@ def test_labels_that_are_told_too_truly_are_found(fault):
 
 def test_operating_system_entropy_is_the_default():
     std = noise_std(1.0, DELTA, 1, LAYOUT, Unit.RECORD, RowAnswer.VOTE, NoiseMode.LOCAL)
-    used = NoisyMeanRows(LAYOUT, std, RowAnswer.VOTE)
+    used = noisy_mean_rows(LAYOUT, std, RowAnswer.VOTE)
     rows = torch.tensor([[[0.25, 0.0]], [[0.0, 0.25]]])
     found = play(used, rows[0], rows[1], CLAIM, trials=100_000)
     assert 0 <= found.lower < 1.0
@@ -99,11 +101,11 @@ def test_a_runs_own_noise_is_judged_by_its_events(privacy, mode, fault):
     layout, rows = EnsembleLayout(90, 3), 400
     if mode is NoiseMode.SECAGG:
         target = (10.0, DELTA, rows, layout, Unit.RECORD, answer, 10, 1)
-        mechanism = QuantisedMeanRows(layout, quantised_noise_std(*target), answer, 10, 1)
+        mechanism = masked_mean_rows(layout, masked_std(*target), answer, 10, 1)
         source = SeededBits(5)
     else:
         std = noise_std(10.0, DELTA, rows, layout, Unit.RECORD, answer, mode)
-        kind = NoisyMeanRows if mode is NoiseMode.LOCAL else _central
+        kind = noisy_mean_rows if mode is NoiseMode.LOCAL else raw_mean_rows
         mechanism, source = kind(layout, std, answer), SeededNoise(5)
     facts = {"holders": 3, "shards": dict.fromkeys("abc", 30), "noise": mode.value}
     told = mechanism.noise_std * fault
@@ -117,13 +119,6 @@ def test_a_runs_own_noise_is_judged_by_its_events(privacy, mode, fault):
         assert 0.7 < found.lower < found.claim.epsilon
     else:
         assert found.contradicts
-
-
-def _central(layout, std, answer):
-    from fedtranscribe.mechanisms import RawMeanRows
-
-    assert CentralNoise(std, layout.holders, answer).sum_std == layout.holders * std
-    return RawMeanRows(layout, std, answer)
 
 
 def test_label_runs_are_played_one_label_at_a_time():
@@ -187,11 +182,10 @@ def test_no_attack_beats_the_risk_that_is_stated():
 @pytest.mark.parametrize("adjacency", [Adjacency.ZERO_OUT, Adjacency.REPLACE])
 @pytest.mark.parametrize("fault", [1.0, 0.5])
 def test_moments_are_played_on_the_worst_pair_of_records(adjacency, fault):
-    mechanism = NoisyMoments.of_mu(0.5, by_class=True)
-    booked = mechanism.release(positional_ids=False)
-    given = {
-        "holder": (NoisyMoments.of_mu(0.3, by_class=False).release(positional_ids=False), booked)
-    }
+    mechanism = noisy_moments_of_mu(0.5, 2, 2)
+    booked = mechanism.release(1, positional_ids=False)
+    first = noisy_moments_of_mu(0.3, 2, None).release(1, positional_ids=False)
+    given = {"holder": (first, booked)}
     result = {"private": True, "delta": DELTA, "rows": 2, "noise_std": fault * mechanism.noise_std}
     found = play_run(result, given, adjacency, 200_000, 0.999, SeededNoise(0))
     assert found is not None

@@ -11,7 +11,7 @@ from fedtranscribe.errors import AuditError, ConfigError, PrivacyError
 from fedtranscribe.evaluation.audit import AuditSettings, audit, expect_sound
 from fedtranscribe.evaluation.audit.audit import STAMP
 from fedtranscribe.evaluation.audit.settings import chosen
-from fedtranscribe.mechanisms import NoisyMeanRows, SeededBits
+from fedtranscribe.mechanisms import SeededBits
 from fedtranscribe.privacy.accountant import guarantee
 from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer, noise_std
 from fedtranscribe.privacy.release_plan import PrivacyPlan
@@ -21,6 +21,7 @@ from fedtranscribe.transcribe import prepare, transcribe
 from fedtranscribe.transcribe.finished import FinishedRun
 from tests.conftest import TINY_DPSD
 from tests.evaluation.conftest import make_run
+from tests.mechanisms_for import noisy_mean_rows
 
 TINY = AuditSettings(
     trials=20_000,
@@ -43,7 +44,7 @@ def told_run(tmp_path) -> FinishedRun:
     """On the packaged digits, with events."""
     layout, answer = EnsembleLayout(50), RowAnswer.VOTE
     std = noise_std(10.0, 1e-5, 100, layout, Unit.RECORD, answer, NoiseMode.LOCAL)
-    release = NoisyMeanRows(layout, std, answer).release(100, positional_ids=True)
+    release = noisy_mean_rows(layout, std, answer).release(100, positional_ids=True)
     stated = guarantee(PrivacyPlan((release,), Unit.RECORD, Adjacency.ZERO_OUT, 1e-5)).epsilon
     result = {"noise_std": std, "teachers": 50, "adjacency": "zero-out", "epsilon": stated}
     run = make_run(tmp_path / "told", run=result)

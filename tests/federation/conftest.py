@@ -11,7 +11,8 @@ from fedtranscribe.data import DataSplit, load
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.mechanisms import SeededBits, SeededNoise
-from fedtranscribe.runs.simulation import holder_name, open_holder, partitions
+from fedtranscribe.data.partitions import holder_name
+from fedtranscribe.runs.simulation import open_holder, partitions
 
 HOLDERS = 3
 

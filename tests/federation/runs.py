@@ -9,6 +9,7 @@ from fedtranscribe.holder.node import Node
 from fedtranscribe.mechanisms import SeededNoise
 from fedtranscribe.rounds.transport import Transport
 from fedtranscribe.runs.federate import federate
+from fedtranscribe.runs.learning import HeldOut
 from fedtranscribe.transcribe.rundir import RunDirectory
 
 
@@ -30,7 +31,7 @@ def go(
         transport,
         run,
         expected=settings.holders,
-        test=split.test if split else None,
+        test=HeldOut(split.test, public=True) if split else None,
         noise=SeededNoise(1),
         **options,
     )

@@ -12,7 +12,6 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from fedtranscribe.exchange import NoisePlan
 from flwr.app import Array, ArrayRecord, Context, RecordDict
 
 from fedtranscribe.capabilities import Capabilities
@@ -30,8 +29,9 @@ from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.names import LONGEST_NAME, expect_name
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.refusals import RefusalCode
-from fedtranscribe.rounds.transport import OverFlower
+from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.service.holder_file import HolderFile
 from fedtranscribe.service.journal import Journal
 from fedtranscribe.service.link import METHODS, NAME, call, health_socket, is_serving
@@ -61,12 +61,12 @@ GOOD = {
 BAD_NAMES = ["", "x" * (LONGEST_NAME + 1), "two\nlines", "\x1b[31mred", "turned \u202e round"]
 
 
-def refusal(service: HolderService, content: RecordDict, kind: str = records.ANSWER) -> str | None:
+def refusal(service: HolderService, content: RecordDict, kind: str = wire.ANSWER) -> str | None:
     return answered(service, pack(content), kind).get("refusal")
 
 
 def asked(images: np.ndarray, more: dict[str, np.ndarray] | None = None, **terms: Any):
-    return records.record(GOOD | terms, {"images": images, **(more or {})})
+    return Message.of(GOOD | terms, {"images": images, **(more or {})})
 
 
 def pixels(rows: int = 10, *shape: int) -> np.ndarray:
@@ -110,31 +110,31 @@ def test_a_header_that_claims_more_than_there_is_allocates_nothing(service, monk
     header += b" " * (118 - len(header) - 1) + b"\n"
     lie = Array("uint8", (20, 1, 28, 28), "numpy.ndarray", b"\x93NUMPY\x01\x00v\x00" + header)
     content = asked(pixels(10))
-    content[records.ARRAYS] = ArrayRecord({"images": lie})
+    content[wire.ARRAYS] = ArrayRecord({"images": lie})
     monkeypatch.setattr(protocol, "array_of", lambda *_: pytest.fail("read"), raising=False)
-    reply = holder.reply_to(content, records.ANSWER, lambda _: service._node, "flower")
-    assert reply.config_records[records.TERMS]["refusal"] == "MALFORMED_QUERY"
+    reply = holder.reply_to(content, wire.ANSWER, lambda _: service._node, "flower")
+    assert reply.config_records[wire.TERMS]["refusal"] == "MALFORMED_QUERY"
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.float16, np.float32])
 def test_arrays_are_read_as_they_were_written(order, kind):
     values = np.asarray(np.arange(24).reshape(2, 3, 4), dtype=kind, order=order)
-    content = records.record({}, {"values": values})
-    read = records.array_of(content, "values", "uf")
+    content = Message.of({}, {"values": values})
+    read = wire.array_of(content, "values", "uf")
     assert read.dtype == kind
     assert (read == values).all()
     assert read.flags.writeable
     with pytest.raises(KeyError):
-        records.array_of(content, "other", "u")
+        wire.array_of(content, "other", "u")
     with pytest.raises(ValueError, match="holds"):
-        records.array_of(content, "values", "c")
+        wire.array_of(content, "values", "c")
 
 
 def test_headers_and_terms_of_a_frame_have_limits(service):
     many = {f"a{i}": np.zeros(0, np.uint8) for i in range(1_000)}
-    assert refusal(service, records.record(GOOD, many)) == "MALFORMED_QUERY"
-    assert refusal(service, records.record(GOOD | {"run": "x" * 1_000_001})) == "MALFORMED_QUERY"
+    assert refusal(service, Message.of(GOOD, many)) == "MALFORMED_QUERY"
+    assert refusal(service, Message.of(GOOD | {"run": "x" * 1_000_001})) == "MALFORMED_QUERY"
     deep = b"[" * 200_000 + b"]" * 200_000
     head = json.dumps({".": {"dtype": "U8", "shape": [len(deep)], "data_offsets": [0, len(deep)]}})
     nested = struct.pack("<Q", len(head)) + head.encode() + deep
@@ -143,12 +143,12 @@ def test_headers_and_terms_of_a_frame_have_limits(service):
 
 def test_as_many_lengths_as_names(service):
     """A million lengths beside no names became a million numbers before they were counted."""
-    content = records.record(
+    content = Message.of(
         {"holder": 0, "run": "r", "query-id": "q", "sealed": []},
         {"sealed": np.zeros(0, np.uint8), "sealed-lengths": np.zeros(1_000_000, np.uint32)},
     )
     with pytest.raises(ValueError, match="do not fit their names"):
-        masked_messages._bytes_of(content, "sealed")
+        masked_wire._bytes_of(content, "sealed")
 
 
 # ---------------------------------------------------------------- names
@@ -157,17 +157,17 @@ def test_as_many_lengths_as_names(service):
 @pytest.mark.parametrize("bad", BAD_NAMES)
 def test_one_rule_for_names_on_the_wire_and_in_the_ledger(service, file, bad, tmp_path):
     keyed = {"holder": 0, "run": "run-1", "names": ["a"], "dropouts": 0, "colluders": 1}
-    contents = [(records.ANSWER, asked(pixels(), **{part: bad})) for part in ("run", "query-id")]
+    contents = [(wire.ANSWER, asked(pixels(), **{part: bad})) for part in ("run", "query-id")]
     contents += [
-        (records.SECAGG_KEY, records.record(keyed | {"run": bad})),
-        (records.SECAGG_KEY, records.record(keyed | {"names": [bad]})),
-        (records.SECAGG_SIGN, masked_messages.ask_sign(0, "run-1", "q", [bad])),
-        (records.SECAGG_SIGN, masked_messages.ask_sign(0, bad, "q", ["a"])),
-        (records.SECAGG_SIGN, masked_messages.ask_sign(0, "run-1", bad, ["a"])),
-        (records.SECAGG_MASK, masked_messages.ask_mask(0, "run-1", "q", {bad: b"1"})),
-        (records.SECAGG_REVEAL, masked_messages.ask_reveal(0, "run-1", "q", {bad: b"1"})),
-        (records.TRAIN, training_messages.ask_train(0, bad, {}, 1.0)),
-        (records.MODEL, training_messages.ask_model(0, bad)),
+        (wire.SECAGG_KEY, Message.of(keyed | {"run": bad})),
+        (wire.SECAGG_KEY, Message.of(keyed | {"names": [bad]})),
+        (wire.SECAGG_SIGN, masked_wire.ask_sign(0, "run-1", "q", [bad])),
+        (wire.SECAGG_SIGN, masked_wire.ask_sign(0, bad, "q", ["a"])),
+        (wire.SECAGG_SIGN, masked_wire.ask_sign(0, "run-1", bad, ["a"])),
+        (wire.SECAGG_MASK, masked_wire.ask_mask(0, "run-1", "q", {bad: b"1"})),
+        (wire.SECAGG_REVEAL, masked_wire.ask_reveal(0, "run-1", "q", {bad: b"1"})),
+        (wire.TRAIN, trainings.ask_train(0, bad, {}, 1.0)),
+        (wire.MODEL, trainings.ask_model(0, bad)),
     ]
     for kind, content in contents:
         assert refusal(service, content, kind) == "MALFORMED_QUERY", kind
@@ -253,8 +253,8 @@ def test_keys_of_masked_sums_count_as_runs(settings, open_nodes):
 
     def ask(run: str) -> str | None:
         terms = {"holder": 0, "run": run, "names": names, "dropouts": 1, "colluders": 1}
-        reply = holder.reply_to(records.record(terms), records.SECAGG_KEY, lambda _: node, "f")
-        return reply.config_records[records.TERMS].get("refusal")  # type: ignore[return-value]
+        reply = holder.reply_to(Message.of(terms), wire.SECAGG_KEY, lambda _: node, "f")
+        return reply.config_records[wire.TERMS].get("refusal")  # type: ignore[return-value]
 
     assert [ask(run) for run in "abca"] == [None, None, "QUOTA_EXCEEDED", None]
 
@@ -284,14 +284,14 @@ def test_a_message_that_is_too_long_is_not_read_on(service, file):
             taken.append(1)
             yield bytes(1_000_000)
 
-    reply = unpack(service.take(records.ANSWER, endless()))
-    assert reply.config_records[records.TERMS]["refusal"] == "POLICY_REFUSED"
+    reply = unpack(service.take(wire.ANSWER, endless()))
+    assert reply.config_records[wire.TERMS]["refusal"] == "POLICY_REFUSED"
     assert len(taken) == file.bytes_per_message // 1_000_000 + 1
 
 
 def test_long_messages_are_refused_by_a_code_over_the_socket(serving):
-    reply = unpack(call(serving.holder.socket, records.ANSWER, bytes(200_000_000), 60))
-    assert reply.config_records[records.TERMS]["refusal"] == "POLICY_REFUSED"
+    reply = unpack(call(serving.holder.socket, wire.ANSWER, bytes(200_000_000), 60))
+    assert reply.config_records[wire.TERMS]["refusal"] == "POLICY_REFUSED"
 
 
 def test_silent_streams_are_hung_up_on_and_health_is_apart(file, monkeypatch, request):
@@ -308,7 +308,7 @@ def test_silent_streams_are_hung_up_on_and_health_is_apart(file, monkeypatch, re
         calls = []
         for _ in range(24):
             channel = stack.enter_context(grpc.insecure_channel(f"unix:{socket}"))
-            ask = channel.stream_unary(f"/{NAME}/{METHODS[records.ANSWER]}")
+            ask = channel.stream_unary(f"/{NAME}/{METHODS[wire.ANSWER]}")
             calls.append(ask.future(silence(), timeout=60))
         began = time.monotonic()
         while sum(each.done() for each in calls) < 16:  # all but those that may arrive at once
@@ -316,9 +316,9 @@ def test_silent_streams_are_hung_up_on_and_health_is_apart(file, monkeypatch, re
             time.sleep(0.05)
         assert is_serving(socket)
         with pytest.raises(StorageError, match="busy"):
-            call(socket, records.ANSWER, frame(query()), 60, wait=0)
+            call(socket, wire.ANSWER, frame(query()), 60, wait=0)
         # A caller who waits a moment is answered as if nobody else had called.
-        assert b"refusal" not in call(socket, records.ANSWER, frame(query()), 60, wait=60)
+        assert b"refusal" not in call(socket, wire.ANSWER, frame(query()), 60, wait=60)
         assert {each.exception().code() for each in calls} <= {  # type: ignore[attr-defined]
             grpc.StatusCode.RESOURCE_EXHAUSTED,
             grpc.StatusCode.CANCELLED,
@@ -345,8 +345,8 @@ def trainer(policy_file, tiny_data) -> Iterator[HolderService]:
 
 
 def train(service: HolderService, asked_for: dict[str, Any], seconds: float = 1.0) -> str | None:
-    content = training_messages.ask_train(0, "run-1", asked_for, seconds)
-    return refusal(service, content, records.TRAIN)
+    content = trainings.ask_train(0, "run-1", asked_for, seconds)
+    return refusal(service, content, wire.TRAIN)
 
 
 def change_policy(service: HolderService, **limits: Any) -> None:
@@ -443,7 +443,7 @@ def test_of_two_nodes_of_one_name_neither_takes_part():
     assert isinstance(found["node 2/0"], ProtocolError)
     assert "hospital" not in found
     asked_of = transport.exchange(
-        records.CAPABILITIES, ["hospital", "clinic"], lambda number, _: protocol.ask_capabilities(0)
+        wire.CAPABILITIES, ["hospital", "clinic"], lambda number, _: queries.ask_capabilities(0)
     )
     assert set(asked_of) == {"clinic"}
 

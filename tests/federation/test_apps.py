@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.federation import apps
+from fedtranscribe.flower import apps
 from fedtranscribe.flower.apps import App, find_app, known_apps
 
 TOY = Path(__file__).parent / "toy_app"
@@ -86,7 +86,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty package in an otherwise empty checkout."""
     package = tmp_path / "checkout" / "fedtranscribe"
     package.mkdir(parents=True)
-    monkeypatch.setattr(apps, "__file__", str(package / "federation" / "apps.py"))
+    monkeypatch.setattr(apps, "__file__", str(package / "flower" / "apps.py"))
     return package
 
 

@@ -4,7 +4,6 @@ import json
 import math
 
 import pytest
-from fedtranscribe.exchange import Answer, RawAnswer
 
 from fedtranscribe.errors import ConfigError, HopelessPlanError, ProtocolError, QuorumError
 from fedtranscribe.holder.node import Node
@@ -13,8 +12,9 @@ from fedtranscribe.mechanisms import SeededNoise
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.query import Answer, RawAnswer
 from fedtranscribe.refusals import RefusalCode
-from fedtranscribe.rounds.transport import InProcess
+from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.runs.federate import federate
 from tests.federation.runs import go, ledger_file, start
 

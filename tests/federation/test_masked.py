@@ -8,27 +8,31 @@ from dataclasses import replace
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
-from fedtranscribe.exchange import AnswerKind, NoisePlan, QueryBatch
-from flwr.app import RecordDict
 
 from fedtranscribe.errors import ConfigError, ProtocolError, QuorumError
-from fedtranscribe.federation import masked_messages, records
+from fedtranscribe import wire
 from fedtranscribe.holder.masking import Masking
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.holder.replies import make_client_app, reply_to
-from fedtranscribe.mechanisms import QuantisedMeanRows, SeededBits
+from fedtranscribe.flower.client_app import make_client_app
+from fedtranscribe.holder.replies import reply_to
+from fedtranscribe.mechanisms import SeededBits
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.query import ImageQuery, Kind
 from fedtranscribe.refusals import Refusal, RefusalCode
-from fedtranscribe.rounds.transport import InProcess, OverFlower
-from fedtranscribe.runs.simulation import holder_name
+from fedtranscribe.flower.over_flower import OverFlower
+from fedtranscribe.runs.in_process import InProcess
+from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.secagg import Members
 from fedtranscribe.secagg.protocol import relay
+from fedtranscribe.wire import masked as masked_wire
 from fedtranscribe.transcribe.rundir import STUDENT, RunDirectory
 from tests.federation.local_grid import LocalGrid
 from tests.federation.runs import go, ledger_file, start
+from tests.mechanisms_for import masked_mean_rows
 
 M = 4
 
@@ -80,7 +84,7 @@ def test_the_decoded_mean_is_the_holders_mean_with_the_planned_noise(masked, ope
     for gone in (set(), {"holder-2"}):
         nodes = open_nodes(wide, folder=f"holders-{len(gone)}", bits=None)
         transport = Failing(
-            nodes, lambda kind, name, gone=gone: kind == records.SECAGG_MASK and name in gone
+            nodes, lambda kind, name, gone=gone: kind == wire.SECAGG_MASK and name in gone
         )
         run = RunDirectory.create(tmp_path / f"run-{len(gone)}", wide)
         go(wide, transport, run)
@@ -112,22 +116,22 @@ def test_the_same_seeds_give_the_same_student_in_process_and_through_flower(
     assert made[0] == made[1]
 
 
-@pytest.mark.parametrize("stage", records.MASKED)
+@pytest.mark.parametrize("stage", wire.MASKED)
 def test_as_many_as_tolerated_may_fail_at_every_stage(masked, open_nodes, tmp_path, stage):
     nodes = open_nodes(masked)
     transport = Failing(nodes, lambda kind, name: kind == stage and name == "holder-1")
     result = go(masked, transport, RunDirectory.create(tmp_path / "run", masked))
     assert result["stopped"] is None
-    late = stage in (records.SECAGG_SIGN, records.SECAGG_REVEAL)
+    late = stage in (wire.SECAGG_SIGN, wire.SECAGG_REVEAL)
     # Who has masked is in the sum, whatever becomes of it afterwards.
     assert result["answered_rounds"].get("holder-1", 0) == (3 if late else 0)
-    spent = masked.rows if stage not in (records.SECAGG_KEY, records.SECAGG_OPEN) else 0
+    spent = masked.rows if stage not in (wire.SECAGG_KEY, wire.SECAGG_OPEN) else 0
     assert rows_booked(nodes[1]) == spent if spent else not ledger_file(nodes[1]).exists()
     # Whoever was silent may have booked it all the same: what is printed counts it.
     assert result["epsilon"] <= masked.epsilon
 
 
-@pytest.mark.parametrize("stage", records.MASKED)
+@pytest.mark.parametrize("stage", wire.MASKED)
 def test_one_more_stops_the_round_and_resuming_pays_nothing_twice(
     masked, open_nodes, tmp_path, stage
 ):
@@ -139,8 +143,8 @@ def test_one_more_stops_the_round_and_resuming_pays_nothing_twice(
 
     with pytest.raises(QuorumError, match="Resume"):
         go(masked, Failing(nodes, silent), RunDirectory.create(tmp_path / "run", masked))
-    reveals = records.SECAGG_REVEAL in calls
-    assert reveals is (stage == records.SECAGG_REVEAL)
+    reveals = wire.SECAGG_REVEAL in calls
+    assert reveals is (stage == wire.SECAGG_REVEAL)
     again = masked.model_copy(update={"resume": True})
     result = go(again, InProcess(nodes), RunDirectory.resume(tmp_path / "run", again))
     assert result["rows"] == masked.rows
@@ -154,7 +158,7 @@ def test_a_stuck_round_is_given_up_only_when_told_and_costs_again(masked, open_n
     nodes = open_nodes(masked, rich)
     dead = {"now": {"holder-1", "holder-2"}}
     transport = Failing(
-        nodes, lambda kind, name: kind == records.SECAGG_SIGN and name in dead["now"]
+        nodes, lambda kind, name: kind == wire.SECAGG_SIGN and name in dead["now"]
     )
     with pytest.raises(QuorumError, match="abandon=true"):
         go(masked, transport, RunDirectory.create(tmp_path / "run", masked))
@@ -188,7 +192,7 @@ def test_a_round_that_nobody_opens_can_be_given_up(masked, open_nodes, tmp_path)
     rich = {i: HolderPolicy(epsilon=100, noise="secagg", dropouts=1, colluders=1) for i in range(M)}
     nodes, gone = open_nodes(masked, rich), {"now": {"holder-1", "holder-2"}}
     transport = Failing(
-        nodes, lambda kind, name: kind == records.SECAGG_OPEN and name in gone["now"]
+        nodes, lambda kind, name: kind == wire.SECAGG_OPEN and name in gone["now"]
     )
     with pytest.raises(QuorumError):
         go(masked, transport, RunDirectory.create(tmp_path / "run", masked))
@@ -205,9 +209,9 @@ def test_one_who_signs_late_replaces_one_who_went_away(masked, open_nodes, tmp_p
 
     def silent(kind: str, name: str) -> bool:
         seen.append(kind)
-        revealed = records.SECAGG_REVEAL in seen
-        return (kind == records.SECAGG_SIGN and name == "holder-0" and not revealed) or (
-            kind == records.SECAGG_REVEAL and name == "holder-1"
+        revealed = wire.SECAGG_REVEAL in seen
+        return (kind == wire.SECAGG_SIGN and name == "holder-0" and not revealed) or (
+            kind == wire.SECAGG_REVEAL and name == "holder-1"
         )
 
     result = go(
@@ -222,7 +226,7 @@ def test_a_spent_budget_and_a_silent_holder_do_not_end_a_run(masked, open_nodes,
 
     def silent(kind: str, name: str) -> bool:
         calls.append(kind)
-        return calls.count(records.SECAGG_REVEAL) > M and name == "holder-1"
+        return calls.count(wire.SECAGG_REVEAL) > M and name == "holder-1"
 
     with pytest.raises(QuorumError):
         go(masked, Failing(nodes, silent), RunDirectory.create(tmp_path / "run", masked))
@@ -280,9 +284,9 @@ def test_a_ledger_that_went_back_leaves_a_masked_run(masked, open_nodes, tmp_pat
 # ---------------------------------------------------------------- what holders refuse
 
 
-def query(masked, name: str = "run-a/000000", rows: int = 6) -> QueryBatch:
+def query(masked, name: str = "run-a/000000", rows: int = 6) -> ImageQuery:
     images = torch.zeros(rows, 1, 28, 28, dtype=torch.uint8)
-    return QueryBatch(name, AnswerKind.VOTE, images, torch.arange(3).repeat(rows, 1))
+    return ImageQuery(name, Kind.VOTE, images, torch.arange(3).repeat(rows, 1))
 
 
 PLAN = NoisePlan(NoiseMode.SECAGG, 1_000.0, M, 1, 1)
@@ -478,8 +482,8 @@ def test_what_a_masked_vector_hides_is_what_the_ledger_has(masked, open_nodes):
     assert stored is not None
     values = torch.frombuffer(bytearray(stored), dtype=torch.int64)
     assert len(values) == asked.rows * asked.k
-    layout = EnsembleLayout(M * nodes[0].teachers.shards, M)
-    mechanism = QuantisedMeanRows(layout, PLAN.strength, RowAnswer.VOTE, asked.k, PLAN.tolerated)
+    layout = EnsembleLayout(M * nodes[0].facts.shards, M)
+    mechanism = masked_mean_rows(layout, PLAN.strength, RowAnswer.VOTE, asked.k, PLAN.tolerated)
     assert float(values.abs().max()) < 40 * mechanism.own_variance**0.5
     plain = values.numpy().astype(f"<u{mechanism.grid.word // 8}").tobytes()
     assert len(plain) == len(vectors["holder-0"])
@@ -514,32 +518,32 @@ def test_more_drop_outs_than_a_holder_bears_are_an_error(masked, open_nodes, tmp
         go(greedy, InProcess(nodes), RunDirectory.create(tmp_path / "run", greedy))
 
 
-def junk(kind: str) -> list[RecordDict]:
+def junk(kind: str) -> list[wire.Message]:
     terms = {"holder": 0, "run": "run-a", "query-id": "run-a/000000"}
-    without_run = records.record({"holder": 0, "query-id": "q"})
+    without_run = wire.Message.of({"holder": 0, "query-id": "q"})
     key = {"names": NAMES, "dropouts": 1, "colluders": 1}
     return {
-        records.SECAGG_KEY: [
+        wire.SECAGG_KEY: [
             without_run,
-            records.record(terms | key | {"dropouts": -1}),
-            records.record(terms | key | {"names": "holder-0"}),
-            records.record(terms | key | {"names": ["", "holder-0"]}),
-            records.record(terms | key | {"run": ""}),
+            wire.Message.of(terms | key | {"dropouts": -1}),
+            wire.Message.of(terms | key | {"names": "holder-0"}),
+            wire.Message.of(terms | key | {"names": ["", "holder-0"]}),
+            wire.Message.of(terms | key | {"run": ""}),
         ],
-        records.SECAGG_OPEN: [without_run, records.record(terms)],
-        records.SECAGG_MASK: [without_run, records.record(terms | {"sealed": ["a"]})],
-        records.SECAGG_SIGN: [without_run, records.record(terms | {"survivors": 3})],
-        records.SECAGG_REVEAL: [without_run, records.record(terms | {"signatures": ["a", "a"]})],
+        wire.SECAGG_OPEN: [without_run, wire.Message.of(terms)],
+        wire.SECAGG_MASK: [without_run, wire.Message.of(terms | {"sealed": ["a"]})],
+        wire.SECAGG_SIGN: [without_run, wire.Message.of(terms | {"survivors": 3})],
+        wire.SECAGG_REVEAL: [without_run, wire.Message.of(terms | {"signatures": ["a", "a"]})],
     }[kind]
 
 
-@pytest.mark.parametrize("kind", records.MASKED)
+@pytest.mark.parametrize("kind", wire.MASKED)
 def test_junk_gets_a_code_and_books_nothing(masked, open_nodes, kind):
     node = open_nodes(masked)[0]
-    good_form = masked_messages.ask_sign(0, "run-x", "unknown", NAMES)
-    for content in [RecordDict(), *junk(kind), good_form]:
+    good_form = masked_wire.ask_sign(0, "run-x", "unknown", NAMES)
+    for content in [wire.Message(), *junk(kind), good_form]:
         told = reply_to(content, kind, lambda number: node, "flower")
-        assert told.config_records["terms"].get("refusal") in {
+        assert told.terms.get("refusal") in {
             RefusalCode.PROTOCOL.value,
             RefusalCode.MALFORMED.value,
             RefusalCode.POLICY.value,

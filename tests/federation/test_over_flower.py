@@ -2,16 +2,20 @@
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
 from fedtranscribe.errors import ProtocolError
-from fedtranscribe.federation import protocol, records
+from fedtranscribe.flower.records import message_of, record_of
+from fedtranscribe import wire
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.holder.replies import make_client_app
+from fedtranscribe.flower.client_app import make_client_app
 from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.query import Kind
 from fedtranscribe.refusals import Refusal, RefusalCode
-from fedtranscribe.rounds.transport import InProcess, OverFlower
+from fedtranscribe.flower.over_flower import OverFlower
+from fedtranscribe.runs.in_process import InProcess
+from fedtranscribe.wire import queries
 from tests.federation.local_grid import LocalGrid
 from tests.federation.runs import go, ledger_file, start
 
@@ -81,11 +85,12 @@ def answer(settings, open_nodes):
     app = make_client_app(lambda context, number: node)
     grid = LocalGrid(app, {1: {}})
 
-    def send(content: RecordDict, kind: str = records.ANSWER) -> str | None:
-        message = Message(content, dst_node_id=1, message_type=kind, group_id="g")
+    def send(content: wire.Message | RecordDict, kind: str = wire.ANSWER) -> str | None:
+        record = content if isinstance(content, RecordDict) else record_of(content)
+        message = Message(record, dst_node_id=1, message_type=kind, group_id="g")
         (reply,) = grid.send_and_receive([message])
         assert not reply.has_error(), "nothing may be raised out of a handler"
-        terms = reply.content["terms"]
+        terms = message_of(reply.content).terms
         assert set(terms) <= {"protocol", "refusal", "holder"} or "refusal" not in terms
         return terms.get("refusal")
 
@@ -93,14 +98,15 @@ def answer(settings, open_nodes):
     return send
 
 
-def query(rows: int = 10, classes: int = 3, size: int = 28, **terms) -> RecordDict:
+def query(
+    rows: int = 10, classes: int = 3, size: int = 28, sets: np.ndarray | None = None, **terms
+) -> wire.Message:
     content = {
-        "protocol": records.VERSION,
+        "protocol": wire.VERSION,
         "holder": 0,
         "run": "run-a",
         "query-id": "run-a/000000",
         "kind": "vote",
-        "k": classes,
         "mode": "central",
         "strength": 1_000.0,
         "holders": 3,
@@ -109,20 +115,24 @@ def query(rows: int = 10, classes: int = 3, size: int = 28, **terms) -> RecordDi
         **terms,
     }
     images = np.zeros((rows, 1, size, size), np.uint8)
-    return RecordDict(
-        {
-            "terms": ConfigRecord({k: v for k, v in content.items() if v is not None}),
-            "arrays": ArrayRecord({"images": Array(images)}),
-        }
-    )
+    if sets is None:
+        sets = np.tile(np.arange(classes, dtype=np.uint8), (rows, 1))
+    told = {k: v for k, v in content.items() if v is not None}
+    return wire.Message(told).and_arrays({"images": images, "index_sets": sets})
 
 
 def broken(data: bytes) -> RecordDict:
     """A query whose images are no array."""
-    content = query()
+    content = record_of(query())
     image = Array(dtype="uint8", shape=(10, 1, 28, 28), stype="numpy.ndarray", data=data)
-    content["arrays"] = ArrayRecord({"images": image})
+    content["arrays"] = ArrayRecord({**content["arrays"], "images": image})
     return content
+
+
+def without(name: str) -> wire.Message:
+    """A query that lacks an array."""
+    whole = query()
+    return wire.Message(whole.terms, {n: a for n, a in whole.arrays.items() if n != name})
 
 
 def test_a_good_query_is_answered_and_replayed(answer):
@@ -136,7 +146,7 @@ def test_a_good_query_is_answered_and_replayed(answer):
 @pytest.mark.parametrize(
     ("content", "code"),
     [
-        (query(protocol=records.VERSION + 1), RefusalCode.PROTOCOL),
+        (query(protocol=wire.VERSION + 1), RefusalCode.PROTOCOL),
         (query(protocol=None), RefusalCode.PROTOCOL),
         (RecordDict(), RefusalCode.PROTOCOL),
         (query(rows=21), RefusalCode.POLICY),
@@ -156,8 +166,15 @@ def test_a_good_query_is_answered_and_replayed(answer):
         (query(mode="secagg", dropouts=1, colluders=1), RefusalCode.MALFORMED),
         (query(strength=1e308), RefusalCode.MALFORMED),
         (query(strength=1e-200), RefusalCode.MALFORMED),
-        (query(k=-1), RefusalCode.MALFORMED),
-        (query(k=2**40), RefusalCode.MALFORMED),
+        (query(sets=np.zeros((10, 0), np.uint8)), RefusalCode.MALFORMED),
+        (query(sets=np.zeros((0, 2**40), np.uint8)), RefusalCode.MALFORMED),
+        (query(sets=np.zeros((10, 3), np.uint8)), RefusalCode.MALFORMED),
+        (query(sets=np.full((10, 1), 2**64 - 1, np.uint64)), RefusalCode.MALFORMED),
+        (query(sets=np.full((10, 1), 3, np.uint8)), RefusalCode.MALFORMED),
+        (query(sets=np.full((10, 1), -1, np.int8)), RefusalCode.MALFORMED),
+        (query(sets=np.arange(10, dtype=np.uint8)), RefusalCode.MALFORMED),
+        (without("images"), RefusalCode.MALFORMED),
+        (without("index_sets"), RefusalCode.MALFORMED),
         (broken(b""), RefusalCode.MALFORMED),
         (broken(b"PK\x03\x04junk"), RefusalCode.MALFORMED),
         (query(classes=4), RefusalCode.MALFORMED),
@@ -165,7 +182,9 @@ def test_a_good_query_is_answered_and_replayed(answer):
         (query(rows=0), RefusalCode.MALFORMED),
         (query(run=None), RefusalCode.MALFORMED),
         (query(**{"query-id": ""}), RefusalCode.MALFORMED),
-        (query(k="three"), RefusalCode.MALFORMED),
+        (query(**{"of-k": 3}), RefusalCode.MALFORMED),
+        (query(**{"of-k": ["three"]}), RefusalCode.MALFORMED),
+        (query(kind="moments"), RefusalCode.POLICY),
         (query(kind="gradient"), RefusalCode.MALFORMED),
     ],
 )
@@ -177,7 +196,7 @@ def test_bad_queries_get_their_code_and_book_nothing(answer, content, code):
 def test_a_local_holder_never_gives_raw_rows(settings, open_nodes):
     wary = HolderPolicy(epsilon=10, noise=NoiseMode.LOCAL)
     node = open_nodes(settings, {0: wary})[0]
-    envelope = protocol.read_query(query(), open_nodes(settings)[0].facts)
+    envelope = queries.read_query(query(), open_nodes(settings)[0].expect)
     with pytest.raises(Refusal, match="POLICY"):
         node.answer(envelope.query, envelope.plan, "run-a", "me")
     assert not [p for p in ledger_file(node).parent.glob("ledger.sqlite") if _booked(node)]
@@ -193,17 +212,17 @@ def _booked(node: Node) -> bool:
 def test_exceptions_of_a_holder_stay_at_the_holder(settings, open_nodes):
     """Neither a node that cannot be opened nor teachers that break tell why."""
     node = open_nodes(settings)[0]
-    node.teachers.logits = _break
+    node._statistics[Kind.VOTE]._teachers.logits = _break
 
     def cannot_open(context: Context, number: int) -> Node:
         raise RuntimeError("patient Smith's file is missing")
 
     for app in (make_client_app(lambda c, n: node), make_client_app(cannot_open)):
         grid = LocalGrid(app, {1: {}})
-        message = Message(query(), dst_node_id=1, message_type=records.ANSWER, group_id="g")
+        message = Message(record_of(query()), dst_node_id=1, message_type=wire.ANSWER, group_id="g")
         (reply,) = grid.send_and_receive([message])
-        assert dict(reply.content["terms"]) == {
-            "protocol": records.VERSION,
+        assert message_of(reply.content).terms == {
+            "protocol": wire.VERSION,
             "refusal": "INTERNAL_ERROR",
             "holder": 0,
         }
@@ -215,24 +234,24 @@ def _break(images):
 
 @pytest.mark.parametrize("values", ["nan", "inf", "shape", "id", "complex", "form"])
 def test_the_server_accepts_no_answer_that_is_none(answer, values, settings, open_nodes):
-    envelope = protocol.read_query(query(), open_nodes(settings)[0].facts)
+    envelope = queries.read_query(query(), open_nodes(settings)[0].expect)
     node = open_nodes(settings, folder="others")[0]
     told = node.answer(envelope.query, envelope.plan, "run-a", "me")
-    content = protocol.tell(told, envelope.query.kind)
-    array = content["arrays"]["values"].numpy().copy()
+    content = queries.tell(told)
+    array = wire.array_of(content, "values", "f")
     if values in ("nan", "inf"):
         array[0, 0] = float(values)
     if values == "shape":
         array = array[:-1]
     if values == "id":
-        content["terms"]["query-id"] = "another"
+        content.terms["query-id"] = "another"
     if values == "complex":
         array = array.astype(np.complex64)
     if values == "form":
-        content["terms"]["form"] = "label"
-    content["arrays"] = ArrayRecord({"values": Array(array)})
+        content.terms["form"] = "label"
+    content = content.and_arrays({"values": array})
     with pytest.raises(ProtocolError, match=r"finite|Expected an answer|makes no sense"):
-        protocol.read_answer(content, envelope.query)
+        queries.read_answer(content, envelope.query)
 
 
 def test_a_row_costs_about_a_quarter_of_dense_float32(settings, open_nodes, tmp_path):

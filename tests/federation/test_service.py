@@ -11,16 +11,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from fedtranscribe.exchange import AnswerKind, NoisePlan, QueryBatch
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fedtranscribe.config import TeacherSettings, TranscribeSettings
 from fedtranscribe.data import load
 from fedtranscribe.errors import ConfigError, CorruptLedgerError, SecondLedgerError, StorageError
-from fedtranscribe.federation import protocol, records
+from fedtranscribe import wire
+from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.flower.relay import make_relay_app
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.query import ImageQuery, Kind
 from fedtranscribe.refusals import Refusal
 from fedtranscribe.service.holder_file import HolderFile
 from fedtranscribe.service.journal import Journal, entries, refusals
@@ -29,6 +30,7 @@ from fedtranscribe.service.readiness import examine
 from fedtranscribe.service.service import HolderService, serve
 from fedtranscribe.teachers import train_teachers
 from fedtranscribe.transcribe.preparation import make_manifest
+from fedtranscribe.wire import queries
 from fedtranscribe.wire.frames import pack, unpack
 from tests.federation.local_grid import LocalGrid
 
@@ -77,18 +79,18 @@ def service(file: HolderFile):
     journal.close()
 
 
-def query(query_id: str = "q-1", rows: int = 10, seed: int = 0) -> QueryBatch:
+def query(query_id: str = "q-1", rows: int = 10, seed: int = 0) -> ImageQuery:
     rng = torch.Generator().manual_seed(seed)
     images = torch.randint(0, 256, (rows, 1, 28, 28), generator=rng).to(torch.uint8)
-    return QueryBatch(query_id, AnswerKind.VOTE, images, torch.arange(3).repeat(rows, 1))
+    return ImageQuery(query_id, Kind.VOTE, images, torch.arange(3).repeat(rows, 1))
 
 
-def frame(asked: QueryBatch, plan: NoisePlan = PLAN, run: str = "run-1") -> bytes:
-    return pack(protocol.ask(protocol.Envelope(asked, plan, run)))
+def frame(asked: ImageQuery, plan: NoisePlan = PLAN, run: str = "run-1") -> bytes:
+    return pack(queries.ask(queries.Envelope(asked, plan, run)))
 
 
-def told(service: HolderService, message: bytes, kind: str = records.ANSWER) -> dict:
-    return dict(unpack(service.handle(kind, message))[records.TERMS])
+def told(service: HolderService, message: bytes, kind: str = wire.ANSWER) -> dict:
+    return unpack(service.handle(kind, message)).terms
 
 
 def booked(file: HolderFile) -> int:
@@ -97,14 +99,14 @@ def booked(file: HolderFile) -> int:
 
 
 def test_frames_carry_messages_unchanged():
-    content = protocol.ask(protocol.Envelope(query(), PLAN, "run-1", 3))
+    content = queries.ask(queries.Envelope(query(), PLAN, "run-1", 3))
     back = unpack(pack(content))
-    assert dict(back[records.TERMS]) == dict(content[records.TERMS])
-    for name, array in content[records.ARRAYS].items():
-        assert (back[records.ARRAYS][name].numpy() == array.numpy()).all()
+    assert back.terms == content.terms
+    assert back.arrays == content.arrays
+    assert set(back.arrays) == {"images", "index_sets"}
 
 
-@pytest.mark.parametrize("junk", [b"", b"x", b"\xff" * 64, pack(RecordDict())[:-1]])
+@pytest.mark.parametrize("junk", [b"", b"x", b"\xff" * 64, pack(wire.Message())[:-1]])
 def test_junk_is_refused_and_not_raised(service, junk, file):
     assert told(service, junk)["refusal"] == "MALFORMED_QUERY"
     assert refusals(file.holder.log) == {"MALFORMED_QUERY": 1}
@@ -112,10 +114,10 @@ def test_junk_is_refused_and_not_raised(service, junk, file):
 
 def test_an_answer_is_charged_once_and_replayed(service, file):
     asked = query()
-    first = service.handle(records.ANSWER, frame(asked))
-    answer = protocol.read_answer(unpack(first), asked)
+    first = service.handle(wire.ANSWER, frame(asked))
+    answer = queries.read_answer(unpack(first), asked)
     assert answer.values.shape == (10, 3)
-    again = protocol.read_answer(unpack(service.handle(records.ANSWER, frame(asked))), asked)
+    again = queries.read_answer(unpack(service.handle(wire.ANSWER, frame(asked))), asked)
     assert torch.equal(answer.values, again.values)
     assert booked(file) == 1
 
@@ -126,8 +128,8 @@ def test_an_answer_is_charged_once_and_replayed(service, file):
         (frame(query(rows=21)), "POLICY_REFUSED"),
         (frame(query(), NoisePlan(NoiseMode.CENTRAL, 1e-9, 1)), "BUDGET_EXHAUSTED"),
         (frame(query(), NoisePlan(NoiseMode.CENTRAL, 0.5, 1000)), None),
-        (pack(records.record({"holder": 0})), "MALFORMED_QUERY"),
-        (pack(RecordDict({records.TERMS: ConfigRecord({"protocol": 99})})), "PROTOCOL_VERSION"),
+        (pack(wire.Message.of({"holder": 0})), "MALFORMED_QUERY"),
+        (pack(wire.Message({"protocol": 99})), "PROTOCOL_VERSION"),
     ],
 )
 def test_what_policy_or_budget_forbid_is_refused_unbooked(service, file, message, code):
@@ -193,7 +195,7 @@ def test_texts_of_libraries_stay_out_of_the_log(service, file, caplog):
     def broken(images):
         raise RuntimeError("patient Smith")
 
-    service._node.teachers.logits = broken
+    service._node._statistics[Kind.VOTE]._teachers.logits = broken
     assert told(service, frame(query()))["refusal"] == "INTERNAL_ERROR"
     assert "RuntimeError" in caplog.text
     assert "Smith" not in caplog.text
@@ -218,8 +220,6 @@ def serving(file: HolderFile):
 
 def test_the_relay_passes_everything_on(serving):
     grid = LocalGrid(make_relay_app(), {1: {"holder-socket": str(serving.holder.socket)}})
-    from fedtranscribe.rounds.transport import OverFlower
-
     transport = OverFlower(grid, [(1, 0)], 60, 60)
     assert list(transport.capabilities()) == ["a"]
     answers = transport.ask(["a"], query(), PLAN, "run-1")
@@ -236,9 +236,7 @@ def test_the_relay_imports_no_torch():
 def test_a_relay_without_socket_or_service_refuses_generically(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr("fedtranscribe.service.link._WAIT_SECONDS", 0.0)
     for config in ({}, {"holder-socket": str(tmp_path / "absent.sock")}):
-        from fedtranscribe.rounds.transport import OverFlower
-
-        transport = OverFlower(LocalGrid(make_relay_app(), {1: config}), [(1, 0)], 60, 60)
+            transport = OverFlower(LocalGrid(make_relay_app(), {1: config}), [(1, 0)], 60, 60)
         assert list(transport.capabilities().values()) == ["INTERNAL_ERROR"]
     assert "holder-socket" in caplog.text
 
@@ -270,7 +268,7 @@ def test_the_lock_is_for_the_service_alone(old_lock, serving):
 
 
 def test_the_ledger_of_a_service_is_for_its_user_alone(serving):
-    call(serving.holder.socket, records.ANSWER, frame(query()), 60)
+    call(serving.holder.socket, wire.ANSWER, frame(query()), 60)
     book = serving.holder.ledger.parent
     assert {file.name: file.stat().st_mode & 0o777 for file in book.iterdir()} == dict.fromkeys(
         (f"ledger.sqlite{end}" for end in ("", "-wal", "-shm", ".head")), 0o600
@@ -317,7 +315,7 @@ def test_a_service_begins_no_second_ledger(policy_file, file, tiny_data):
 
 def test_nobody_there_is_said(tmp_path):
     with pytest.raises(StorageError, match="holder serve"):
-        call(tmp_path / "none.sock", records.ANSWER, b"", 1, wait=0)
+        call(tmp_path / "none.sock", wire.ANSWER, b"", 1, wait=0)
 
 
 # The interpreter itself may lie where another user cannot start it: it changes its user on the way.
@@ -325,7 +323,7 @@ HOSTILE = """
 import os, sys
 from pathlib import Path
 from fedtranscribe.service.link import call, is_serving
-from fedtranscribe.federation import records
+from fedtranscribe import wire
 home, nobody = Path(sys.argv[1]), int(sys.argv[2])
 frame = sys.stdin.buffer.read()
 os.setgroups([])
@@ -341,7 +339,7 @@ print(attempt(lambda: list((home / "teachers").iterdir())))
 print(attempt(lambda: (home / "book" / "ledger.sqlite").read_bytes()))
 print(attempt(lambda: (home / "book" / "ledger.sqlite").unlink()))
 print(attempt(lambda: (home / "book" / "new").write_text("x")))
-reply = call(home / "run" / "h.sock", records.ANSWER, frame, 60)
+reply = call(home / "run" / "h.sock", wire.ANSWER, frame, 60)
 print("POLICY_REFUSED" if b"POLICY_REFUSED" in reply else "answered")
 """
 
@@ -398,7 +396,7 @@ def test_wrong_values_are_named(policy_file, edit, named):
 def test_commands_of_an_administrator(serving, policy_file, capsys, tmp_path):
     from fedtranscribe.cli import run
 
-    call(serving.holder.socket, records.ANSWER, frame(query()), 60)
+    call(serving.holder.socket, wire.ANSWER, frame(query()), 60)
     assert run(["holder", "status", "--policy", str(policy_file), "--json"]) == 0
     status = json.loads(capsys.readouterr().out)
     assert status["serving"] is True
@@ -426,8 +424,8 @@ def test_status_without_a_service_has_a_code_of_its_own(policy_file, capsys):
 
 
 def test_a_foreign_array_in_a_query_is_malformed(service):
-    content = records.record({"holder": 0})
-    content[records.ARRAYS] = ArrayRecord({"images": Array("int8", (1,), "odd", b"1")})
+    content = wire.Message.of({"holder": 0})
+    content.arrays["images"] = b"1"
     with pytest.raises(Refusal):
         pack(content)
 

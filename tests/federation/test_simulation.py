@@ -12,7 +12,7 @@ import pytest
 from fedtranscribe.config import FederationSettings
 from fedtranscribe.data import DataSplit, load, overlap
 from fedtranscribe.errors import ConfigError, DataNotFoundError, StorageError
-from fedtranscribe.federation import deployed
+from fedtranscribe.flower import deployed
 from fedtranscribe.flower.run_config import run_folder, settings_from
 from fedtranscribe.flower.simulated import _serve, simulated_client_app
 from fedtranscribe.runs.simulation import (

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from fedtranscribe.errors import SimulationError
-from fedtranscribe.federation import superlink
+from fedtranscribe.flower import superlink
 from fedtranscribe.flower.keeper import lives
 from fedtranscribe.flower.superlink import PrivateSuperLink, RunStatus
 
@@ -34,7 +34,7 @@ time.sleep(600)
 KEEP = """
 import sys
 from pathlib import Path
-from fedtranscribe.federation import keeper
+from fedtranscribe.flower import keeper
 keeper.GRACE_SECONDS = 0.3
 sys.exit(keeper.keep(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))
 """

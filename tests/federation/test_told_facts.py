@@ -4,19 +4,18 @@ import json
 
 import numpy as np
 import pytest
-from fedtranscribe.exchange import AnswerKind
 
 from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.errors import ProtocolError
-from fedtranscribe.holder.trainings import TOLD
 from fedtranscribe.privacy import Adjacency, Gaussian, Release, Unit
 from fedtranscribe.privacy.calibrate import NoiseMode
-from fedtranscribe.wire.message import record
-from fedtranscribe.wire.trainings import read_trained
+from fedtranscribe.query import Kind
+from fedtranscribe.wire import Message
+from fedtranscribe.wire.trainings import TOLD, read_trained
 
 FACTS = {
     **{"name": "a", "classes": 3, "channels": 1, "size": 28, "shards": 5, "positional_ids": False},
-    **{"kinds": (AnswerKind.VOTE,), "noise": NoiseMode.LOCAL},
+    **{"kinds": (Kind.VOTE,), "noise": NoiseMode.LOCAL},
     **{"rows_per_message": 100, "rows_per_run": 1_000},
 }
 RELEASE = Release("network", 1, {Unit.RECORD: {Adjacency.ZERO_OUT: Gaussian(0.1)}}).to_json()
@@ -31,7 +30,7 @@ def test_a_holder_cannot_make_the_server_build_anything_of_any_size(name):
 
 def told(facts: dict, release: object):
     packed = {"facts": json.dumps(facts), "release": json.dumps(release)}
-    return read_trained(record(packed, {"network": np.zeros(3, dtype=np.uint8)}))
+    return read_trained(Message.of(packed, {"network": np.zeros(3, dtype=np.uint8)}))
 
 
 def test_of_a_training_only_known_facts_are_taken():
@@ -49,6 +48,6 @@ def test_a_release_that_is_none_is_refused(wrong):
 
 def test_deep_facts_are_refused():
     packed = dict.fromkeys(("facts", "release"), "[" * 100_000)
-    content = record(packed, {"network": np.zeros(3, dtype=np.uint8)})
+    content = Message.of(packed, {"network": np.zeros(3, dtype=np.uint8)})
     with pytest.raises(ProtocolError, match="makes no sense"):
         read_trained(content)

@@ -12,18 +12,21 @@ from fedtranscribe.config import FederationSettings, TrainingOptions
 from fedtranscribe.data import DataSplit, load
 from fedtranscribe.data.registry import PACKAGED
 from fedtranscribe.errors import ConfigError, HopelessPlanError, QuorumError
-from fedtranscribe.federation import records, training_messages
+from fedtranscribe import wire
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.holder.replies import make_client_app, reply_to
+from fedtranscribe.flower.client_app import make_client_app
+from fedtranscribe.holder.replies import reply_to
 from fedtranscribe.mechanisms import SeededBits, SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.refusals import RefusalCode
-from fedtranscribe.rounds.transport import InProcess, OverFlower
+from fedtranscribe.flower.over_flower import OverFlower
+from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.runs.simulation import open_holder, partitions
 from fedtranscribe.runs.single_node import asked_of, train_at_holder
 from fedtranscribe.synthesize.samples import open_run
 from fedtranscribe.transcribe.rundir import RunDirectory
+from fedtranscribe.wire import trainings
 from tests.federation.local_grid import LocalGrid
 
 TINY = {
@@ -183,23 +186,23 @@ def test_policy_and_budget_come_first(settings, open_node, tmp_path, policy, err
 )
 def test_what_a_server_may_not_choose_books_nothing(settings, open_node, tmp_path, asked):
     node = open_node()
-    content = training_messages.ask_train(0, "run-a", {**asked_of(settings), **asked}, 1.0)
-    told = reply_to(content, records.TRAIN, lambda number: node, "flower")
-    assert told.config_records["terms"]["refusal"] == RefusalCode.MALFORMED.value
+    content = trainings.ask_train(0, "run-a", {**asked_of(settings), **asked}, 1.0)
+    told = reply_to(content, wire.TRAIN, lambda number: node, "flower")
+    assert told.terms["refusal"] == RefusalCode.MALFORMED.value
     assert not list((tmp_path / "holder").glob("trainings/*/events.jsonl"))
 
 
 def test_junk_and_unfinished_trainings(settings, open_node):
     node = open_node()
     for kind, content, code in (
-        (records.TRAIN, training_messages.ask_model(0, "run-a"), RefusalCode.MALFORMED),
-        (records.TRAIN, training_messages.ask_train(0, "", {}, 1.0), RefusalCode.MALFORMED),
-        (records.TRAIN, training_messages.ask_train(0, "r", {}, -1.0), RefusalCode.MALFORMED),
-        (records.TRAIN, training_messages.ask_train(0, "r", {}, 1.0), RefusalCode.POLICY),
-        (records.MODEL, training_messages.ask_model(0, "../../etc"), RefusalCode.CONFLICT),
+        (wire.TRAIN, trainings.ask_model(0, "run-a"), RefusalCode.MALFORMED),
+        (wire.TRAIN, trainings.ask_train(0, "", {}, 1.0), RefusalCode.MALFORMED),
+        (wire.TRAIN, trainings.ask_train(0, "r", {}, -1.0), RefusalCode.MALFORMED),
+        (wire.TRAIN, trainings.ask_train(0, "r", {}, 1.0), RefusalCode.POLICY),
+        (wire.MODEL, trainings.ask_model(0, "../../etc"), RefusalCode.CONFLICT),
     ):
         told = reply_to(content, kind, lambda number: node, "flower")
-        assert told.config_records["terms"]["refusal"] == code.value, json.dumps(kind)
+        assert told.terms["refusal"] == code.value, json.dumps(kind)
 
 
 def test_a_network_that_is_not_the_one_described_is_refused(settings, open_node, tmp_path):
@@ -228,9 +231,9 @@ def test_a_server_cannot_call_files_of_the_holder_public(settings, open_node, tm
     def ask(public: str) -> dict:
         # A run's name is bound to what was asked under it.
         wanted = {**asked_of(settings), "pretrain_data": public, "pretrain_epochs": 0.1}
-        content = training_messages.ask_train(0, f"run-{public}", wanted, 1.0)
-        told = reply_to(content, records.TRAIN, lambda number: node, "flower")
-        return told.config_records["terms"]
+        content = trainings.ask_train(0, f"run-{public}", wanted, 1.0)
+        told = reply_to(content, wire.TRAIN, lambda number: node, "flower")
+        return told.terms
 
     node = open_node()
     for public in (str(other), f"medmnist:{other.with_suffix('')}"):
@@ -257,9 +260,9 @@ def test_a_holder_compares_public_images_with_its_own_by_data_id_alone(
         held = settings.model_copy(update={"data": str(path)})
         node = open_node(held)
         wanted = {**asked_of(held), "pretrain_data": "digits", "pretrain_epochs": 0.01}
-        content = training_messages.ask_train(0, "run-1", wanted, 1.0)
-        told = reply_to(content, records.TRAIN, lambda number: node, "flower")
-        return told.config_records["terms"]
+        content = trainings.ask_train(0, "run-1", wanted, 1.0)
+        told = reply_to(content, wire.TRAIN, lambda number: node, "flower")
+        return told.terms
 
     for data_id in ("digits", "mnist"):
         assert ask(data_id)["refusal"] == RefusalCode.MALFORMED.value

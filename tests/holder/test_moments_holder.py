@@ -1,9 +1,8 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from fedtranscribe.exchange import MomentsQuery
-from fedtranscribe.moments_holder import MomentsHolder
 
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import (
@@ -12,14 +11,20 @@ from fedtranscribe.errors import (
     ModelMismatchError,
     QueryConflictError,
 )
-from fedtranscribe.mechanisms import NoisyMoments, SeededNoise
-from fedtranscribe.mechanisms.moments import sensitivity
+from fedtranscribe.holder.answering import Holder
+from fedtranscribe.holder.statistics import Moments, by_kind
+from fedtranscribe.mechanisms import MomentSums, SeededNoise
 from fedtranscribe.models.scattering import Scattering, coefficient_count, unit_rows_of
 from fedtranscribe.privacy.budget import Budget
+from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.query import Answer, Kind, MomentsQuery
+from tests.mechanisms_for import local, moved
 
 RAW = coefficient_count(1, 8)
+CLASSES = 3
 
 
 def records(ids: tuple[str, ...] | None = None) -> ImageSet:
@@ -30,7 +35,7 @@ def records(ids: tuple[str, ...] | None = None) -> ImageSet:
 
 def query(name: str = "q", *, by_class: bool = True, raw: int = RAW) -> MomentsQuery:
     mapped = torch.randn(raw, 4, generator=torch.Generator().manual_seed(1))
-    return MomentsQuery(name, torch.zeros(raw), mapped, by_class)
+    return MomentsQuery(name, Kind.MOMENTS, torch.zeros(raw), mapped, CLASSES if by_class else 0)
 
 
 @pytest.fixture
@@ -40,20 +45,23 @@ def ledger(tmp_path: Path):
         yield opened
 
 
-def holder(ledger: Ledger, images: ImageSet | None = None, noise: object = None) -> MomentsHolder:
-    return MomentsHolder(
-        images or records(), ledger, "run", device=torch.device("cpu"), noise=noise
-    )
+def holder(ledger: Ledger, images: ImageSet | None = None, noise: object = None) -> Holder:
+    images = images or records()
+    statistics = by_kind([Moments(images, torch.device("cpu"))])
+    return Holder(statistics, ledger, "run", positional_ids=images.positional, noise=noise)
 
 
-QUIET = NoisyMoments(1e-6, by_class=True)
-PRIVATE = NoisyMoments(50.0, by_class=True)
+def sums(answer: Answer) -> MomentSums:
+    return MomentSums.from_vector(answer.values[0], query().features, CLASSES)
+
+
+QUIET, PRIVATE = local(1e-6), local(50.0)
 
 
 def test_the_answer_is_the_sum_over_records_and_noise(tmp_path: Path):
     ample = Budget(1e13, 1e-5, Unit.RECORD, Adjacency.ZERO_OUT)
     with Ledger.open(tmp_path / "open.sqlite", "tiny", ample) as open_ledger:
-        told = holder(open_ledger, noise=SeededNoise(0)).answer(query(), QUIET)
+        told = sums(holder(open_ledger, noise=SeededNoise(0)).answer(query(), QUIET))
     images = records()
     with torch.no_grad():
         coefficients = Scattering()(images.images.float() / 255).double()
@@ -68,17 +76,19 @@ def test_records_of_one_person_weigh_as_one_record(tmp_path: Path):
     ample = Budget(1e13, 1e-5, Unit.RECORD, Adjacency.ZERO_OUT)
     with Ledger.open(tmp_path / "open.sqlite", "tiny", ample) as open_ledger:
         images = records(("a", "a", "a", "b", "c", "d"))
-        told = holder(open_ledger, images).answer(query(), QUIET)
+        told = sums(holder(open_ledger, images).answer(query(), QUIET))
     # Every row has norm one, so the trace counts persons.
     assert float(told.second.trace()) == pytest.approx(4, abs=1e-3)
+
+
+def moved_by(adjacency: Adjacency) -> float:
+    return moved(query().features, CLASSES, adjacency)
 
 
 def told_without_noise(images: ImageSet, path: Path) -> torch.Tensor:
     ample = Budget(1e13, 1e-5, Unit.RECORD, Adjacency.ZERO_OUT)
     with Ledger.open(path, "tiny", ample) as open_ledger:
-        told = holder(open_ledger, images, SeededNoise(0)).answer(query(), QUIET)
-    assert told.by_class is not None
-    return torch.cat([told.second, told.by_class], dim=1)
+        return holder(open_ledger, images, SeededNoise(0)).answer(query(), QUIET).values
 
 
 @pytest.mark.parametrize("ids", [None, ("a", "a", "b", "c", "d", "e")])
@@ -98,22 +108,19 @@ def test_one_record_moves_the_answer_no_further_than_the_sensitivity(
     for name, (pixels, labels) in worlds.items():
         other = ImageSet("tiny", "tiny", pixels, labels, 3, ids)
         there = told_without_noise(other, tmp_path / f"{name}.sqlite")
-        moved = float((here - there).norm())
-        assert 0.01 < moved <= sensitivity(Adjacency.REPLACE, by_class=True)
+        far = float((here - there).norm())
+        assert 0.01 < far <= moved_by(Adjacency.REPLACE)
     without = images.subset(range(1, 6))
     if ids is None:
         there = told_without_noise(without, tmp_path / "without.sqlite")
-        moved = float((here - there).norm())
-        assert moved == pytest.approx(sensitivity(Adjacency.ZERO_OUT, by_class=True), rel=1e-3)
+        far = float((here - there).norm())
+        assert far == pytest.approx(moved_by(Adjacency.ZERO_OUT), rel=1e-3)
 
 
 def test_a_query_is_charged_once_and_replayed(ledger: Ledger):
     asked = holder(ledger)
     first, again = asked.answer(query(), PRIVATE), asked.answer(query(), PRIVATE)
-    assert torch.equal(first.second, again.second)
-    assert first.by_class is not None
-    assert again.by_class is not None
-    assert torch.equal(first.by_class, again.by_class)
+    assert torch.equal(first.values, again.values)
     assert len(ledger.releases("run")) == 1
     assert first.head[0] <= again.head[0]
 
@@ -121,18 +128,18 @@ def test_a_query_is_charged_once_and_replayed(ledger: Ledger):
 def test_a_query_id_stays_bound_to_its_content_and_noise(ledger: Ledger):
     asked = holder(ledger)
     asked.answer(query(), PRIVATE)
-    other = MomentsQuery("q", query().centre + 1, query().map, True)
+    other = replace(query(), centre=query().centre + 1)
     with pytest.raises(QueryConflictError):
         asked.answer(other, PRIVATE)
     with pytest.raises(QueryConflictError):
-        asked.answer(query(), NoisyMoments(60.0, by_class=True))
+        asked.answer(query(), local(60.0))
     assert len(ledger.releases("run")) == 1
 
 
 def test_a_spent_budget_is_noticed_before_a_record_is_touched(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(MomentsHolder, "_blocks", lambda *_: pytest.fail("a record was touched"))
+    monkeypatch.setattr(Moments, "_blocks", lambda *_: pytest.fail("a record was touched"))
     with pytest.raises(BudgetExhaustedError):
         holder(ledger).answer(query(), QUIET)
     assert ledger.releases("run") == []
@@ -141,16 +148,19 @@ def test_a_spent_budget_is_noticed_before_a_record_is_touched(
 def test_what_does_not_fit_is_refused_before_it_is_booked(ledger: Ledger):
     with pytest.raises(ModelMismatchError, match=f"centre of {RAW} coefficients"):
         holder(ledger).answer(query(raw=10), PRIVATE)
-    with pytest.raises(ConfigError, match="mechanism for the moments"):
-        holder(ledger).answer(query(by_class=False), PRIVATE)
+    with pytest.raises(ModelMismatchError, match="sums by 3 classes, got 2"):
+        holder(ledger).answer(replace(query(), classes=2), PRIVATE)
+    masked = NoisePlan(NoiseMode.SECAGG, 50.0, 3, 0, 1)
+    with pytest.raises(ConfigError, match="moments, got secagg"):
+        holder(ledger).summand(query(), masked)
     assert ledger.releases("run") == []
 
 
 def test_queries_that_are_none_are_refused():
     good = query()
     with pytest.raises(ConfigError, match="finite"):
-        MomentsQuery("q", good.centre, good.map * torch.nan, True)
+        replace(good, map=good.map * torch.nan)
     with pytest.raises(ConfigError, match="float32"):
-        MomentsQuery("q", good.centre.double(), good.map, True)
+        replace(good, centre=good.centre.double())
     with pytest.raises(ConfigError, match="k <="):
-        MomentsQuery("q", good.centre[:2], good.map, True)
+        replace(good, centre=good.centre[:2], map=good.map[:2])

@@ -6,25 +6,22 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from fedtranscribe.mechanisms.discrete import (
-    Grid,
-    QuantisedMeanRows,
-    discrete_gaussian,
-    quantised_noise_std,
-    residues,
-)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms import RowBound, discrete, mean_rows
+from fedtranscribe.mechanisms import RowBound, mean_rows
+from fedtranscribe.mechanisms import discrete_gaussian as sampler
 from fedtranscribe.mechanisms.bits import OsBits, SeededBits
+from fedtranscribe.mechanisms.discrete_gaussian import discrete_gaussian
+from fedtranscribe.mechanisms.masked import Grid, residues
 from fedtranscribe.privacy.calibrate import DIAMETERS, EnsembleLayout, NoiseMode, RowAnswer
 from fedtranscribe.privacy.calibrate import noise_std as central_std
 from fedtranscribe.privacy.closed_forms import gaussian_epsilon
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.privacy.zcdp import ZeroConcentrated
+from tests.mechanisms_for import masked_mean_rows, masked_std
 
 # A false alarm once in a million runs of an unseeded source.
 LIKELY = 1e-6
@@ -74,7 +71,7 @@ def test_draws_are_independent_of_each_other():
 @pytest.mark.parametrize("variance", [1, 7, 10**9])
 def test_exact_comparisons_decide_as_doubles_do(variance, monkeypatch):
     fast = discrete_gaussian(300, variance, SeededBits(5))
-    monkeypatch.setattr(discrete, "_CLOSE", 2.0)
+    monkeypatch.setattr(sampler, "_CLOSE", 2.0)
     assert (discrete_gaussian(300, variance, SeededBits(5)) == fast).all()
 
 
@@ -100,10 +97,10 @@ def test_a_comparison_takes_as_many_bits_as_it_needs():
     word = 0xCCCCCCCCCCCCCCCC
     for depth in (0, 1, 5):
         alike = [word] * depth
-        assert discrete._is_below(word, 0, 0, 9, Words(*alike, word - 1))
-        assert not discrete._is_below(word, 0, 0, 9, Words(*alike, word + 1))
-    assert discrete._is_below(word - 1, 0, 0, 9, Words())
-    assert not discrete._is_below(word + 1, 0, 0, 9, Words())
+        assert sampler._is_below(word, 0, 0, 9, Words(*alike, word - 1))
+        assert not sampler._is_below(word, 0, 0, 9, Words(*alike, word + 1))
+    assert sampler._is_below(word - 1, 0, 0, 9, Words())
+    assert not sampler._is_below(word + 1, 0, 0, 9, Words())
 
 
 def test_probabilities_are_exact_to_the_last_of_64_bits():
@@ -113,12 +110,12 @@ def test_probabilities_are_exact_to_the_last_of_64_bits():
         series += term
         term *= -y / i
     word = int(2 * series * Fraction(4, 5) * 2**64)
-    assert discrete._is_below(word - 1, 1, 5, 8, Words())
-    assert not discrete._is_below(word + 1, 1, 5, 8, Words())
+    assert sampler._is_below(word - 1, 1, 5, 8, Words())
+    assert not sampler._is_below(word + 1, 1, 5, 8, Words())
 
 
 def test_zeros_run_on_beyond_one_word():
-    zeros = discrete._trailing_zeros(np.array([1, 8, 0, 2**62], dtype=np.uint64), Words(0, 2 << 1))
+    zeros = sampler._trailing_zeros(np.array([1, 8, 0, 2**62], dtype=np.uint64), Words(0, 2 << 1))
     assert zeros.tolist() == [0, 3, 63 + 63 + 1, 62]
 
 
@@ -128,7 +125,7 @@ def test_every_integer_has_one_way_to_come_up():
     for sign in width_of_one:
         # 64 + 2 proposals: words say v = 0 and the sign, steps u = 0, uniforms accept.
         words = [0b10 | sign] * 66 + [0] * 66 + [0] * 66
-        width_of_one[sign] = len(discrete._accepted(66, 4, Words(*words)))
+        width_of_one[sign] = len(sampler._accepted(66, 4, Words(*words)))
     assert width_of_one == {0: 66, 1: 0}
 
 
@@ -165,7 +162,7 @@ def test_variances_out_of_range_are_refused(variance):
 @MANY
 def test_a_whole_sum_fits_on_the_grid_with_sixteen_deviations(s, holders, data):
     tolerated = data.draw(st.integers(0, holders - 1))
-    mechanism = QuantisedMeanRows(
+    mechanism = masked_mean_rows(
         EnsembleLayout(holders, holders), s, RowAnswer.GRADIENT, 10, tolerated
     )
     grid = mechanism.grid
@@ -232,7 +229,7 @@ class Zeros(SeededBits):
 def test_no_unit_moves_an_integer_row_by_more_than_is_booked(answer, std, case):
     before, one_record, whole_holder, sets, holders = case
     shards, k = len(before), sets.shape[1]
-    mechanism = QuantisedMeanRows(EnsembleLayout(shards * holders, holders), std, answer, k, 0)
+    mechanism = masked_mean_rows(EnsembleLayout(shards * holders, holders), std, answer, k, 0)
     bounds = [RowBound.SIMPLEX] if answer is RowAnswer.VOTE else [RowBound.UNIT, RowBound.CLIP]
     for bound in bounds:
         old = mechanism.privatise(mean_rows(before, sets, shards, bound), Zeros())
@@ -273,7 +270,7 @@ def test_the_root_of_k_is_reached():
 
 def test_one_shard_uses_the_room_for_rounding_on_a_coarse_grid():
     # Nine coordinates, each just past half a unit, one way and the other.
-    mechanism = QuantisedMeanRows(EnsembleLayout(2), 4e13, RowAnswer.GRADIENT, 9, 0)
+    mechanism = masked_mean_rows(EnsembleLayout(2), 4e13, RowAnswer.GRADIENT, 9, 0)
     scale, sets = mechanism.grid.scale, torch.arange(9).view(1, 9)
     row = torch.full((1, 1, 9), 1.0 / scale + 1e-9, dtype=torch.float64)
     told = [
@@ -286,7 +283,7 @@ def test_one_shard_uses_the_room_for_rounding_on_a_coarse_grid():
 
 
 def test_rows_that_are_no_numbers_become_zero_rows():
-    mechanism = QuantisedMeanRows(EnsembleLayout(4, 2), 0.3, RowAnswer.GRADIENT, 3, 0)
+    mechanism = masked_mean_rows(EnsembleLayout(4, 2), 0.3, RowAnswer.GRADIENT, 3, 0)
     rows = torch.tensor([[math.nan, 1, 0], [math.inf, 0, 0], [1e308, 1e308, 0], [0, 0, -1]])
     told = mechanism.privatise(rows, Zeros())
     scale = mechanism.grid.scale
@@ -307,7 +304,7 @@ def test_rows_that_are_no_numbers_become_zero_rows():
 @MANY
 def test_honest_shares_add_up_to_the_planned_variance_or_more(s, m, data):
     tolerated = data.draw(st.integers(0, m - 1))
-    mechanism = QuantisedMeanRows(EnsembleLayout(m, m), s, RowAnswer.VOTE, 5, tolerated)
+    mechanism = masked_mean_rows(EnsembleLayout(m, m), s, RowAnswer.VOTE, 5, tolerated)
     planned = (Fraction(s) * m * mechanism.grid.scale) ** 2
     assert mechanism.shares == m - tolerated
     assert mechanism.shares * mechanism.own_variance >= planned
@@ -318,7 +315,7 @@ def test_honest_shares_add_up_to_the_planned_variance_or_more(s, m, data):
 @pytest.mark.parametrize("unit", list(Unit))
 def test_the_booked_rho_is_that_of_the_central_gaussian_and_the_rounding(answer, unit):
     layout, s, k = EnsembleLayout(250, 5), 0.253, 10
-    mechanism = QuantisedMeanRows(layout, s, answer, k, 1)
+    mechanism = masked_mean_rows(layout, s, answer, k, 1)
     moved = DIAMETERS[answer] / (50 if unit is Unit.RECORD else 1)
     central = (moved / (5 * s)) ** 2 / 2
     assert central < mechanism.rho(unit) < central * (1 + 1e-4)
@@ -330,7 +327,7 @@ def test_the_booked_rho_is_that_of_the_central_gaussian_and_the_rounding(answer,
 
 
 def test_positional_ids_know_no_adding_and_removing_of_records():
-    mechanism = QuantisedMeanRows(EnsembleLayout(4, 2), 0.3, RowAnswer.VOTE, 3, 0)
+    mechanism = masked_mean_rows(EnsembleLayout(4, 2), 0.3, RowAnswer.VOTE, 3, 0)
     costs = mechanism.release(5, positional_ids=True).costs
     assert Adjacency.ADD_REMOVE not in costs[Unit.RECORD]
     assert Adjacency.ADD_REMOVE in costs[Unit.HOLDER]
@@ -340,8 +337,8 @@ def test_positional_ids_know_no_adding_and_removing_of_records():
 @pytest.mark.parametrize(("m", "tolerated"), [(5, 1), (5, 0), (100, 33)])
 def test_noise_for_an_epsilon_costs_it_and_little_more_than_central_noise(epsilon, m, tolerated):
     layout, target = EnsembleLayout(50 * m, m), (epsilon, DELTA, 4000)
-    s = quantised_noise_std(*target, layout, Unit.RECORD, RowAnswer.GRADIENT, 10, tolerated)
-    mechanism = QuantisedMeanRows(layout, s, RowAnswer.GRADIENT, 10, tolerated)
+    s = masked_std(*target, layout, Unit.RECORD, RowAnswer.GRADIENT, 10, tolerated)
+    mechanism = masked_mean_rows(layout, s, RowAnswer.GRADIENT, 10, tolerated)
     event = mechanism.release(4000, positional_ids=False).event(Unit.RECORD, Adjacency.ZERO_OUT)
     assert isinstance(event, ZeroConcentrated)
     assert epsilon * (1 - 1e-6) < event.epsilon(DELTA) <= epsilon
@@ -363,11 +360,11 @@ def test_noise_for_an_epsilon_costs_it_and_little_more_than_central_noise(epsilo
 )
 def test_mechanisms_out_of_range_are_refused(changed):
     good = {"noise_std": 0.3, "answer": RowAnswer.VOTE, "k": 3, "tolerated": 1}
-    assert QuantisedMeanRows(EnsembleLayout(8, 4), **good).kind.value == "vote"
+    assert masked_mean_rows(EnsembleLayout(8, 4), **good).bound.name == "mean-votes"
     with pytest.raises(ConfigError, match="Expected"):
-        QuantisedMeanRows(EnsembleLayout(8, 4), **(good | changed))
+        masked_mean_rows(EnsembleLayout(8, 4), **(good | changed))
     with pytest.raises(ConfigError, match="rows=0"):
-        quantised_noise_std(1.0, DELTA, 0, EnsembleLayout(4, 4), Unit.RECORD, RowAnswer.VOTE, 3, 1)
+        masked_std(1.0, DELTA, 0, EnsembleLayout(4, 4), Unit.RECORD, RowAnswer.VOTE, 3, 1)
 
 
 # ---------------------------------------------------------------- a game
@@ -378,8 +375,8 @@ def test_a_distinguishing_game_on_the_sum_finds_no_more_than_is_booked(sabotage)
     # Three holders, one silent and one whose noise the adversary knows left out: only the
     # noise of m − t = 2 is in the sum. The record's shard points one way or the other.
     layout, trials, k = EnsembleLayout(3, 3), 200_000, 2
-    s = quantised_noise_std(1.0, DELTA, 1, layout, Unit.RECORD, RowAnswer.GRADIENT, k, 1)
-    used = QuantisedMeanRows(layout, s * sabotage, RowAnswer.GRADIENT, k, 1)
+    s = masked_std(1.0, DELTA, 1, layout, Unit.RECORD, RowAnswer.GRADIENT, k, 1)
+    used = masked_mean_rows(layout, s * sabotage, RowAnswer.GRADIENT, k, 1)
     sums = []
     for world, sign in enumerate((1.0, -1.0)):
         target = torch.tensor([[sign, 0.0]], dtype=torch.float64).expand(trials, k)

@@ -2,12 +2,10 @@ import math
 
 import pytest
 import torch
-from fedtranscribe.exchange import AnswerKind
 
 from fedtranscribe.errors import ConfigError, UnsupportedAdjacencyError
 from fedtranscribe.mechanisms import (
     ExponentialVoteLabels,
-    NoisyMeanRows,
     RowBound,
     SeededNoise,
     TopKRandomizedResponse,
@@ -19,6 +17,12 @@ from fedtranscribe.mechanisms import (
 from fedtranscribe.privacy.accountant import epsilon
 from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer, noise_std
 from fedtranscribe.privacy.units import Adjacency, Unit
+from tests.mechanisms_for import (
+    masked_mean_rows,
+    noisy_mean_rows,
+    noisy_moments,
+    raw_mean_rows,
+)
 
 
 @pytest.mark.parametrize("answer", list(RowAnswer))
@@ -26,20 +30,20 @@ from fedtranscribe.privacy.units import Adjacency, Unit
 def test_what_is_released_costs_what_the_noise_was_calibrated_for(answer, unit):
     layout = EnsembleLayout(250, 5)
     std = noise_std(10, 1e-5, 4_000, layout, unit, answer, NoiseMode.LOCAL)
-    release = NoisyMeanRows(layout, std, answer).release(4_000, positional_ids=False)
+    release = noisy_mean_rows(layout, std, answer).release(4_000, positional_ids=False)
     for adjacency in Adjacency:
         assert epsilon([release.event(unit, adjacency)], 1e-5) == pytest.approx(10, rel=1e-4)
 
 
 def test_the_written_out_sensitivity_and_noise_give_the_same_mu():
-    mechanism = NoisyMeanRows(EnsembleLayout(250, 5), 0.4, RowAnswer.GRADIENT)
+    mechanism = noisy_mean_rows(EnsembleLayout(250, 5), 0.4, RowAnswer.GRADIENT)
     event = mechanism.release(1, positional_ids=False).event(Unit.RECORD, Adjacency.REPLACE)
     assert mechanism.own_std == pytest.approx(0.4 * math.sqrt(5))
     assert event.gdp_mu == pytest.approx(2 / 50 / mechanism.own_std, rel=1e-5)
 
 
 def test_without_persistent_ids_add_remove_of_a_record_has_no_guarantee():
-    mechanism = NoisyMeanRows(EnsembleLayout(10), 1.0, RowAnswer.VOTE)
+    mechanism = noisy_mean_rows(EnsembleLayout(10), 1.0, RowAnswer.VOTE)
     release = mechanism.release(5, positional_ids=True)
     release.event(Unit.RECORD, Adjacency.ZERO_OUT)
     release.event(Unit.HOLDER, Adjacency.ADD_REMOVE)
@@ -48,7 +52,7 @@ def test_without_persistent_ids_add_remove_of_a_record_has_no_guarantee():
 
 
 def test_the_noise_that_is_added_has_the_promised_std():
-    mechanism = NoisyMeanRows(EnsembleLayout(4, 4), 0.5, RowAnswer.GRADIENT)
+    mechanism = noisy_mean_rows(EnsembleLayout(4, 4), 0.5, RowAnswer.GRADIENT)
     rows = torch.zeros(40_000, 3, dtype=torch.float64)
     noisy = mechanism.privatise(rows, SeededNoise(0))
     assert noisy.dtype == torch.float32
@@ -56,7 +60,7 @@ def test_the_noise_that_is_added_has_the_promised_std():
 
 
 def test_a_row_that_is_too_long_is_cut_before_the_noise():
-    mechanism = NoisyMeanRows(EnsembleLayout(1), 1e-6, RowAnswer.GRADIENT)
+    mechanism = noisy_mean_rows(EnsembleLayout(1), 1e-6, RowAnswer.GRADIENT)
     noisy = mechanism.privatise(torch.full((2, 4), 100.0), SeededNoise(0))
     assert float(noisy.norm(dim=-1).max()) == pytest.approx(1, abs=1e-4)
 
@@ -64,7 +68,7 @@ def test_a_row_that_is_too_long_is_cut_before_the_noise():
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 def test_no_noise_is_refused(bad):
     with pytest.raises(ConfigError, match="noise_std"):
-        NoisyMeanRows(EnsembleLayout(2), bad, RowAnswer.VOTE)
+        noisy_mean_rows(EnsembleLayout(2), bad, RowAnswer.VOTE)
     with pytest.raises(ConfigError, match="epsilon0"):
         TopKRandomizedResponse(bad, 3)
     with pytest.raises(ConfigError, match="eta"):
@@ -119,9 +123,15 @@ def test_votes_outside_the_set_and_of_broken_teachers_do_not_count():
     assert vote_counts([logits], torch.tensor([[1, 2]])).tolist() == [[1, 0]]
 
 
-def test_each_mechanism_names_the_one_kind_that_it_answers():
+def test_each_mechanism_says_what_ledgers_call_it():
     layout = EnsembleLayout(2)
-    assert NoisyMeanRows(layout, 1, RowAnswer.GRADIENT).kind is AnswerKind.GRADIENT
-    assert NoisyMeanRows(layout, 1, RowAnswer.VOTE).kind is AnswerKind.VOTE
-    assert TopKRandomizedResponse(1, 2).kind is AnswerKind.LABEL
-    assert ExponentialVoteLabels(1, 2).kind is AnswerKind.LABEL
+    for mechanism, name in (
+        (noisy_mean_rows(layout, 1, RowAnswer.GRADIENT), "noisy-mean-gradients"),
+        (noisy_mean_rows(layout, 1, RowAnswer.VOTE), "noisy-mean-votes"),
+        (raw_mean_rows(layout, 1, RowAnswer.VOTE), "central-mean-votes"),
+        (masked_mean_rows(layout, 1, RowAnswer.VOTE, 3, 0), "secagg-mean-votes"),
+        (noisy_moments(1, 2, None), "noisy-moments"),
+        (TopKRandomizedResponse(1, 2), "top-k-randomized-response"),
+        (ExponentialVoteLabels(1, 2), "exponential-votes"),
+    ):
+        assert mechanism.release(1, positional_ids=False).mechanism == name

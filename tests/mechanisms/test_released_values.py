@@ -10,9 +10,7 @@ import torch
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.mechanisms import (
     ExponentialVoteLabels,
-    NoisyMeanRows,
     OsNoise,
-    RawMeanRows,
     RowBound,
     SeededNoise,
     TopKRandomizedResponse,
@@ -22,13 +20,14 @@ from fedtranscribe.mechanisms import (
     vote_counts,
 )
 from fedtranscribe.privacy.calibrate import RAW_ROUNDING, EnsembleLayout, RowAnswer
+from tests.mechanisms_for import noisy_mean_rows, raw_mean_rows
 
 SETS = torch.arange(3).expand(4, 3)
 
 
 @pytest.mark.parametrize("std", [1e-3, 0.25, 0.894, 44.7])
 def test_answers_lie_on_a_public_grid(std):
-    mechanism = NoisyMeanRows(EnsembleLayout(2, 2), std, RowAnswer.GRADIENT)
+    mechanism = noisy_mean_rows(EnsembleLayout(2, 2), std, RowAnswer.GRADIENT)
     assert math.frexp(mechanism.grid)[0] == 0.5
     assert 1 / 512 < mechanism.grid / mechanism.own_std <= 1 / 256
     rows = torch.rand(2_000, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -125,6 +124,6 @@ def test_raw_rows_and_their_second_bounding_stay_within_the_room_for_rounding():
         exact = torch.rand(2_000, 10, generator=rng, dtype=torch.float64)
         bound = clip_rows if answer is RowAnswer.GRADIENT else simplex_rows
         exact = bound(exact)
-        raw = RawMeanRows(layout, 1.0, answer).privatise(exact, OsNoise())
+        raw = raw_mean_rows(layout, 1.0, answer).privatise(exact, OsNoise())
         moved = (bound(raw.double()) - exact).norm(dim=-1).max()
         assert 2 * float(moved) <= RAW_ROUNDING

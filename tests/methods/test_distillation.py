@@ -2,7 +2,6 @@ import math
 
 import pytest
 import torch
-from fedtranscribe.exchange import AnswerKind, QueryBatch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,20 +13,21 @@ from fedtranscribe.methods.distillation import (
     posterior_labels,
     reference_rows,
 )
+from fedtranscribe.query import ImageQuery, Kind
 
 
 def random_logits(*shape: int, seed: int = 0) -> torch.Tensor:
     return 3 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def query(kind: AnswerKind, n: int = 4, c: int = 5, k: int | None = None) -> QueryBatch:
+def query(kind: Kind, n: int = 4, c: int = 5, k: int | None = None) -> ImageQuery:
     logits = random_logits(n, c)
-    return QueryBatch(
+    return ImageQuery(
         id="q",
         kind=kind,
         images=torch.zeros(n, 1, 28, 28, dtype=torch.uint8),
         index_sets=logits.topk(k or c).indices,
-        student_logits=logits if kind is AnswerKind.GRADIENT else None,
+        student_logits=logits if kind is Kind.GRADIENT else None,
     )
 
 
@@ -79,7 +79,7 @@ def test_gradients_stay_finite_for_extreme_teachers(scale: float, seed: int):
 
 
 def test_reference_rows_are_unit_rows_that_pull_towards_their_class():
-    asked = query(AnswerKind.GRADIENT)
+    asked = query(Kind.GRADIENT)
     rows = reference_rows(asked, gradient_of(decoupled_distillation))
     assert rows.shape == (4, 5, 5)
     torch.testing.assert_close(
@@ -95,11 +95,11 @@ def test_reference_rows_are_unit_rows_that_pull_towards_their_class():
     assert (named[unsure] < 0).all()
 
 
-@pytest.mark.parametrize("kind", [AnswerKind.GRADIENT, AnswerKind.VOTE, AnswerKind.LABEL])
-def test_evidence_of_a_clear_answer_names_its_class(kind: AnswerKind):
+@pytest.mark.parametrize("kind", [Kind.GRADIENT, Kind.VOTE, Kind.LABEL])
+def test_evidence_of_a_clear_answer_names_its_class(kind: Kind):
     asked, gradient = query(kind), gradient_of(decoupled_distillation)
     truth = torch.tensor([1, 4, 0, 2])
-    if kind is AnswerKind.GRADIENT:
+    if kind is Kind.GRADIENT:
         values = reference_rows(asked, gradient)[torch.arange(4), truth]
     else:
         values = (asked.index_sets == truth[:, None]).double()
@@ -108,7 +108,7 @@ def test_evidence_of_a_clear_answer_names_its_class(kind: AnswerKind):
 
 
 def test_label_evidence_is_the_log_likelihood_ratio_of_randomised_response():
-    asked = query(AnswerKind.LABEL, k=3)
+    asked = query(Kind.LABEL, k=3)
     values = torch.zeros(4, 3).double()
     values[:, 0] = 1
     found = evidence(asked, values, 1.5, 5, gradient_of(decoupled_distillation))

@@ -2,12 +2,15 @@ import copy
 
 import pytest
 import torch
-from fedtranscribe.exchange import Answer, AnswerKind, QueryBatch
 
 from fedtranscribe.config import DpsdSettings
 from fedtranscribe.methods.dpsd import DPSD, generator_loss
+from fedtranscribe.methods.method import Combined
 from fedtranscribe.models import Generator, build
+from fedtranscribe.query import ImageQuery, Kind
 
+# A unit of agreement is worth ten nats.
+STD = 10**-0.5
 SMALL = DpsdSettings(
     rows=50,
     round_rows=20,
@@ -21,7 +24,7 @@ SMALL = DpsdSettings(
 
 
 def make(
-    kind: AnswerKind = AnswerKind.VOTE,
+    kind: Kind = Kind.VOTE,
     settings: DpsdSettings = SMALL,
     public: torch.Tensor | None = None,
 ) -> DPSD:
@@ -29,7 +32,6 @@ def make(
         build("cnn-small", 10, 1, 28),
         Generator(settings.latent_dim, 1, 28, settings.generator_width),
         kind=kind,
-        sharpness=10.0,
         settings=settings,
         rng=torch.Generator().manual_seed(0),
         run="run",
@@ -37,9 +39,9 @@ def make(
     )
 
 
-def reply(query: QueryBatch) -> Answer:
+def reply(query: ImageQuery) -> Combined:
     rng = torch.Generator().manual_seed(len(query.id))
-    return Answer(query.id, torch.rand(query.rows, query.k, generator=rng), (1, "head"))
+    return Combined(query.id, torch.rand(query.rows, query.k, generator=rng), STD)
 
 
 def test_a_run_asks_exactly_the_rows_of_its_plan():
@@ -72,7 +74,7 @@ def test_a_share_of_the_rows_is_public_images_as_they_are(share):
 
 @pytest.mark.parametrize(
     ("kind", "top_k", "k", "logits"),
-    [(AnswerKind.GRADIENT, None, 10, True), (AnswerKind.LABEL, 3, 3, False)],
+    [(Kind.GRADIENT, None, 10, True), (Kind.LABEL, 3, 3, False)],
 )
 def test_queries_carry_what_their_kind_needs_and_no_more(kind, top_k, k, logits):
     query = make(kind, SMALL.model_copy(update={"top_k": top_k})).ask()
@@ -121,7 +123,7 @@ def test_an_answer_to_another_query_is_refused():
     method = make()
     query = method.ask()
     with pytest.raises(ValueError, match="run/000000"):
-        method.learn(query, Answer("other", torch.zeros(query.rows, query.k), (1, "")))
+        method.learn(query, Combined("other", torch.zeros(query.rows, query.k), STD))
 
 
 def test_each_term_of_the_generator_loss_can_be_switched_off():
@@ -149,10 +151,10 @@ def test_students_learn_from_clear_votes():
     )
     method = make(settings=settings)
 
-    def oracle(query: QueryBatch) -> Answer:
+    def oracle(query: ImageQuery) -> Combined:
         bright = query.images.float().mean((1, 2, 3)) > query.images.float().mean()
         values = (query.index_sets == bright.long()[:, None]).float()
-        return Answer(query.id, values, (1, "head"))
+        return Combined(query.id, values, STD)
 
     query = method.ask()
     while True:

@@ -1,22 +1,22 @@
 import pytest
 import torch
-from fedtranscribe.exchange import Moments
 
 from fedtranscribe.config import DpsdSettings
 from fedtranscribe.data import draw_shapes
-from fedtranscribe.mechanisms import NoisyMoments, moment_sums
+from fedtranscribe.mechanisms import MomentSums, moment_sums
+from fedtranscribe.methods.method import Combined
 from fedtranscribe.methods.moments import (
-    class_moments,
+    MomentsMethod,
     fit_public_map,
-    second_moments,
+    moments_of,
     set_head,
     train_generator,
 )
 from fedtranscribe.models import Generator, build
+from fedtranscribe.query import Kind, MomentsQuery
 
 CLASSES = 3
-FAINT = NoisyMoments(1e-3, by_class=False)
-FAINT_BY_CLASS = NoisyMoments(1e-3, by_class=True)
+FAINT = 1e-3
 
 
 def bars(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,40 +43,59 @@ def student():
     return network
 
 
-def answered(student, query, labels, images, by_class: bool) -> Moments:
+def method(student) -> MomentsMethod:
+    rng = torch.Generator().manual_seed(0)
+    return MomentsMethod(
+        student, Generator(8, 1, 28, 8), settings=DpsdSettings(), rng=rng, run="run"
+    )
+
+
+def sums_of(student, query: MomentsQuery) -> MomentSums:
+    images, labels = bars(150, 1)
     with torch.no_grad():
         student.backbone.map.copy_(query.map)
         rows = student.features(images.float() / 255)
-    weights = torch.ones(len(rows))
-    sums = moment_sums([(rows, labels, weights)], rows.shape[1], CLASSES if by_class else None)
-    return Moments(query.id, sums.second, sums.by_class, (1, "head"))
+    block = rows, labels, torch.ones(len(rows))
+    return moment_sums([block], rows.shape[1], query.classes or None)
 
 
-def learned(student):
-    """A student after both questions, answered without noise; and the second answer."""
-    images, labels = bars(150, 1)
-    first = second_moments(student, "run")
-    shown = answered(student, first, labels, images, by_class=False)
-    second = class_moments(first, shown, FAINT, "run")
-    told = answered(student, second, labels, images, by_class=True)
-    set_head(student, second, told, FAINT_BY_CLASS)
-    return first, second, told
+def answered(student, query: MomentsQuery, noise: float = FAINT) -> Combined:
+    return Combined(query.id, sums_of(student, query).to_vector()[None], noise)
+
+
+def learned(student) -> tuple[MomentsMethod, MomentsQuery, MomentsQuery]:
+    """A student after both questions, answered without noise."""
+    asking = method(student)
+    first = asking.ask()
+    asking.learn(first, answered(student, first))
+    second = asking.ask()
+    asking.learn(second, answered(student, second))
+    return asking, first, second
 
 
 def test_moments_alone_teach_a_task(student):
-    first, second, _ = learned(student)
+    asking, first, second = learned(student)
+    assert asking.finished
     images, labels = bars(60, 2)
     right = (student(images.float() / 255).argmax(1) == labels).float().mean()
     assert float(right) > 0.9
     assert (first.id, second.id) == ("run/moments-0", "run/moments-1")
-    assert (first.by_class, second.by_class) == (False, True)
+    assert (first.classes, second.classes) == (0, CLASSES)
+
+
+def test_a_stored_state_asks_the_same_second_question(student):
+    asking = method(student)
+    first = asking.ask()
+    asking.learn(first, answered(student, first))
+    again = method(build("scatter", CLASSES, 1, 28, seed=7))
+    again.load_state(asking.state())
+    assert (again.round, again.part, again.finished) == (1, 1, False)
+    assert again.ask().digest() == asking.ask().digest()
 
 
 def test_the_second_question_evens_out_what_the_first_showed(student):
-    first, _, told = learned(student)
-    images, labels = bars(150, 1)
-    before = answered(student, first, labels, images, by_class=False).second[:-1, :-1]
-    after = told.second[:-1, :-1]
+    _, first, second = learned(student)
+    before, after = (sums_of(student, query).second[:-1, :-1] for query in (first, second))
 
     def weight_of_the_ten_largest(second: torch.Tensor) -> float:
         values = torch.linalg.eigvalsh(second)
@@ -96,20 +115,19 @@ def test_the_public_map_depends_on_public_images_and_seed_alone(student):
 
 
 def test_even_noise_alone_gives_a_finite_student(student):
-    query = second_moments(student, "run")
-    width = query.map.shape[1] + 1
+    asking = method(student)
     rng = torch.Generator().manual_seed(0)
-    noise = 100 * torch.randn(width, width, generator=rng).double()
-    loud = NoisyMoments(100.0, by_class=True)
-    nothing = Moments("q", (noise + noise.T) / 2, noise[:, :CLASSES].clone(), (1, "head"))
-    second = class_moments(query, nothing, loud, "run")
-    set_head(student, second, nothing, loud)
+    while not asking.finished:
+        query = asking.ask()
+        noise = 100 * torch.randn(1, query.width, generator=rng).double()
+        asking.learn(query, Combined(query.id, noise, 100.0))
     assert bool(torch.isfinite(student.head.weight).all())
     assert bool(torch.isfinite(student(bars(3, 0)[0].float() / 255)).all())
 
 
 def test_the_generator_comes_closer_to_the_moments(student):
-    _, _, told = learned(student)
+    _, _, second = learned(student)
+    told = moments_of(second, answered(student, second))
     generator = Generator(8, 1, 28, 8)
     rng = torch.Generator().manual_seed(0)
 
@@ -125,4 +143,8 @@ def test_the_generator_comes_closer_to_the_moments(student):
 
 def test_only_a_student_of_fixed_features_can_be_set():
     with pytest.raises(ValueError, match="cnn-small"):
-        second_moments(build("cnn-small", CLASSES, 1, 28), "run")
+        method(build("cnn-small", CLASSES, 1, 28)).ask()
+    query = MomentsQuery("q", Kind.MOMENTS, torch.zeros(4), torch.ones(4, 2), CLASSES)
+    answer = Combined("q", torch.ones(1, query.width).double(), 1.0)
+    with pytest.raises(ValueError, match="cnn-small"):
+        set_head(build("cnn-small", CLASSES, 1, 28), query, answer)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedtranscribe.mechanisms import (
     ExponentialVoteLabels,
-    NoisyMeanRows,
+    LocalNoise,
     RowBound,
     SeededNoise,
     TopKRandomizedResponse,
@@ -25,6 +25,7 @@ from fedtranscribe.privacy.calibrate import EnsembleLayout, RowAnswer
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
 from fedtranscribe.privacy.units import Adjacency, Unit
+from tests.mechanisms_for import noisy_mean_rows
 
 MANY = settings(max_examples=120, deadline=None)
 BOUNDS = {
@@ -57,7 +58,7 @@ def probabilities(mechanism, row: Tensor) -> Tensor:
     return mechanism.privatise(row.expand(STRATA, -1), Strata()).double().mean(0)
 
 
-def booked_mu(mechanism: NoisyMeanRows, unit: Unit) -> float:
+def booked_mu(mechanism: LocalNoise, unit: Unit) -> float:
     event = mechanism.release(1, positional_ids=False).event(unit, Adjacency.REPLACE)
     assert isinstance(event, Gaussian)
     return event.gdp_mu
@@ -78,7 +79,7 @@ def neighbouring_blocks(draw):
         )
 
     before = [rows() for _ in range(shards)]
-    # Sets with repeated indices too: QueryBatch refuses them, mechanisms must not rely on it.
+    # Sets with repeated indices too: ImageQuery refuses them, mechanisms must not rely on it.
     picks = st.lists(st.integers(0, c - 1), min_size=c, max_size=c)
     sets = torch.tensor([draw(picks) for _ in range(n)])
     return before, [rows(), *before[1:]], [rows() for _ in range(shards)], sets, holders
@@ -90,7 +91,7 @@ def neighbouring_blocks(draw):
 def test_no_unit_moves_an_answer_by_more_than_the_ledger_books(answer, case):
     before, one_record, whole_holder, sets, holders = case
     shards = len(before)
-    mechanism = NoisyMeanRows(EnsembleLayout(shards * holders, holders), 0.7, answer)
+    mechanism = noisy_mean_rows(EnsembleLayout(shards * holders, holders), 0.7, answer)
     for bound in BOUNDS[answer]:
         old = mean_rows(before, sets, shards, bound)
         for unit, after in ((Unit.RECORD, one_record), (Unit.HOLDER, whole_holder)):
@@ -103,7 +104,7 @@ def test_no_unit_moves_an_answer_by_more_than_the_ledger_books(answer, case):
 @pytest.mark.parametrize("answer", list(RowAnswer))
 def test_the_booked_sensitivity_is_attained(answer, shards):
     # Otherwise the property above could hold because the bound is idle.
-    mechanism = NoisyMeanRows(EnsembleLayout(shards), 0.7, answer)
+    mechanism = noisy_mean_rows(EnsembleLayout(shards), 0.7, answer)
     sets = torch.arange(3).expand(1, 3)
     first = torch.tensor([[[1e6, 0.0, 0.0]]])
     second = -first if answer is RowAnswer.GRADIENT else first.roll(1, -1)
@@ -169,7 +170,7 @@ def test_one_voter_moves_no_label_by_more_than_the_booked_range(case, eta):
 def test_any_mean_row_gets_a_finite_answer(row):
     rows = torch.tensor([row], dtype=torch.float64)
     for answer in RowAnswer:
-        mechanism = NoisyMeanRows(EnsembleLayout(1), 0.5, answer)
+        mechanism = noisy_mean_rows(EnsembleLayout(1), 0.5, answer)
         answered = mechanism.privatise(rows, SeededNoise(0))
         assert bool(torch.isfinite(answered).all())
         assert float(answered.norm()) < 1 + 0.5 * 12 * math.sqrt(3)

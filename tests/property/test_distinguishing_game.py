@@ -14,7 +14,6 @@ from scipy import stats
 
 from fedtranscribe.mechanisms import (
     ExponentialVoteLabels,
-    NoisyMeanRows,
     RowBound,
     SeededNoise,
     TopKRandomizedResponse,
@@ -24,6 +23,7 @@ from fedtranscribe.mechanisms import (
 from fedtranscribe.privacy.accountant import epsilon
 from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer, noise_std
 from fedtranscribe.privacy.units import Adjacency, Unit
+from tests.mechanisms_for import noisy_mean_rows
 
 TRIALS = 1_000_000
 DELTA = 1e-5
@@ -64,10 +64,10 @@ def rows_of(answer: RowAnswer, extreme: int) -> torch.Tensor:
 def test_noisy_mean_rows(answer: RowAnswer, sabotage: float):
     layout = EnsembleLayout(4)
     std = noise_std(1.0, DELTA, 1, layout, Unit.RECORD, answer, NoiseMode.LOCAL)
-    charged = NoisyMeanRows(layout, std, answer).release(1, positional_ids=False)
+    charged = noisy_mean_rows(layout, std, answer).release(1, positional_ids=False)
     claimed = epsilon([charged.event(Unit.RECORD, Adjacency.REPLACE)], DELTA)
     assert claimed == pytest.approx(1.0, abs=1e-3)
-    used = NoisyMeanRows(layout, std * sabotage, answer)
+    used = noisy_mean_rows(layout, std * sabotage, answer)
     bound = RowBound.UNIT if answer is RowAnswer.GRADIENT else RowBound.SIMPLEX
     sets = torch.tensor([[0, 1, 2]])
     means = [mean_rows([rows_of(answer, world)], sets, 4, bound) for world in (0, 1)]

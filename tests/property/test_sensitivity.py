@@ -4,7 +4,6 @@ import math
 
 import pytest
 import torch
-from fedtranscribe.exchange import AnswerKind, QueryBatch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +19,7 @@ from fedtranscribe.mechanisms import (
     vote_counts,
 )
 from fedtranscribe.privacy.calibrate import ROUNDING
+from fedtranscribe.query import ImageQuery, Kind
 
 HOSTILE = st.one_of(
     st.floats(width=64, allow_nan=True, allow_infinity=True),
@@ -59,7 +59,7 @@ def test_one_shard_moves_every_mean_row_by_at_most_its_share(bound, case):
 @given(case=two_neighbours())
 @MANY
 def test_repeated_indices_cannot_lengthen_a_row(case):
-    # QueryBatch refuses repeated indices; the mechanism would survive them all the same.
+    # ImageQuery refuses repeated indices; the mechanism would survive them all the same.
     blocks, changed, sets, shards = case
     repeated = sets[:, :1].expand(-1, 4)
     for bound in (RowBound.UNIT, RowBound.CLIP, RowBound.SIMPLEX):
@@ -71,9 +71,9 @@ def test_repeated_indices_cannot_lengthen_a_row(case):
 
 def test_repeated_indices_are_refused_in_a_query():
     with pytest.raises(ConfigError, match="distinct"):
-        QueryBatch(
+        ImageQuery(
             id="q",
-            kind=AnswerKind.VOTE,
+            kind=Kind.VOTE,
             images=torch.zeros(1, 1, 8, 8, dtype=torch.uint8),
             index_sets=torch.tensor([[2, 2]]),
         )

@@ -3,16 +3,18 @@
 import json
 
 import pytest
-from fedtranscribe.exchange import AnswerKind, NoisePlan
-from fedtranscribe.federation.mechanism_choice import mechanism_of
 from pydantic import ValidationError
 
+from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.privacy.accountant import epsilon, sound_table
 from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.query import Kind
 from fedtranscribe.release.accounting import by_adjacency, by_holder, by_unit, recompute
 from fedtranscribe.release.statement import HolderRelease, ReleaseRecord
+from fedtranscribe.rounds.plan import Part
 
 DELTA = 1e-5
 
@@ -22,13 +24,29 @@ def event(holder: str, release: Release) -> HolderRelease:
     return HolderRelease(holder=holder, release=record)
 
 
-def release(kind: AnswerKind, shards: int, rows: int, positional: bool = False) -> Release:
-    strength = 0.1 if kind is AnswerKind.LABEL else 2.0
+def release(kind: Kind, shards: int, rows: int, positional: bool = False) -> Release:
+    strength = 0.1 if kind is Kind.LABEL else 2.0
     plan = NoisePlan(NoiseMode.LOCAL, strength, 3)
-    return mechanism_of(kind, plan, shards, 4).release(rows, positional_ids=positional)
+    part = Part(kind, rows, plan, 4, classes=2 if kind is Kind.MOMENTS else None)
+    return part.release(capabilities(shards, positional), rows)
 
 
-@pytest.mark.parametrize("kind", list(AnswerKind))
+def capabilities(shards: int, positional: bool) -> Capabilities:
+    return Capabilities(
+        name="a",
+        classes=4,
+        channels=1,
+        size=8,
+        shards=shards,
+        positional_ids=positional,
+        kinds=tuple(Kind),
+        noise=NoiseMode.LOCAL,
+        rows_per_message=10,
+        rows_per_run=10,
+    )
+
+
+@pytest.mark.parametrize("kind", list(Kind))
 @pytest.mark.parametrize("shards", [1, 5])
 def test_one_holder_in_many_queries_costs_what_the_accountant_says(kind, shards):
     given = by_holder(event("a", release(kind, shards, rows)) for rows in (100, 100, 50))
@@ -39,7 +57,7 @@ def test_one_holder_in_many_queries_costs_what_the_accountant_says(kind, shards)
 
 
 def test_of_several_holders_the_worst_counts():
-    few, many = release(AnswerKind.VOTE, 2, 50), release(AnswerKind.VOTE, 2, 200)
+    few, many = release(Kind.VOTE, 2, 50), release(Kind.VOTE, 2, 200)
     given = by_holder([event("a", few), event("b", many)])
     found = recompute(given, Unit.HOLDER, Adjacency.ZERO_OUT, DELTA)
     assert found is not None
@@ -49,10 +67,8 @@ def test_of_several_holders_the_worst_counts():
 
 
 def test_where_one_holder_has_no_guarantee_there_is_none():
-    lasting = release(AnswerKind.VOTE, 2, 50)
-    given = by_holder(
-        [event("a", lasting), event("b", release(AnswerKind.VOTE, 2, 50, positional=True))]
-    )
+    lasting = release(Kind.VOTE, 2, 50)
+    given = by_holder([event("a", lasting), event("b", release(Kind.VOTE, 2, 50, positional=True))])
     assert set(by_adjacency(given, Unit.RECORD, DELTA)) == {Adjacency.ZERO_OUT, Adjacency.REPLACE}
     alone = by_holder([event("a", lasting)])
     assert set(by_adjacency(alone, Unit.RECORD, DELTA)) == set(Adjacency)

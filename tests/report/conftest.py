@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from fedtranscribe.mechanisms import NoisyMeanRows
 from fedtranscribe.privacy.accountant import guarantee
 from fedtranscribe.privacy.calibrate import EnsembleLayout, RowAnswer
 from fedtranscribe.privacy.release_plan import PrivacyPlan
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.transcribe.finished import FinishedRun
 from tests.evaluation.conftest import make_run
+from tests.mechanisms_for import noisy_mean_rows
 
 ROUNDS, ROWS = 4, 25
 
 
 def reported(path: Path, *, generator: bool = True, **changes: Any) -> FinishedRun:
     """A run on the packaged digits with events, a curve and progress."""
-    mechanism = NoisyMeanRows(EnsembleLayout(50), 0.3, RowAnswer.VOTE)
+    mechanism = noisy_mean_rows(EnsembleLayout(50), 0.3, RowAnswer.VOTE)
     release = mechanism.release(ROWS, positional_ids=True)
     plan = PrivacyPlan((release,) * ROUNDS, Unit.RECORD, Adjacency.ZERO_OUT, 1e-5)
     rows = [ROWS * (n + 1) for n in range(ROUNDS)]

@@ -12,7 +12,7 @@ from fedtranscribe.cli import run as cli
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.evaluation import compare
-from fedtranscribe.mechanisms import NoisyMeanRows, TopKRandomizedResponse
+from fedtranscribe.mechanisms import TopKRandomizedResponse
 from fedtranscribe.privacy.calibrate import EnsembleLayout, RowAnswer
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.report import page, write_comparison, write_report
@@ -21,6 +21,7 @@ from fedtranscribe.report.spending import lines
 from fedtranscribe.report.verdict import judge
 from fedtranscribe.transcribe import prepare, transcribe
 from tests.conftest import TINY_DPSD, TINY_TEACHERS
+from tests.mechanisms_for import noisy_mean_rows
 from tests.release.conftest import OWN, own_data
 from tests.report.browser import Browser, find
 from tests.report.conftest import ROUNDS, ROWS, add_audit, reported
@@ -246,7 +247,7 @@ def test_the_ledger_shows_its_head_and_no_answer(own):
 
 
 def test_spending_after_each_round_and_within_one_sum():
-    mechanism = NoisyMeanRows(EnsembleLayout(50), 0.3, RowAnswer.VOTE)
+    mechanism = noisy_mean_rows(EnsembleLayout(50), 0.3, RowAnswer.VOTE)
     rounds = {"a": (mechanism.release(ROWS, positional_ids=True),) * ROUNDS}
     whole = {"a": (mechanism.release(ROWS * ROUNDS, positional_ids=True),)}
     marks = [ROWS * (n + 1) for n in range(ROUNDS)]
@@ -260,7 +261,7 @@ def test_spending_after_each_round_and_within_one_sum():
 
 
 def test_holders_that_gave_the_same_are_one_line():
-    mechanism = NoisyMeanRows(EnsembleLayout(50, 2), 0.3, RowAnswer.VOTE)
+    mechanism = noisy_mean_rows(EnsembleLayout(50, 2), 0.3, RowAnswer.VOTE)
     same, more = (mechanism.release(n, positional_ids=True) for n in (10, 20))
     found = lines({"a": (same,), "b": (same,), "c": (more,)}, Adjacency.ZERO_OUT, 1e-5, [])
     assert [line.label for line in found] == [

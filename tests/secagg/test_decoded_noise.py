@@ -6,19 +6,20 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from fedtranscribe.mechanisms.discrete import QuantisedMeanRows, residues
 from scipy import stats
 
 from fedtranscribe.mechanisms.bits import OsBits
+from fedtranscribe.mechanisms.masked import MaskedShare, residues
 from fedtranscribe.privacy.calibrate import EnsembleLayout, RowAnswer
 from fedtranscribe.secagg import Task
+from tests.mechanisms_for import masked_mean_rows
 from tests.secagg.cohorts import Played, cohort_of, holders_of
 
 M, T, K = 5, 1, 10
 LIKELY = 1e-6
 
 
-def decoded(mechanism: QuantisedMeanRows, rows: torch.Tensor, gone: set[str]) -> tuple:
+def decoded(mechanism: MaskedShare, rows: torch.Tensor, gone: set[str]) -> tuple:
     """Signed integers of the sum over all who stay, and the mean as the student gets it."""
     grid, holders = mechanism.grid, holders_of(cohort_of(M, T))
     drawn = {name: mechanism.privatise(rows, OsBits()) for name in holders}
@@ -33,7 +34,7 @@ def decoded(mechanism: QuantisedMeanRows, rows: torch.Tensor, gone: set[str]) ->
 def test_the_decoded_noise_has_the_planned_variance_and_never_less(silent):
     s, rows = 0.253, torch.zeros(8_000, K)
     rows[:, 0] = 0.5
-    mechanism = QuantisedMeanRows(EnsembleLayout(M, M), s, RowAnswer.GRADIENT, K, T)
+    mechanism = masked_mean_rows(EnsembleLayout(M, M), s, RowAnswer.GRADIENT, K, T)
     integers, mean = decoded(mechanism, rows, {f"clinic-{i}" for i in range(silent)})
     shares = M - silent
     noise = integers - shares * mechanism.grid.quantise(rows).ravel().numpy()
@@ -54,7 +55,7 @@ def test_the_decoded_noise_has_the_planned_variance_and_never_less(silent):
 @pytest.mark.parametrize("silent", [0, T])
 def test_decoded_noise_on_a_coarse_lattice_follows_the_discrete_gaussian(silent):
     # So little noise that single integers can be counted.
-    mechanism = QuantisedMeanRows(EnsembleLayout(M, M), 5e-8, RowAnswer.GRADIENT, K, T)
+    mechanism = masked_mean_rows(EnsembleLayout(M, M), 5e-8, RowAnswer.GRADIENT, K, T)
     assert 2 < mechanism.own_variance < 10
     noise, _ = decoded(mechanism, torch.zeros(8_000, K), {f"clinic-{i}" for i in range(silent)})
     variance = (M - silent) * mechanism.own_variance

@@ -7,7 +7,7 @@ import torch
 
 from fedtranscribe.data import ImageSet, NamedData
 from fedtranscribe.errors import ConfigError, UnsupportedAdjacencyError
-from fedtranscribe.holder import Holder
+from fedtranscribe.holder.answering import Holder
 from fedtranscribe.privacy.accountant import epsilon
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.release_plan import Release
@@ -34,7 +34,9 @@ def generator(
 def test_only_samples_are_asked_and_both_costs_are_printed(tiny_settings, tmp_path, monkeypatch):
     asked, real = [], Holder.answer
     monkeypatch.setattr(
-        Holder, "answer", lambda self, query: asked.append(query.images) or real(self, query)
+        Holder,
+        "answer",
+        lambda self, query, plan: asked.append(query.images) or real(self, query, plan),
     )
     given = generator(TINY)
     result = transcribe(prepare(tiny_settings, given), tmp_path / "run", force=True)

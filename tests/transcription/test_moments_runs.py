@@ -2,14 +2,14 @@ import json
 from pathlib import Path
 
 import pytest
-from fedtranscribe.moments_holder import MomentsHolder
-from fedtranscribe.transcribe.moments import plan_moments, with_source
 
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.errors import ConfigError, HopelessPlanError
+from fedtranscribe.holder.answering import Holder
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.transcribe import prepare, transcribe
+from fedtranscribe.transcribe.picking import with_source
 from tests.conftest import TINY_DPSD
 
 
@@ -57,20 +57,20 @@ def test_a_crash_between_questions_spends_nothing_twice(
     monkeypatch: pytest.MonkeyPatch,
     crash_after: int,
 ):
-    calls, whole = [], MomentsHolder.answer
+    calls, whole = [], Holder.answer
 
-    def crashing(self, query, mechanism):
+    def crashing(self, query, plan):
         if len(calls) == crash_after:
             raise KeyboardInterrupt
         calls.append(query.id)
-        answer = whole(self, query, mechanism)
+        answer = whole(self, query, plan)
         if len(calls) == crash_after == 2:
             raise KeyboardInterrupt
         return answer
 
     prepared = prepare(settings)
     with monkeypatch.context() as patched:
-        patched.setattr(MomentsHolder, "answer", crashing)
+        patched.setattr(Holder, "answer", crashing)
         with pytest.raises(KeyboardInterrupt):
             transcribe(prepared, tmp_path / "run")
     result = transcribe(prepare(settings), tmp_path / "run", resume=True)
@@ -115,15 +115,6 @@ def test_who_asks_for_what_only_teachers_can_give_gets_teachers(typed: dict):
 def test_teachers_can_be_asked_for_by_name_alone():
     picked = with_source(TranscribeSettings(source="teachers"))
     assert (picked.source, picked.student, picked.teacher) == ("teachers", "cnn-wide", "cnn")
-
-
-@pytest.mark.parametrize(
-    ("records", "epsilon", "verdict"),
-    [(4_000, 10, "fine"), (4_000, 0.1, "poor"), (60_000, 0.1, "fine"), (60, 0.1, "hopeless")],
-)
-def test_the_forecast_knows_records_and_noise(records: int, epsilon: float, verdict: str):
-    made = plan_moments(TranscribeSettings(epsilon=epsilon), records, 10, 1, 28)
-    assert made.forecast.verdict.value == verdict
 
 
 def test_a_hopeless_run_spends_nothing(settings: TranscribeSettings, tmp_path: Path):

@@ -1,50 +1,72 @@
-import pytest
-from fedtranscribe.transcribe.plan import (
-    TaskFacts,
-    default_shards,
-    make_plan,
-    training_mode,
-)
+import sys
+from dataclasses import replace
 
+import pytest
+
+from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.privacy.accountant import epsilon
+from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.query import Kind
+from fedtranscribe.rounds.plan import Plan
+from fedtranscribe.rounds.planning import Asked, make_plan
+from fedtranscribe.transcribe import prepare
+from fedtranscribe.transcribe.picking import default_shards, kind_of, training_mode
 
-FACTS = TaskFacts(records=4_000, classes=10, channels=1, size=28)
+OWN = Capabilities(
+    name="own",
+    classes=10,
+    channels=1,
+    size=28,
+    shards=250,
+    positional_ids=False,
+    records=4_000,
+    kinds=tuple(Kind),
+    noise=NoiseMode.LOCAL,
+    rows_per_message=sys.maxsize,
+    rows_per_run=sys.maxsize,
+)
 
 
-def plan(**changes):
-    return make_plan(TranscribeSettings(**changes), FACTS, 250, "full")
+def plan(shards: int = 250, records: int = 4_000, **changes) -> Plan:
+    settings = TranscribeSettings(**changes)
+    asked = Asked(settings, kind_of(settings), by_formula=settings.calibrate_by == "published")
+    return make_plan(asked, {"own": replace(OWN, shards=shards, records=records)})
+
+
+def cost(made: Plan) -> float:
+    events = [release.event(Unit.RECORD, Adjacency.ZERO_OUT) for release in made.releases("own")]
+    return epsilon(events, 1e-5)
 
 
 @pytest.mark.parametrize("privacy", ["data", "vote", "label"])
 @pytest.mark.parametrize("target", [1.0, 10.0])
 def test_a_sound_plan_costs_at_most_what_was_asked(privacy: str, target: float):
     made = plan(privacy=privacy, epsilon=target)
-    release = made.mechanism.release(made.rows, positional_ids=False)
-    cost = epsilon([release.event(Unit.RECORD, Adjacency.ZERO_OUT)], 1e-5)
-    assert cost <= target * (1 + 1e-6)
-    assert cost >= target * (0.5 if privacy == "label" else 0.999)
+    assert cost(made) <= target * (1 + 1e-6)
+    assert cost(made) >= target * (0.5 if privacy == "label" else 0.999)
 
 
 def test_a_published_plan_prints_the_target_and_shows_what_it_really_costs():
     made = plan(privacy="data", calibrate_by="published")
+    assert made.published is not None
     assert made.published.epsilon == pytest.approx(10, rel=1e-6)
-    release = made.mechanism.release(made.rows, positional_ids=False)
-    sound = epsilon([release.event(Unit.RECORD, Adjacency.ZERO_OUT)], 1e-5)
-    assert abs(sound - 10) > 1, "the published formula and the sound figure are not the same"
+    assert abs(cost(made) - 10) > 1, "the published formula and the sound figure are not the same"
     # Signal is rows / s², whatever the noise was calibrated by.
-    assert made.forecast.signal == pytest.approx(made.rows / made.noise_std**2, rel=1e-4)
+    assert made.forecast.signal == pytest.approx(made.rows / made.noise.strength**2, rel=1e-4)
 
 
 def test_votes_need_less_noise_than_gradients_by_a_factor_of_root_two():
     gradient, vote = plan(privacy="data").noise_std, plan(privacy="vote").noise_std
+    assert gradient is not None
+    assert vote is not None
     assert gradient == pytest.approx(vote * 2**0.5)
 
 
 def test_the_unit_holder_needs_as_much_noise_as_one_teacher():
-    alone = make_plan(TranscribeSettings(), FACTS, 1, "full").noise_std
+    alone = plan(shards=1).noise_std
     assert plan(unit="holder").noise_std == pytest.approx(alone)
     assert plan(unit="holder").forecast.hopeless
 
@@ -62,12 +84,27 @@ def test_large_networks_train_heads_and_small_ones_all_of_themselves():
 
 
 def test_label_votes_give_a_holder_no_guarantee():
-    with pytest.raises(ConfigError, match="--shards 1"):
+    with pytest.raises(ConfigError, match="shards=1"):
         plan(privacy="label", unit="holder")
 
 
-def test_one_class_sets_and_too_many_shards_are_refused():
+def test_one_class_sets_and_too_many_shards_are_refused(tiny_data):
     with pytest.raises(ConfigError, match="top-k=1"):
         plan(top_k=1)
-    with pytest.raises(ConfigError, match="shards=5000 <= 4000"):
-        make_plan(TranscribeSettings(), FACTS, 5_000, "full")
+    with pytest.raises(ConfigError, match=r"shards=5000 <= \d+ records"):
+        prepare(TranscribeSettings(data=str(tiny_data), teacher="cnn-small", shards=5_000))
+
+
+@pytest.mark.parametrize(
+    ("records", "target", "verdict"),
+    [(4_000, 10, "fine"), (4_000, 0.1, "poor"), (60_000, 0.1, "fine"), (60, 0.1, "hopeless")],
+)
+def test_the_forecast_of_moments_knows_records_and_noise(records: int, target: float, verdict: str):
+    made = plan(source="moments", epsilon=target, records=records, shards=0)
+    assert made.forecast.verdict.value == verdict
+    assert cost(made) == pytest.approx(target, rel=1e-6)
+
+
+def test_moments_hide_no_holder():
+    with pytest.raises(ConfigError, match="unit=record"):
+        plan(source="moments", unit="holder")

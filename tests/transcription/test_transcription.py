@@ -17,7 +17,7 @@ from fedtranscribe.errors import (
     ModelMismatchError,
     StorageError,
 )
-from fedtranscribe.holder import Holder
+from fedtranscribe.holder.answering import Holder
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.privacy.accountant import epsilon
 from fedtranscribe.privacy.calibrate import gaussian_mu
@@ -66,15 +66,15 @@ def test_every_mode_runs_to_the_end_and_spends_what_it_says(
 def test_a_broken_off_run_goes_on_without_spending_twice(
     tiny_settings: TranscribeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    real, calls = Holder._compute, []
+    real, calls = Holder._privatised, []
 
-    def breaks_at_the_third(self: Holder, query):
+    def breaks_at_the_third(self: Holder, query, mechanism):
         calls.append(query.id)
         if len(calls) == 3:
             raise KeyboardInterrupt
-        return real(self, query)
+        return real(self, query, mechanism)
 
-    monkeypatch.setattr(Holder, "_compute", breaks_at_the_third)
+    monkeypatch.setattr(Holder, "_privatised", breaks_at_the_third)
     with pytest.raises(KeyboardInterrupt):
         go(tiny_settings, tmp_path / "run")
     result = go(tiny_settings, tmp_path / "run", resume=True)
@@ -88,18 +88,18 @@ def test_a_crash_between_answer_and_learning_replays_the_answer(
     tiny_settings: TranscribeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     learn, computed = DPSD.learn, []
-    compute = Holder._compute
+    compute = Holder._privatised
 
-    def counts(self: Holder, query):
+    def counts(self: Holder, query, mechanism):
         computed.append(query.id)
-        return compute(self, query)
+        return compute(self, query, mechanism)
 
     def breaks(self: DPSD, query, answer):
         if self.round == 2:
             raise KeyboardInterrupt
         return learn(self, query, answer)
 
-    monkeypatch.setattr(Holder, "_compute", counts)
+    monkeypatch.setattr(Holder, "_privatised", counts)
     with monkeypatch.context() as patch:
         patch.setattr(DPSD, "learn", breaks)
         with pytest.raises(KeyboardInterrupt):

@@ -12,7 +12,7 @@ import grpc
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedtranscribe.errors import StorageError
-from fedtranscribe.federation import records
+from fedtranscribe import wire
 from fedtranscribe.flower.relay import SOCKET, make_relay_app
 from fedtranscribe.service.link import METHODS, NAME, call, health_socket
 from fedtranscribe.wire.frames import unpack
@@ -32,7 +32,7 @@ def junk(message: Message, context: Context) -> Message:
         stack.callback(over.set)
         for _ in range(32):
             channel = stack.enter_context(grpc.insecure_channel(f"unix:{socket}"))
-            ask = channel.stream_unary(f"/{NAME}/{METHODS[records.ANSWER]}")
+            ask = channel.stream_unary(f"/{NAME}/{METHODS[wire.ANSWER]}")
             ask.future(_silence(over), timeout=10)
         over.wait(2)
     told = {"codes": codes, "health": health_socket(socket).exists()}
@@ -41,10 +41,10 @@ def junk(message: Message, context: Context) -> Message:
 
 def _code(socket: Path, frame: bytes) -> str:
     try:
-        reply = unpack(call(socket, records.ANSWER, frame, 60, wait=30))
+        reply = unpack(call(socket, wire.ANSWER, frame, 60, wait=30))
     except StorageError as error:
         return str(error)
-    return str(reply.config_records[records.TERMS].get("refusal"))
+    return str(reply.config_records[wire.TERMS].get("refusal"))
 
 
 def _silence(over: threading.Event) -> Iterator[bytes]:

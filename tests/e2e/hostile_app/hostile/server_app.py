@@ -6,12 +6,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from fedtranscribe.exchange import AnswerKind, NoisePlan, QueryBatch
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from fedtranscribe.federation import masked_messages, protocol, records, training_messages
 from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.query import ImageQuery, Kind
 from fedtranscribe.secagg import Members
 
 HOLDERS, TIMEOUT = 2, 900.0
@@ -25,7 +26,7 @@ def main(grid: Grid, context: Context) -> None:
     """One honest query, then all attacks at once."""
     while len(nodes := sorted(grid.get_node_ids())) < HOLDERS:
         time.sleep(1)
-    said = ask(grid, nodes, {"honest": (records.ANSWER, envelope(query()))})
+    said = ask(grid, nodes, {"honest": (wire.ANSWER, envelope(query()))})
     said |= ask(grid, nodes, attacks())
     Path(str(context.run_config["out"])).write_text(json.dumps(said))
 
@@ -50,44 +51,44 @@ def _told(reply: Message) -> str:
         return f"Flower's error {reply.error.code}"
     if "told" in reply.content:
         return json.dumps(dict(reply.content.config_records["told"]))
-    return str(reply.content.config_records[records.TERMS].get("refusal", "answered"))
+    return str(reply.content.config_records[wire.TERMS].get("refusal", "answered"))
 
 
-def query(name: str = "evil/1", rows: int = 10, value: int = 0) -> QueryBatch:
+def query(name: str = "evil/1", rows: int = 10, value: int = 0) -> ImageQuery:
     images = torch.full((rows, 1, 28, 28), value, dtype=torch.uint8)
-    return QueryBatch(name, AnswerKind.VOTE, images, torch.arange(3).repeat(rows, 1))
+    return ImageQuery(name, Kind.VOTE, images, torch.arange(3).repeat(rows, 1))
 
 
-def envelope(asked: QueryBatch, plan: NoisePlan = PLAN, run: str = "evil") -> RecordDict:
-    return protocol.ask(protocol.Envelope(asked, plan, run))
+def envelope(asked: ImageQuery, plan: NoisePlan = PLAN, run: str = "evil") -> RecordDict:
+    return queries.ask(queries.Envelope(asked, plan, run))
 
 
 def attacks() -> dict[str, tuple[str, RecordDict]]:
     """By name; what each must be answered with stands in the test."""
     huge = envelope(query("evil/2"))
-    huge.config_records[records.TERMS]["k"] = 65_535
+    huge.config_records[wire.TERMS]["k"] = 65_535
     shaped = envelope(query("evil/3"))
     records.with_arrays(shaped, {"images": np.zeros((4_000, 1, 0, 0), np.uint8)})
     giant = envelope(query("evil/4"))
-    giant.config_records[records.TERMS]["run"] = "r" * 2_000_000
+    giant.config_records[wire.TERMS]["run"] = "r" * 2_000_000
     named = envelope(query("evil/5"))
-    named.config_records[records.TERMS]["query-id"] = "q" * 201
+    named.config_records[wire.TERMS]["query-id"] = "q" * 201
     free = NoisePlan(NoiseMode.CENTRAL, 1e-9, HOLDERS)
     strangers = Members(("clinic", "mallory"), 0, 1)
     absurd = {"method": "dp-promise", "epsilon": 1e6}
     endless = {"method": "dp-promise", "dp_promise": {"phase2_epochs": 1e12}}
     return {
-        "huge k": (records.ANSWER, huge),
-        "shapes": (records.ANSWER, shaped),
-        "giant run": (records.ANSWER, giant),
-        "long id": (records.ANSWER, named),
-        "rows": (records.ANSWER, envelope(query("evil/6", 1_001))),
-        "budget": (records.ANSWER, envelope(query("evil/7"), free)),
-        "replay": (records.ANSWER, envelope(query(value=1))),
-        "roster": (records.SECAGG_KEY, masked_messages.ask_key(0, "evil", strangers)),
-        "sign": (records.SECAGG_SIGN, masked_messages.ask_sign(0, "evil", "evil/1", ["clinic"])),
-        "absurd": (records.TRAIN, training_messages.ask_train(0, "evil", absurd, 3_600.0)),
-        "endless": (records.TRAIN, training_messages.ask_train(0, "evil", endless, 3_600.0)),
-        "version": (records.ANSWER, RecordDict()),
+        "huge k": (wire.ANSWER, huge),
+        "shapes": (wire.ANSWER, shaped),
+        "giant run": (wire.ANSWER, giant),
+        "long id": (wire.ANSWER, named),
+        "rows": (wire.ANSWER, envelope(query("evil/6", 1_001))),
+        "budget": (wire.ANSWER, envelope(query("evil/7"), free)),
+        "replay": (wire.ANSWER, envelope(query(value=1))),
+        "roster": (wire.SECAGG_KEY, masked_wire.ask_key(0, "evil", strangers)),
+        "sign": (wire.SECAGG_SIGN, masked_wire.ask_sign(0, "evil", "evil/1", ["clinic"])),
+        "absurd": (wire.TRAIN, trainings.ask_train(0, "evil", absurd, 3_600.0)),
+        "endless": (wire.TRAIN, trainings.ask_train(0, "evil", endless, 3_600.0)),
+        "version": (wire.ANSWER, RecordDict()),
         "junk": ("query.junk", RecordDict()),
     }
