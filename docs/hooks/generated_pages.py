@@ -189,7 +189,8 @@ def _about(field: FieldInfo) -> str:
         for name, sign in signs.items()
         if hasattr(limit, name)
     ]
-    return " ".join(_prose(part) for part in [field.description or "", ", ".join(bounds)] if part)
+    allowed = f"Allowed: {', '.join(bounds)}." if bounds else ""
+    return _prose(f"{field.description or ''} {allowed}")
 
 
 # ---------------------------------------------------------------- Markdown

@@ -81,7 +81,7 @@ def plant_command(
         int, typer.Option("--canaries", help="Canaries in all; about half of them are planted.")
     ] = 500,
     kind: Annotated[
-        str, typer.Option(metavar="[pattern|mislabelled]", help="What gives a canary away.")
+        str, typer.Option(metavar="[pattern|mislabelled]", help="What a canary looks like.")
     ] = "pattern",
     seed: Annotated[
         int,

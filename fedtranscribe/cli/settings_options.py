@@ -45,8 +45,9 @@ def settings_options(
 
     def decorate(function: Command) -> Command:
         _, *own = inspect.signature(function, eval_str=True).parameters.values()
-        wanted = set(_fields(kind) if only is None else only) - {each.name for each in own}
-        fields = {name: field for name, field in _fields(kind).items() if name in wanted}
+        every = _fields(kind)
+        wanted = set(every if only is None else only) - {each.name for each in own}
+        fields = {name: every[name] for name in sorted(wanted, key=[*every].index)}
 
         @wraps(function)
         def command(**values: Any) -> None:
