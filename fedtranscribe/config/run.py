@@ -15,8 +15,6 @@ LONGEST_NAME = 200
 DATA = "Private data: a name, an .npz file, or an image folder."
 PUBLIC_IMAGES = "Public images to start from: shapes, uci-digits, …, none."
 
-Seed = Annotated[int, Mark.INCIDENTAL, Topic.RUN]
-
 
 def is_name(text: str) -> bool:
     """Whether a text can name data or a class: 1 to 200 printable characters, not all blank."""
@@ -139,7 +137,9 @@ class RunOptions(Place, TrackingOptions, OwnData):
     delta: Annotated[float, Topic.PRIVACY] = Field(
         default=1e-5, gt=0, lt=1, description="δ at which ε is quoted."
     )
-    seed: Seed = Field(default=0, ge=0, description="Public randomness; never the noise.")
+    seed: Annotated[int, Mark.INCIDENTAL, Topic.RUN] = Field(
+        default=0, ge=0, description="Public randomness; never the noise."
+    )
 
 
 class LedgerOptions(Settings):
