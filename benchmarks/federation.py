@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fedtranscribe.runs.in_process import InProcess
 
 from fedtranscribe.data import load
 from fedtranscribe.flower.run_config import settings_from
-from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.runs.federate import federate
 from fedtranscribe.runs.simulation import (
     holder_name,

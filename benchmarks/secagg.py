@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fedtranscribe.runs.in_process import InProcess, MakeMessage
 from flwr.app import RecordDict
 
+from fedtranscribe import wire
 from fedtranscribe.config import FederationSettings, TeacherSettings
 from fedtranscribe.data import load
-from fedtranscribe import wire
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.mechanisms import OsNoise
@@ -32,7 +33,6 @@ from fedtranscribe.rounds.combining import combine
 from fedtranscribe.rounds.masked_sum import MaskedSum
 from fedtranscribe.rounds.plan import FederatedPlan, make_federated_plan
 from fedtranscribe.rounds.standing import Standing
-from fedtranscribe.runs.in_process import InProcess, MakeMessage
 from fedtranscribe.runs.simulation import holder_name, open_holder
 
 RESULTS = Path(__file__).parent / "results" / "secagg.md"

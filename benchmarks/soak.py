@@ -26,10 +26,10 @@ import grpc
 import numpy as np
 import psutil
 import torch
+from fedtranscribe.federation import records
 
 from fedtranscribe.config import TeacherSettings, TranscribeSettings
 from fedtranscribe.data import load
-from fedtranscribe.federation import masked_messages, protocol, records, training_messages
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
@@ -181,9 +181,7 @@ def attacks(number: int) -> list[Attack]:
         (wire.SECAGG_SIGN, pack(masked_wire.ask_sign(0, "r" * 201, new, [])), malformed),
         (
             wire.TRAIN,
-            pack(
-                trainings.ask_train(0, run, {"method": "dp-promise", "epsilon": 1e6}, 9.0)
-            ),
+            pack(trainings.ask_train(0, run, {"method": "dp-promise", "epsilon": 1e6}, 9.0)),
             "BUDGET_EXHAUSTED",
         ),
         (wire.TRAIN, pack(trainings.ask_train(0, run, endless, 9.0)), malformed),

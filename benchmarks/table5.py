@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.transcribe.plan import KINDS
 from torch import Tensor
 from utility import UNSEEN, NoiselessHolder
@@ -32,7 +33,6 @@ from fedtranscribe.holder.node import Node
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.ensemble_distillation import dense, distil
 from fedtranscribe.models import build
-from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.runs.federate import federate
 from fedtranscribe.runs.simulation import holder_name, open_holder, partitions
 from fedtranscribe.teachers import Teachers

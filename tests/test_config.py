@@ -2,7 +2,17 @@ from pathlib import Path
 
 import pytest
 
-from fedtranscribe.config import DpsdSettings, TranscribeSettings, build, read_toml
+from fedtranscribe.config import (
+    OF_RUNS,
+    DpsdSettings,
+    FederationSettings,
+    Mark,
+    SynthesizeSettings,
+    TranscribeSettings,
+    build,
+    marked,
+    read_toml,
+)
 from fedtranscribe.errors import ConfigError
 
 
@@ -31,3 +41,30 @@ def test_broken_toml_is_one_error(tmp_path: Path):
         read_toml(path)
     with pytest.raises(ConfigError, match="Cannot read"):
         read_toml(tmp_path / "absent.toml")
+
+
+def test_what_may_change_on_resume():
+    """A name that joins must change no answer, and no result but by how it was computed."""
+    anywhere = {"device", "data_root", "download", "max_gib", "tensorboard", "tracker"}
+    assert marked(Mark.RESUMABLE, TranscribeSettings) == anywhere | {"out"}
+    assert marked(Mark.RESUMABLE, FederationSettings) == anywhere | {
+        *("out", "resume", "force", "abandon", "quorum", "slice_seconds"),
+        *("timeout", "first_timeout", "retries", "retry_after"),
+    }
+    assert marked(Mark.RESUMABLE, SynthesizeSettings) == anywhere | {
+        *("backend", "physical_batch", "checkpoint_seconds", "evaluate", "samples"),
+    }
+
+
+def test_what_is_not_told_and_what_makes_no_run_another():
+    waiting = {"timeout", "first_timeout", "retries", "retry_after", "resume", "force"}
+    place = {"out", "device", "data_root", "download", "ledger", "tensorboard", "tracker"}
+    assert marked(Mark.UNTOLD, *OF_RUNS) == waiting | place | {"data", "teacher_weights"}
+    assert marked(Mark.INCIDENTAL, *OF_RUNS) == waiting | place | {"seed", "budget", "quorum"}
+
+
+def test_a_name_bears_the_same_marks_in_all_runs():
+    for mark in (Mark.INCIDENTAL, Mark.UNTOLD):
+        for name in marked(mark, *OF_RUNS):
+            having = [kind for kind in OF_RUNS if name in kind.model_fields]
+            assert all(name in marked(mark, kind) for kind in having), name

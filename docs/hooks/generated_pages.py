@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from types import UnionType
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, Union, get_args, get_origin
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
@@ -164,7 +164,7 @@ def settings_page() -> str:
 def _kind(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return ", ".join(f"`{choice}`" for choice in get_args(annotation))
-    if isinstance(annotation, UnionType):
+    if get_origin(annotation) in (Union, UnionType):
         return ", ".join(_kind(part) for part in get_args(annotation) if part is not type(None))
     name = annotation.__name__
     return f"table [{name}](#{name.lower()})" if hasattr(annotation, "model_fields") else name
@@ -189,7 +189,8 @@ def _about(field: FieldInfo) -> str:
         for name, sign in signs.items()
         if hasattr(limit, name)
     ]
-    return "; ".join(_prose(part) for part in [field.description or "", ", ".join(bounds)] if part)
+    allowed = f"Allowed: {', '.join(bounds)}." if bounds else ""
+    return _prose(f"{field.description or ''} {allowed}")
 
 
 # ---------------------------------------------------------------- Markdown

@@ -23,6 +23,7 @@ from fedtranscribe.cli.privacy import privacy_app
 from fedtranscribe.cli.release import release_app
 from fedtranscribe.cli.report import report_command
 from fedtranscribe.cli.sample import sample_command
+from fedtranscribe.cli.settings_options import GroupedCommand
 from fedtranscribe.cli.simulate import simulate_command
 from fedtranscribe.cli.synthesize import synthesize_command
 from fedtranscribe.cli.teacher import teacher_app
@@ -46,14 +47,14 @@ app = group("Turn privately trained teachers into a differentially private stude
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(teacher_app, name="teacher")
 app.add_typer(holder_app, name="holder")
-app.command("transcribe")(transcribe_command)
-app.command("synthesize")(synthesize_command)
-app.command("sample")(sample_command)
+app.command("transcribe", cls=GroupedCommand)(transcribe_command)
+app.command("synthesize", cls=GroupedCommand)(synthesize_command)
+app.command("sample", cls=GroupedCommand)(sample_command)
 app.command("simulate")(simulate_command)
-app.command("evaluate")(evaluate_command)
+app.command("evaluate", cls=GroupedCommand)(evaluate_command)
 app.command("compare")(compare_command)
-app.command("audit")(audit_command)
-app.command("plant")(plant_command)
+app.command("audit", cls=GroupedCommand)(audit_command)
+app.command("plant", cls=GroupedCommand)(plant_command)
 app.command("report")(report_command)
 app.add_typer(release_app, name="release")
 app.add_typer(deploy_app, name="deploy")

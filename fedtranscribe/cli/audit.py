@@ -5,21 +5,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedtranscribe.cli.options import (
-    BitDepth,
-    ClassesOption,
-    DataRoot,
-    Device,
-    IdPattern,
-    Ids,
-    ImageSize,
-    Json,
-    MaxGib,
-    Runs,
-)
+from fedtranscribe.cli.options import Json, Runs
 from fedtranscribe.cli.output import emit_json, say, show_table
 from fedtranscribe.cli.progress import StageBars
-from fedtranscribe.config import OwnData, build
+from fedtranscribe.cli.settings_options import settings_options
+from fedtranscribe.config import OwnData, RunOptions, Topic, build
+from fedtranscribe.config.evaluation import AuditSettings
 
 if TYPE_CHECKING:
     from fedtranscribe.evaluation.audit import Audit
@@ -52,52 +43,10 @@ planted set keeps the name that its ledger knows; give `--ledger` the ledger of 
 """
 
 
-def audit_command(
-    runs: Runs,
-    attacks: Annotated[
-        str | None,
-        typer.Option(
-            help="all, none, or some of game, loss, reference, generator, inversion, canaries. "
-            "[default: all]"
-        ),
-    ] = None,
-    confidence: Annotated[
-        float | None, typer.Option(help="Of all bounds of a run together. [default: 0.99]")
-    ] = None,
-    records: Annotated[
-        int | None, typer.Option(help="At most so many suspects. [default: 4000]")
-    ] = None,
-    trials: Annotated[
-        int | None, typer.Option(help="Of the game, in each world. [default: 1000000]")
-    ] = None,
-    references: Annotated[int | None, typer.Option(help="Reference networks. [default: 8]")] = None,
-    canaries: Annotated[
-        Path | None, typer.Option(help="canaries.npz of `fedtranscribe plant`.")
-    ] = None,
-    ledger: Annotated[
-        Path | None, typer.Option(help="The ledger to check, where the run does not name it.")
-    ] = None,
-    data_root: DataRoot = None,
-    device: Device = None,
-    seed: Annotated[int | None, typer.Option(help="Public randomness of the attacks.")] = None,
-    as_json: Json = False,
-) -> None:
+@settings_options(AuditSettings)
+def audit_command(typed: dict[str, Any], runs: Runs, as_json: Json = False) -> None:
     """Run it; the help text is `_EXAMPLES`."""
-    from fedtranscribe.evaluation.audit.settings import AuditSettings
-
-    options: dict[str, Any] = {
-        "attacks": attacks,
-        "confidence": confidence,
-        "records": records,
-        "trials": trials,
-        "references": references,
-        "canaries": canaries,
-        "ledger": ledger,
-        "data_root": data_root,
-        "device": device,
-        "seed": seed,
-    }
-    settings = build(AuditSettings, {k: v for k, v in options.items() if v is not None})
+    settings = build(AuditSettings, typed)
 
     from fedtranscribe.evaluation.audit import audit, expect_sound
     from fedtranscribe.transcribe.finished import FinishedRun
@@ -123,21 +72,21 @@ def audit_command(
 audit_command.__doc__ = _EXAMPLES
 
 
+@settings_options(RunOptions, only=(*OwnData.model_fields, "data_root"))
 def plant_command(
+    typed: dict[str, Any],
     data: Annotated[str, typer.Argument(metavar="DATA", help="As --data of transcribe.")],
     out: Annotated[Path, typer.Option(help="Folder for planted.npz and canaries.npz.")],
     count: Annotated[
         int, typer.Option("--canaries", help="Canaries in all; about half of them are planted.")
     ] = 500,
-    kind: Annotated[str, typer.Option(help="pattern or mislabelled.")] = "pattern",
-    data_root: DataRoot = None,
-    classes: ClassesOption = None,
-    ids: Ids = None,
-    id_pattern: IdPattern = None,
-    image_size: ImageSize = None,
-    bit_depth: BitDepth = None,
-    max_gib: MaxGib = None,
-    seed: Annotated[int, typer.Option(help="Public randomness of the canaries' looks.")] = 0,
+    kind: Annotated[
+        str, typer.Option(metavar="[pattern|mislabelled]", help="What a canary looks like.")
+    ] = "pattern",
+    seed: Annotated[
+        int,
+        typer.Option(help="Public randomness of the canaries' looks.", rich_help_panel=Topic.RUN),
+    ] = 0,
 ) -> None:
     """Run it; the help text is `_PLANT`."""
     from fedtranscribe.data import load
@@ -146,16 +95,8 @@ def plant_command(
 
     if kind not in list(CanaryKind):
         raise ConfigError(f"Expected --kind {kind!r} to be one of {', '.join(CanaryKind)}.")
-    options: dict[str, Any] = {
-        "classes": classes,
-        "ids": ids,
-        "id_pattern": id_pattern,
-        "image_size": image_size,
-        "bit_depth": bit_depth,
-        "max_gib": max_gib,
-    }
-    own = build(OwnData, {name: value for name, value in options.items() if value is not None})
-    split = load(data, data_root, own=own)
+    settings = build(RunOptions, typed)
+    split = load(data, settings.data_root, own=settings.own_data)
     planted, canaries = plant(split.train, count, CanaryKind(kind), seed=seed)
     save_planted(split, planted, canaries, out)
     say(

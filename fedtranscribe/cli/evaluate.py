@@ -1,14 +1,14 @@
 """`fedtranscribe evaluate`: what finished runs have learned, measured the way the field does it."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from fedtranscribe.cli.options import DataRoot, Device, Json, Runs
+from fedtranscribe.cli.options import Json, Runs
 from fedtranscribe.cli.output import emit, emit_json, say, say_path, show_table
 from fedtranscribe.cli.progress import StageBars
+from fedtranscribe.cli.settings_options import settings_options
 from fedtranscribe.config import build
+from fedtranscribe.config.evaluation import EvaluationSettings
 
 _EXAMPLES = """Measure finished runs: student, classifiers on synthetic images, fidelity.
 
@@ -26,53 +26,10 @@ and says so.
 """
 
 
-def evaluate_command(
-    runs: Runs,
-    samples: Annotated[
-        int | None,
-        typer.Option(
-            help="Synthetic images to draw. [default: 10000; of a diffusion model as its run did]"
-        ),
-    ] = None,
-    classifiers: Annotated[
-        str | None, typer.Option(help="all, quick, none, or names by commas. [default: quick]")
-    ] = None,
-    max_train: Annotated[
-        int | None,
-        typer.Option(help="Most samples for scikit-learn and xgboost. [default: 10000]"),
-    ] = None,
-    inception: Annotated[
-        Path | None, typer.Option(help="Inception weights of torch-fidelity, for FID and IS.")
-    ] = None,
-    download: Annotated[
-        bool, typer.Option("--download", help="Let torch-fidelity fetch its Inception weights.")
-    ] = False,
-    data_root: DataRoot = None,
-    no_fidelity: Annotated[
-        bool, typer.Option("--no-fidelity", help="Leave out FID, IS, precision and recall.")
-    ] = False,
-    device: Device = None,
-    seed: Annotated[
-        int | None, typer.Option(help="Public randomness of samples and classifiers.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
+@settings_options(EvaluationSettings)
+def evaluate_command(typed: dict[str, Any], runs: Runs, as_json: Json = False) -> None:
     """Run it; the help text is `_EXAMPLES`."""
-    from fedtranscribe.evaluation.settings import EvaluationSettings
-
-    options: dict[str, Any] = {
-        "samples": samples,
-        "classifiers": classifiers,
-        "max_train": max_train,
-        "inception": inception,
-        "download": download,
-        "data_root": data_root,
-        "fidelity": not no_fidelity,
-        "device": device,
-        "seed": seed,
-    }
-    given = {name: value for name, value in options.items() if value is not None}
-    settings = build(EvaluationSettings, given)
+    settings = build(EvaluationSettings, typed)
 
     from fedtranscribe.evaluation import check_libraries, evaluate
     from fedtranscribe.transcribe.finished import FinishedRun

@@ -5,15 +5,17 @@ from typing import Annotated
 
 import typer
 
+from fedtranscribe.cli.settings_options import about
+from fedtranscribe.config import FederationSettings, RunOptions, StudentSettings, Topic
 from fedtranscribe.privacy.calibrate import NoiseMode, RowAnswer
 from fedtranscribe.privacy.units import Adjacency, Unit
 
 Epsilon = Annotated[float, typer.Option(help="Target ε of the whole plan.")]
-Delta = Annotated[float, typer.Option(help="δ at which ε is quoted.")]
+Delta = Annotated[float, typer.Option(help=about(RunOptions, "delta"))]
 Rows = Annotated[int, typer.Option(help="Rows asked in the whole plan.")]
 Teachers = Annotated[int, typer.Option(help="Teachers on disjoint records, over all holders.")]
 Holders = Annotated[int, typer.Option(help="Data holders, each with the same number of teachers.")]
-UnitOption = Annotated[Unit, typer.Option("--unit", help="Whose presence is hidden.")]
+UnitOption = Annotated[Unit, typer.Option("--unit", help=about(StudentSettings, "unit"))]
 AdjacencyOption = Annotated[
     Adjacency, typer.Option("--adjacency", help="Against which change the headline holds.")
 ]
@@ -22,7 +24,12 @@ Answer = Annotated[RowAnswer, typer.Option(help="What a noisy row is.")]
 Records = Annotated[int, typer.Option(help="Private records.")]
 Batch = Annotated[int, typer.Option(help="Expected records per Poisson batch.")]
 Epochs = Annotated[float, typer.Option(help="Passes over the records.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Print one JSON object instead of a table.", rich_help_panel=Topic.RUN
+    ),
+]
 
 # Of the calculators.
 Sigma = Annotated[float, typer.Option(help="Noise multiplier.")]
@@ -31,49 +38,21 @@ Queries = Annotated[int, typer.Option(help="Labels asked in the whole plan.")]
 SetSize = Annotated[int, typer.Option(help="Size of the set that a label is randomised over.")]
 LabelEpsilon = Annotated[float, typer.Option(help="ε of one randomised label.")]
 
-# Of runs; what is left out is the settings file's, or the default of the settings.
-Data = Annotated[
-    str | None, typer.Option(help="Private data: a name, an .npz file, or an image folder.")
+# Of runs.
+Out = Annotated[
+    Path | None, typer.Option(help=about(StudentSettings, "out"), rich_help_panel=Topic.RUN)
 ]
-DataRoot = Annotated[Path | None, typer.Option(help="Where named data sets lie.")]
-Download = Annotated[bool | None, typer.Option("--download", help="Fetch a missing data set.")]
-ImageSize = Annotated[
-    int | None, typer.Option(help="Pixels a side, for an image folder of mixed sizes.")
+SettingsFile = Annotated[
+    Path | None, typer.Option(help="TOML file with settings.", rich_help_panel=Topic.RUN)
 ]
-ClassesOption = Annotated[
-    str | None, typer.Option("--classes", help="Own data: how many classes, or names by commas.")
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", help=about(FederationSettings, "resume"), rich_help_panel=Topic.RUN),
 ]
-Ids = Annotated[
-    Path | None, typer.Option(help="Image folder: CSV file with path and id of each image.")
+Force = Annotated[
+    bool,
+    typer.Option("--force", help=about(FederationSettings, "force"), rich_help_panel=Topic.RUN),
 ]
-IdPattern = Annotated[
-    str | None, typer.Option(help="Image folder: regular expression; its group is a path's id.")
-]
-BitDepth = Annotated[
-    int | None, typer.Option(help="Bits that 16-bit grey values use: 12 for many DICOM exports.")
-]
-MaxGib = Annotated[
-    float | None, typer.Option(help="Most memory that the images may take, in GiB. [default: 8]")
-]
-PublicImages = Annotated[
-    str | None, typer.Option(help="Public images to start from: shapes, uci-digits, …, none.")
-]
-RunEpsilon = Annotated[float | None, typer.Option(help="ε of this run.")]
-RunDelta = Annotated[float | None, typer.Option(help="δ at which ε is quoted.")]
-Budget = Annotated[
-    float | None, typer.Option(help="Most ε that all runs on these data may reach together.")
-]
-Device = Annotated[str | None, typer.Option(help="auto, cpu, cuda, …")]
-Seed = Annotated[int | None, typer.Option(help="Public randomness; never the noise.")]
-Out = Annotated[Path | None, typer.Option(help="Run folder.")]
-LedgerFile = Annotated[
-    Path | None, typer.Option(help="Budget book of the data; default: beside them.")
-]
-Tensorboard = Annotated[
-    bool | None, typer.Option("--tensorboard", help="Write TensorBoard event files too.")
-]
-SettingsFile = Annotated[Path | None, typer.Option(help="TOML file with settings.")]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run in --out.")]
 
 # Of what is done with finished runs.
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")]

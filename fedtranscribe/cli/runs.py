@@ -7,16 +7,13 @@ from fedtranscribe.cli.output import say, show_table
 from fedtranscribe.config import read_toml
 from fedtranscribe.errors import ConfigError
 
-Layers = tuple[dict[str, Any], dict[str, Any], dict[str, Any]]
+Layers = tuple[dict[str, Any], dict[str, Any]]
 
 
-def layers(
-    options: dict[str, Any], config: Path | None, out: Path | None, *, resume: bool
-) -> Layers:
-    """Settings of the run that is resumed, of the settings file, of the command line; the last win.
+def layers(config: Path | None, out: Path | None, *, resume: bool) -> Layers:
+    """Settings of the run that is resumed, and of the settings file; what was typed wins over both.
 
     Args:
-        options: by name; None where nothing was typed.
         config: the settings file.
         out: the run's folder, which a resumed run was started with.
         resume: whether it goes on.
@@ -30,8 +27,7 @@ def layers(
     if resume and out is not None and (out / "config.toml").exists():
         started = read_toml(out / "config.toml")
         started.pop("run", None)
-    given = read_toml(config) if config is not None else {}
-    return started, given, {name: value for name, value in options.items() if value is not None}
+    return started, read_toml(config) if config is not None else {}
 
 
 def show_privacy(result: dict[str, Any]) -> None:

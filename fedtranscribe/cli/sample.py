@@ -1,13 +1,15 @@
 """`fedtranscribe sample`: images from a diffusion model that `synthesize` trained."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fedtranscribe.cli.options import Json
 from fedtranscribe.cli.output import emit
 from fedtranscribe.cli.progress import StageBars
+from fedtranscribe.cli.settings_options import settings_options
+from fedtranscribe.config import Place, Topic, build
 
 _EXAMPLES = """Draw images from a finished run of `synthesize`: as many as wanted, at no cost.
 
@@ -22,7 +24,9 @@ per label. A network that learned no labels gives none.
 """
 
 
+@settings_options(Place, only=("device",))
 def sample_command(
+    typed: dict[str, Any],
     run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
     num: Annotated[int, typer.Option(help="Images to draw.")],
     out: Annotated[Path, typer.Option(help="A file .npz, or a folder.")],
@@ -31,8 +35,9 @@ def sample_command(
     ] = "all",
     steps: Annotated[int | None, typer.Option(help="T', if not the run's.")] = None,
     guidance: Annotated[float | None, typer.Option(help="w, if not the run's.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Public randomness.")] = 0,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
+    seed: Annotated[
+        int, typer.Option(min=0, help="Public randomness.", rich_help_panel=Topic.RUN)
+    ] = 0,
     as_json: Json = False,
 ) -> None:
     """Run it; the help text is `_EXAMPLES`."""
@@ -44,7 +49,7 @@ def sample_command(
     )
     from fedtranscribe.transcribe.session import pick_device
 
-    model, result = open_run(run, pick_device(device))
+    model, result = open_run(run, pick_device(build(Place, typed).device))
     model = model.told(steps, guidance)
     wanted = chosen_labels(labels, num, model.classes, seed)
     expect_free(out)

@@ -13,6 +13,8 @@ from rich.filesize import decimal
 from fedtranscribe.cli.options import Json, Out, Resume
 from fedtranscribe.cli.output import emit, say, say_path, show_table
 from fedtranscribe.cli.progress import StageBars
+from fedtranscribe.cli.settings_options import about
+from fedtranscribe.config import FederationSettings
 from fedtranscribe.errors import ConfigError, SimulationError, StorageError
 from fedtranscribe.files import unwritable
 from fedtranscribe.flower.apps import App, Scalar, find_app
@@ -57,7 +59,7 @@ def simulate_command(
     settings: Annotated[
         list[str] | None, typer.Argument(help="key=value, over the app's defaults.")
     ] = None,
-    holders: Annotated[int | None, typer.Option(help="Data holders, a Flower node each.")] = None,
+    holders: Annotated[int | None, typer.Option(help=about(FederationSettings, "holders"))] = None,
     cpus: Annotated[int, typer.Option(help="Processor cores per holder at work.")] = 1,
     workers: Annotated[
         int | None, typer.Option(help="Holders at work at once; as many as cores if left out.")

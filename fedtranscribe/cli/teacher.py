@@ -5,20 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from fedtranscribe.cli.options import (
-    BitDepth,
-    ClassesOption,
-    DataRoot,
-    IdPattern,
-    Ids,
-    ImageSize,
-    Json,
-    MaxGib,
-    group,
-)
+from fedtranscribe.cli.options import Json, group
 from fedtranscribe.cli.output import emit
 from fedtranscribe.cli.progress import StageBars
-from fedtranscribe.config import TranscribeSettings, build, read_toml
+from fedtranscribe.cli.settings_options import GroupedCommand, about, settings_options
+from fedtranscribe.config import OwnData, Topic, TranscribeSettings, build, read_toml
 
 teacher_app = group("Train teachers on disjoint shards of private records, and describe them.")
 
@@ -34,50 +25,29 @@ Run it again after an interrupt: shards that are there are kept.
 """
 
 
-@teacher_app.command("train", help=_TRAIN)
+_OF_RUNS = ("teacher_weights", "data_root", "download", "device", "seed")
+
+
+@teacher_app.command("train", help=_TRAIN, cls=GroupedCommand)
+@settings_options(TranscribeSettings, only=(*OwnData.model_fields, *_OF_RUNS))
 def train(
-    data: Annotated[str, typer.Option(help="A name, an .npz file, or an image folder.")],
+    typed: dict[str, Any],
+    data: Annotated[
+        str, typer.Option(help=about(TranscribeSettings, "data"), rich_help_panel=Topic.DATA)
+    ],
     out: Annotated[Path, typer.Option(help="Folder for the teachers.")],
     arch: Annotated[str, typer.Option(help="Architecture.")] = "cnn",
     shards: Annotated[int, typer.Option(help="Disjoint shards, one teacher each.")] = 1,
-    teacher_weights: Annotated[
-        str | None, typer.Option(help="'imagenet' or a file: a public start.")
+    config: Annotated[
+        Path | None,
+        typer.Option(help="TOML file with a table [teachers].", rich_help_panel=Topic.RUN),
     ] = None,
-    data_root: DataRoot = None,
-    classes: ClassesOption = None,
-    ids: Ids = None,
-    id_pattern: IdPattern = None,
-    image_size: ImageSize = None,
-    bit_depth: BitDepth = None,
-    max_gib: MaxGib = None,
-    download: Annotated[bool, typer.Option("--download", help="Fetch a missing data set.")] = False,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
-    seed: Annotated[int, typer.Option(help="Public randomness.")] = 0,
-    config: Annotated[Path | None, typer.Option(help="TOML file with a table [teachers].")] = None,
     as_json: Json = False,
 ) -> None:
     """Train teachers."""
-    values: dict[str, Any] = read_toml(config) if config else {}
-    values |= {
-        "data": data,
-        "data_root": data_root,
-        "download": download,
-        "teacher": arch,
-        "teacher_weights": teacher_weights,
-        "shards": shards,
-        "device": device,
-        "seed": seed,
-    }
-    own: dict[str, Any] = {
-        "classes": classes,
-        "ids": ids,
-        "id_pattern": id_pattern,
-        "image_size": image_size,
-        "bit_depth": bit_depth,
-        "max_gib": max_gib,
-    }
-    values |= {name: value for name, value in own.items() if value is not None}
-    settings = build(TranscribeSettings, values)
+    given = read_toml(config) if config else {}
+    own = {"data": data, "teacher": arch, "shards": shards}
+    settings = build(TranscribeSettings, {**given, **typed, **own})
 
     from fedtranscribe.data import load
     from fedtranscribe.teachers import train_teachers
@@ -86,9 +56,9 @@ def train(
     from fedtranscribe.transcribe.rundir import check_writable
     from fedtranscribe.transcribe.session import pick_device
 
-    images = load(data, data_root, download, settings.own_data).train
+    images = load(data, settings.data_root, settings.download, settings.own_data).train
     # One teacher is worth a whole network; hundreds of large ones are not to be had in minutes.
-    mode = "full" if shards == 1 else training_mode(arch, teacher_weights)
+    mode = "full" if shards == 1 else training_mode(arch, settings.teacher_weights)
     manifest = make_manifest(settings, images, shards, mode)
     check_writable(out)
     with StageBars() as bars:
@@ -96,7 +66,7 @@ def train(
             images,
             manifest,
             out,
-            device=pick_device(device),
+            device=pick_device(settings.device),
             progress=lambda done, total: bars("teachers on disjoint shards", done, total),
         )
     _describe(out, as_json)

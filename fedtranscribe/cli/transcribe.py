@@ -2,36 +2,13 @@
 
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from fedtranscribe.cli.options import (
-    BitDepth,
-    Budget,
-    ClassesOption,
-    Data,
-    DataRoot,
-    Device,
-    Download,
-    IdPattern,
-    Ids,
-    ImageSize,
-    Json,
-    LedgerFile,
-    MaxGib,
-    Out,
-    PublicImages,
-    Resume,
-    RunDelta,
-    RunEpsilon,
-    Seed,
-    SettingsFile,
-    Tensorboard,
-)
+from fedtranscribe.cli.options import Force, Json, Out, Resume, SettingsFile
 from fedtranscribe.cli.output import emit, say, say_path, show_table
 from fedtranscribe.cli.progress import StageBars
 from fedtranscribe.cli.runs import layers, show_privacy
+from fedtranscribe.cli.settings_options import settings_options
 from fedtranscribe.config import TranscribeSettings, build
 
 # From a diffusion model on two cores: some minutes, once.
@@ -56,85 +33,17 @@ Settings of the method itself go into --config FILE, tables [dpsd] and [teachers
 """
 
 
+@settings_options(TranscribeSettings)
 def transcribe_command(
-    teacher: Annotated[
-        str | None,
-        typer.Option(help="Architecture (cnn, resnet50, …) or folder made by `teacher train`."),
-    ] = None,
-    teacher_weights: Annotated[
-        str | None, typer.Option(help="'imagenet' or a file: the teacher's public start.")
-    ] = None,
-    student: Annotated[str | None, typer.Option(help="Student architecture.")] = None,
-    source: Annotated[
-        str | None, typer.Option(help="What the student learns from: moments, or teachers.")
-    ] = None,
-    data: Data = None,
-    data_root: DataRoot = None,
-    download: Download = None,
-    classes: ClassesOption = None,
-    ids: Ids = None,
-    id_pattern: IdPattern = None,
-    image_size: ImageSize = None,
-    bit_depth: BitDepth = None,
-    max_gib: MaxGib = None,
-    public_data: PublicImages = None,
-    generator: Annotated[
-        Path | None,
-        typer.Option(help="Run of `synthesize`: its samples are asked, its cost is added."),
-    ] = None,
-    shards: Annotated[int | None, typer.Option(help="Disjoint teachers to train.")] = None,
-    privacy: Annotated[str | None, typer.Option(help="data, label or vote.")] = None,
-    epsilon: RunEpsilon = None,
-    delta: RunDelta = None,
-    unit: Annotated[str | None, typer.Option(help="record or holder.")] = None,
-    budget: Budget = None,
-    rows: Annotated[int | None, typer.Option(help="Synthetic rows to ask in all.")] = None,
-    top_k: Annotated[int | None, typer.Option(help="Student's top-k mask.")] = None,
-    calibrate_by: Annotated[str | None, typer.Option(help="sound or published.")] = None,
-    device: Device = None,
-    seed: Seed = None,
+    typed: dict[str, Any],
     out: Out = None,
-    ledger: LedgerFile = None,
-    tensorboard: Tensorboard = None,
     config: SettingsFile = None,
     resume: Resume = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Run although nothing can be learned.")
-    ] = False,
+    force: Force = False,
     as_json: Json = False,
 ) -> None:
     """Run it; the help text is `_EXAMPLES`."""
-    options = {
-        "teacher": teacher,
-        "teacher_weights": teacher_weights,
-        "student": student,
-        "source": source,
-        "data": data,
-        "data_root": data_root,
-        "download": download,
-        "classes": classes,
-        "ids": ids,
-        "id_pattern": id_pattern,
-        "image_size": image_size,
-        "bit_depth": bit_depth,
-        "max_gib": max_gib,
-        "public_data": public_data,
-        "generator": generator,
-        "shards": shards,
-        "privacy": privacy,
-        "epsilon": epsilon,
-        "delta": delta,
-        "unit": unit,
-        "budget": budget,
-        "rows": rows,
-        "top_k": top_k,
-        "calibrate_by": calibrate_by,
-        "device": device,
-        "seed": seed,
-        "ledger": ledger,
-        "tensorboard": tensorboard,
-    }
-    started, given, typed = layers(options, config, out, resume=resume)
+    started, given = layers(config, out, resume=resume)
     settings = build(TranscribeSettings, {**started, **given, **typed})
     folder = out or Path("runs") / f"transcribe-{datetime.now(UTC):%Y%m%d-%H%M%S}"
 

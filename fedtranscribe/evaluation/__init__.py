@@ -1,8 +1,6 @@
 """What was learned, measured the way the field measures it.
 
-settings     what an evaluation can be told
-choices      names by commas, or words for several of them
-classifiers  names of the downstream classifiers, and the ones that are not ours
+classifiers  the downstream classifiers that are not ours
 nets         MLP and CNN, chosen on synthetic images
 downstream   trained on synthetic images, tested on real ones
 features     a feature network of public images, where there are no Inception weights
@@ -14,8 +12,8 @@ comparison   several finished runs -> a table and the privacy-accuracy curve
 figures      what is drawn
 """
 
+from fedtranscribe.config.evaluation import EvaluationSettings
 from fedtranscribe.evaluation.comparison import Comparison, compare
 from fedtranscribe.evaluation.evaluate import check_libraries, evaluate
-from fedtranscribe.evaluation.settings import EvaluationSettings
 
 __all__ = ["Comparison", "EvaluationSettings", "check_libraries", "compare", "evaluate"]

@@ -1,4 +1,4 @@
-"""Names of the downstream classifiers, and how those that are not ours are made.
+"""How the downstream classifiers that are not ours are made.
 
 The list is that of DP-MERF's benchmark, which dp-promise reports the mean of: eleven of
 scikit-learn, with xgboost beside them. Two settings differ from DP-MERF's. AdaBoost is SAMME, since
@@ -7,48 +7,7 @@ scikit-learn dropped SAMME.R; the linear support vectors stop at scikit-learn's 
 
 from typing import Any
 
-from fedtranscribe.evaluation.choices import chosen_names
-
-NETS = ("mlp", "cnn")
-SKLEARN = (
-    "logistic-regression",
-    "random-forest",
-    "gaussian-nb",
-    "bernoulli-nb",
-    "linear-svc",
-    "decision-tree",
-    "lda",
-    "adaboost",
-    "sklearn-mlp",
-    "bagging",
-    "gradient-boosting",
-)
-XGBOOST = "xgboost"
-ALL = (*NETS, *SKLEARN, XGBOOST)
-# The others take longer than these together.
-QUICK = (
-    *NETS,
-    "logistic-regression",
-    "random-forest",
-    "gaussian-nb",
-    "bernoulli-nb",
-    "decision-tree",
-    "lda",
-    "bagging",
-)
-_GROUPS = {"all": ALL, "quick": QUICK, "none": ()}
-
-
-def chosen(words: str) -> tuple[str, ...]:
-    """The classifiers that a user means, in the order of `ALL`.
-
-    Args:
-        words: all, quick, none, or names by commas.
-
-    Raises:
-        ValueError: a name is unknown; suggests close ones.
-    """
-    return chosen_names(words, ALL, _GROUPS, "classifier")
+from fedtranscribe.config.evaluation import XGBOOST
 
 
 def make(name: str, seed: int) -> Any:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedtranscribe.config import OF_RUNS, Mark, marked
 from fedtranscribe.data import is_published
 from fedtranscribe.evaluation.evaluate import EVALUATION
 from fedtranscribe.reading import read_object
@@ -14,15 +15,6 @@ from fedtranscribe.transcribe.rundir import read_result
 
 _METHOD = "dpsd"
 _LEVEL = 0.95
-
-# What may differ between two runs of one row: chance, place, and how long to wait.
-_INCIDENTAL = frozenset(
-    {
-        *("seed", "out", "device", "data_root", "download", "ledger", "budget"),
-        *("tensorboard", "tracker"),
-        *("resume", "force", "quorum", "timeout", "first_timeout", "retries", "retry_after"),
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -114,7 +106,8 @@ def read_run(path: Path) -> ComparedRun:
     scores = (result.get("accuracy") or {}) if is_published(str(settings.get("data"))) else {}
     own = {} if scores else read_object(path / "private" / "accuracy.json") or {}
     method = str(result.get("method", _METHOD))
-    kept = {key: value for key, value in settings.items() if key not in _INCIDENTAL}
+    incidental = marked(Mark.INCIDENTAL, *OF_RUNS)
+    kept = {key: value for key, value in settings.items() if key not in incidental}
     fidelity = told.get("fidelity") or {}
     return ComparedRun(
         path=path,

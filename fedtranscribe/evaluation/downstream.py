@@ -8,9 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedtranscribe.evaluation.classifiers import NETS, SKLEARN, make
+from fedtranscribe.config.evaluation import NETS, SKLEARN, EvaluationSettings
+from fedtranscribe.evaluation.classifiers import make
 from fedtranscribe.evaluation.nets import predict, train_net
-from fedtranscribe.evaluation.settings import EvaluationSettings
 from fedtranscribe.transcribe.session import Progress
 
 Predict = Callable[[Tensor], Tensor]

@@ -19,14 +19,13 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.allowed import expect_allowed
+from fedtranscribe.config.evaluation import NETS, XGBOOST, EvaluationSettings
 from fedtranscribe.data import DataSplit, ImageSet, NamedData
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.evaluation.classifiers import NETS, XGBOOST
 from fedtranscribe.evaluation.downstream import downstream
 from fedtranscribe.evaluation.fidelity import feature_source, measure
 from fedtranscribe.evaluation.figures import draw_classes, draw_neighbours
 from fedtranscribe.evaluation.neighbours import features_of, nearest, pixels
-from fedtranscribe.evaluation.settings import EvaluationSettings
 from fedtranscribe.files import write_atomically
 from fedtranscribe.models import Classifier
 from fedtranscribe.transcribe.finished import FinishedRun

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from fedtranscribe.config import PUBLIC_SHAPES
+from fedtranscribe.config.evaluation import EvaluationSettings
 from fedtranscribe.data import NamedData, expect_public, share_records
 from fedtranscribe.errors import (
     CorruptWeightsError,
@@ -20,7 +21,6 @@ from fedtranscribe.errors import (
     WeightsNotFoundError,
 )
 from fedtranscribe.evaluation.features import public_set, registered
-from fedtranscribe.evaluation.settings import EvaluationSettings
 
 # For runs without a labelled public set; the second where the first are the private records.
 _PACKAGED = ("uci-digits", "digits")

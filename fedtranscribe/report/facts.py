@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedtranscribe.config import OF_RUNS, Mark, marked
 from fedtranscribe.data import is_published
 from fedtranscribe.errors import LedgerError, StorageError
 from fedtranscribe.evaluation.audit.audit import AUDIT, INVERSION, OWN_DATA
@@ -23,14 +24,6 @@ from fedtranscribe.reading import json_objects, read_object
 from fedtranscribe.tracking import PROGRESS
 from fedtranscribe.transcribe.rundir import read_result
 
-# Paths, machines, and what only says how long to wait.
-_UNTOLD = frozenset(
-    {
-        *("data", "data_root", "ledger", "out", "device", "teacher_weights"),
-        *("tensorboard", "tracker"),
-        *("download", "resume", "force", "timeout", "first_timeout", "retries", "retry_after"),
-    }
-)
 _TOLD_SCORES = {
     "student": "student",
     "public_set_alone": "student, public images alone",
@@ -136,7 +129,9 @@ class RunFacts:
     @property
     def settings(self) -> dict[str, str]:
         """Resolved settings, flat, without paths and machines."""
-        return dict(_flat(self.result["settings"]))
+        untold = marked(Mark.UNTOLD, *OF_RUNS)
+        settings = self.result["settings"]
+        return dict(_flat({name: settings[name] for name in settings if name not in untold}))
 
 
 def read_facts(path: Path, ledger: Path | None = None) -> RunFacts:
@@ -202,8 +197,6 @@ def _digests(path: Path, result: Mapping[str, Any], given: Path | None) -> list[
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     lines: list[tuple[str, str]] = []
     for name, value in settings.items():
-        if not prefix and name in _UNTOLD:
-            continue
         if isinstance(value, Mapping):
             lines += _flat(value, f"{prefix}{name}.")
         elif isinstance(value, str) and ("/" in value or "\\" in value):

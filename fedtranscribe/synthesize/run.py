@@ -23,7 +23,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtranscribe.config import SynthesizeSettings, read_toml
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import FedtranscribeError
 from fedtranscribe.mechanisms.bits import BitSource
@@ -53,11 +52,6 @@ Judge = Callable[[Tensor, Tensor, ImageSet, torch.device, Progress], float | Non
 NOT_PRIVATE = "NOT PRIVATE"
 
 _GRID = 50
-# How a run is computed may change between interrupt and resume, beside what any run may change.
-_FREE_ON_RESUME = (
-    *("backend", "physical_batch", "max_gib"),
-    *("checkpoint_seconds", "evaluate", "samples"),
-)
 
 
 def synthesize(
@@ -100,7 +94,7 @@ def synthesize(
     if not figures_available():
         say("matplotlib is not installed: no figures; pip install 'fedtranscribe[plots]'")
     check_writable(out)
-    run = resumed(out, prepared.settings) if resume else _begun(out, prepared, say)
+    run = RunDirectory.resume(out, prepared.settings) if resume else _begun(out, prepared, say)
     if run.finished:
         say("this run was complete already; nothing was spent")
         forget_checkpoint(run)
@@ -132,20 +126,6 @@ def _begun(out: Path, prepared: Prepared, say: Say) -> RunDirectory:
     except FedtranscribeError:
         run.abandon()
         raise
-    return run
-
-
-def resumed(path: Path, settings: SynthesizeSettings) -> RunDirectory:
-    """The run in a folder, to go on with.
-
-    Raises:
-        StorageError: there is no run.
-        ConfigError: it was started with other settings; names the first that differs.
-    """
-    stored = read_toml(path / "config.toml") if (path / "config.toml").exists() else {}
-    as_started = settings.model_copy(update={name: stored.get(name) for name in _FREE_ON_RESUME})
-    run = RunDirectory.resume(path, as_started)
-    run.settings = settings
     return run
 
 

@@ -23,7 +23,7 @@ import tomli_w
 import torch
 
 from fedtranscribe.allowed import expect_allowed, why
-from fedtranscribe.config import Settings, read_toml
+from fedtranscribe.config import Mark, Settings, marked, read_toml
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.files import unwritable, write_atomically
 from fedtranscribe.query import Query, query_from
@@ -41,15 +41,6 @@ OWN_LABELS = "those of the records"
 
 DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What goes wrong where a run's files hold values of other types than a run writes."""
-
-# Where and how a run is computed may change between interrupt and resume; nothing else may.
-_FREE_ON_RESUME = frozenset(
-    {
-        *("out", "device", "data_root", "download", "max_gib", "resume", "force", "abandon"),
-        *("tensorboard", "tracker"),
-        *("timeout", "first_timeout", "quorum", "retries", "retry_after", "slice_seconds"),
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -122,7 +113,7 @@ class RunDirectory:
         if not isinstance(run_id, str):
             raise StorageError(f"{config} is not a fedtranscribe run; choose another --out.")
         now = json.loads(settings.model_dump_json(exclude_none=True))
-        for key in sorted({*stored, *now} - _FREE_ON_RESUME):
+        for key in sorted({*stored, *now} - marked(Mark.RESUMABLE, type(settings))):
             if stored.get(key) != now.get(key):
                 raise ConfigError(
                     f"The run in {path} has {key}={stored.get(key)!r}, not {now.get(key)!r}; "

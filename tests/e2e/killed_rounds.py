@@ -20,17 +20,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from fedtranscribe.federation import masked_sum, round_progress
+from fedtranscribe.runs.in_process import InProcess, MakeMessage
 from flwr.app import RecordDict
 
 from fedtranscribe.config import DpsdSettings, FederationSettings, TeacherSettings
 from fedtranscribe.data import load
-from fedtranscribe.federation import masked_sum, round_progress
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.replies import reply_to
 from fedtranscribe.holder.round_store import RoundStore
 from fedtranscribe.mechanisms import SeededBits, SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.runs.in_process import InProcess, MakeMessage
 from fedtranscribe.runs.federate import federate
 from fedtranscribe.runs.simulation import holder_name, open_holder, partitions
 from fedtranscribe.transcribe import rundir

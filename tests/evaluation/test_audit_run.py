@@ -10,7 +10,6 @@ from fedtranscribe.data import load
 from fedtranscribe.errors import AuditError, ConfigError, PrivacyError
 from fedtranscribe.evaluation.audit import AuditSettings, audit, expect_sound
 from fedtranscribe.evaluation.audit.audit import STAMP
-from fedtranscribe.evaluation.audit.settings import chosen
 from fedtranscribe.mechanisms import SeededBits
 from fedtranscribe.privacy.accountant import guarantee
 from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer, noise_std
@@ -22,6 +21,11 @@ from fedtranscribe.transcribe.finished import FinishedRun
 from tests.conftest import TINY_DPSD
 from tests.evaluation.conftest import make_run
 from tests.mechanisms_for import noisy_mean_rows
+
+
+def chosen(words: str) -> tuple[str, ...]:
+    return build(AuditSettings, {"attacks": words}).attacks
+
 
 TINY = AuditSettings(
     trials=20_000,

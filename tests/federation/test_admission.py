@@ -12,26 +12,23 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from fedtranscribe.federation import (
+    holder,
+    protocol,
+    trainings,
+)
 from flwr.app import Array, ArrayRecord, Context, RecordDict
 
 from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.config import SynthesizeSettings, build
 from fedtranscribe.errors import ConfigError, ProtocolError, StorageError
-from fedtranscribe.federation import (
-    holder,
-    masked_messages,
-    protocol,
-    records,
-    training_messages,
-    trainings,
-)
+from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.names import LONGEST_NAME, expect_name
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.refusals import RefusalCode
-from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.service.holder_file import HolderFile
 from fedtranscribe.service.journal import Journal
 from fedtranscribe.service.link import METHODS, NAME, call, health_socket, is_serving

@@ -4,6 +4,7 @@ import json
 import math
 
 import pytest
+from fedtranscribe.runs.in_process import InProcess
 
 from fedtranscribe.errors import ConfigError, HopelessPlanError, ProtocolError, QuorumError
 from fedtranscribe.holder.node import Node
@@ -14,7 +15,6 @@ from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.query import Answer, RawAnswer
 from fedtranscribe.refusals import RefusalCode
-from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.runs.federate import federate
 from tests.federation.runs import go, ledger_file, start
 

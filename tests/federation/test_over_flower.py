@@ -2,19 +2,19 @@
 
 import numpy as np
 import pytest
+from fedtranscribe.runs.in_process import InProcess
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
-from fedtranscribe.errors import ProtocolError
-from fedtranscribe.flower.records import message_of, record_of
 from fedtranscribe import wire
+from fedtranscribe.errors import ProtocolError
+from fedtranscribe.flower.client_app import make_client_app
+from fedtranscribe.flower.over_flower import OverFlower
+from fedtranscribe.flower.records import message_of, record_of
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.flower.client_app import make_client_app
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.query import Kind
 from fedtranscribe.refusals import Refusal, RefusalCode
-from fedtranscribe.flower.over_flower import OverFlower
-from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.wire import queries
 from tests.federation.local_grid import LocalGrid
 from tests.federation.runs import go, ledger_file, start

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from fedtranscribe.runs.learning import HeldOut, learn
 
 from fedtranscribe.capabilities import Facts
 from fedtranscribe.config import RoundSettings, TranscribeSettings
@@ -17,7 +18,6 @@ from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.holder.statistics import Moments, by_kind, of_teachers
 from fedtranscribe.mechanisms import SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.runs.learning import HeldOut, learn
 from fedtranscribe.teachers import Teachers
 from fedtranscribe.transcribe import prepare, transcribe
 from fedtranscribe.transcribe.preparation import OWN, Prepared

@@ -10,15 +10,14 @@ canaries     records planted by coins, and guesses at the coins
 inversion    images that a student is surest of, against real records
 checks       events, ledger, teachers
 risk         ε in words
-settings     what an audit can be told
 audit        one finished run -> all of it, and what of it may be told
 """
 
+from fedtranscribe.config.evaluation import AuditSettings
 from fedtranscribe.evaluation.audit.audit import Audit, audit
 from fedtranscribe.evaluation.audit.canaries import Canaries, CanaryKind, plant, save_planted
 from fedtranscribe.evaluation.audit.findings import Check, Claim, Finding, expect_sound
 from fedtranscribe.evaluation.audit.game import play
-from fedtranscribe.evaluation.audit.settings import AuditSettings
 
 __all__ = [
     "Audit",

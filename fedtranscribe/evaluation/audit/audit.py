@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedtranscribe.allowed import expect_allowed
+from fedtranscribe.config.evaluation import ATTACKS, ON_RECORDS, AuditSettings
 from fedtranscribe.data import DataSplit
 from fedtranscribe.errors import ConfigError, LedgerError, StorageError
 from fedtranscribe.evaluation.audit.bounds import shared
@@ -38,7 +39,6 @@ from fedtranscribe.evaluation.audit.membership import (
 )
 from fedtranscribe.evaluation.audit.risk import risk_of
 from fedtranscribe.evaluation.audit.run_game import play_run
-from fedtranscribe.evaluation.audit.settings import ATTACKS, ON_RECORDS, AuditSettings
 from fedtranscribe.files import write_atomically
 from fedtranscribe.mechanisms import BitSource
 from fedtranscribe.models import Classifier, Generator, is_small

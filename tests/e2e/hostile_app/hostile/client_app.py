@@ -11,8 +11,8 @@ from pathlib import Path
 import grpc
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedtranscribe.errors import StorageError
 from fedtranscribe import wire
+from fedtranscribe.errors import StorageError
 from fedtranscribe.flower.relay import SOCKET, make_relay_app
 from fedtranscribe.service.link import METHODS, NAME, call, health_socket
 from fedtranscribe.wire.frames import unpack

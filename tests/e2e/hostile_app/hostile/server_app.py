@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from fedtranscribe.federation import records
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
-from fedtranscribe.federation import masked_messages, protocol, records, training_messages
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.query import ImageQuery, Kind

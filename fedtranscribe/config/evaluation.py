@@ -1,0 +1,174 @@
+"""Settings of what is done with finished runs: `evaluate` and `audit`; all of them are public."""
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import Field, field_validator, model_validator
+
+from fedtranscribe.config.base import Mark, Topic
+from fedtranscribe.config.run import Place
+
+# Ten parts of six for the Inception Score, and a sixth of it to choose networks by.
+LEAST_SAMPLES = 60
+
+NETS = ("mlp", "cnn")
+SKLEARN = (
+    "logistic-regression",
+    "random-forest",
+    "gaussian-nb",
+    "bernoulli-nb",
+    "linear-svc",
+    "decision-tree",
+    "lda",
+    "adaboost",
+    "sklearn-mlp",
+    "bagging",
+    "gradient-boosting",
+)
+XGBOOST = "xgboost"
+CLASSIFIERS = (*NETS, *SKLEARN, XGBOOST)
+# The others take longer than these together.
+QUICK = (
+    *NETS,
+    "logistic-regression",
+    "random-forest",
+    "gaussian-nb",
+    "bernoulli-nb",
+    "decision-tree",
+    "lda",
+    "bagging",
+)
+
+ATTACKS = ("game", "loss", "reference", "generator", "inversion", "canaries")
+ON_RECORDS = ATTACKS[1:]
+"""Those that rest on private records."""
+
+# Typed as a user would: validators turn the words into names.
+_QUICK: Any = "quick"
+_ALL: Any = "all"
+
+
+class EvaluationSettings(Place):
+    """Everything `fedtranscribe evaluate` can be told; all of it is public."""
+
+    samples: int | None = Field(
+        default=None,
+        ge=LEAST_SAMPLES,
+        description="Synthetic images to draw; 10,000 if left out, of a diffusion model as its run "
+        "did.",
+    )
+    classifiers: tuple[str, ...] = Field(
+        default=_QUICK, description="all, quick, none, or names by commas."
+    )
+    max_train: int = Field(
+        default=10_000,
+        ge=2,
+        description="Most samples for scikit-learn and xgboost; 60,000 take some hours.",
+    )
+    epochs: Annotated[int, Mark.NO_OPTION] = Field(
+        default=50, gt=0, description="Most passes of MLP and CNN."
+    )
+    patience: Annotated[int, Mark.NO_OPTION] = Field(
+        default=5,
+        gt=0,
+        description="Passes without a better score on synthetic validation data, then it ends.",
+    )
+    inception: Path | None = Field(
+        default=None, description="Inception weights of torch-fidelity, for FID and IS."
+    )
+    download: bool = Field(
+        default=False, description="Let torch-fidelity fetch its Inception weights."
+    )
+    fidelity: bool = Field(default=True, description="Measure FID, IS, precision and recall.")
+    seed: Annotated[int, Topic.RUN] = Field(
+        default=0, ge=0, description="Public randomness of samples and classifiers."
+    )
+
+    @field_validator("classifiers", mode="before")
+    @classmethod
+    def _resolve(cls, value: Any) -> Any:
+        return _classifiers(value if isinstance(value, str) else ",".join(value))
+
+    @model_validator(mode="after")
+    def _one_source(self) -> "EvaluationSettings":
+        if self.inception is not None and self.download:
+            raise ValueError("Expected --inception or --download, not both.")
+        return self
+
+
+class AuditSettings(Place):
+    """Everything `fedtranscribe audit` can be told; all of it is public."""
+
+    attacks: tuple[str, ...] = Field(
+        default=_ALL, description=f"all, none, or some of {', '.join(ATTACKS)}."
+    )
+    confidence: float = Field(
+        default=0.99, gt=0, lt=1, description="Of all bounds of a run together."
+    )
+    records: int = Field(default=4_000, ge=10, description="At most so many suspects.")
+    trials: int = Field(default=1_000_000, ge=1_000, description="Of the game, in each world.")
+    references: int = Field(default=8, ge=2, multiple_of=2, description="Reference networks.")
+    reference_steps: Annotated[int, Mark.NO_OPTION] = Field(
+        default=150, gt=0, description="Training steps of each of them."
+    )
+    samples: Annotated[int | None, Mark.NO_OPTION] = Field(
+        default=None, gt=0, description="Synthetic images; 5,000, but of a diffusion model fewer."
+    )
+    starts: Annotated[int, Mark.NO_OPTION] = Field(
+        default=4, gt=0, description="Inversions per class."
+    )
+    inversion_steps: Annotated[int, Mark.NO_OPTION] = Field(
+        default=150, gt=0, description="Steps of each inversion."
+    )
+    canaries: Path | None = Field(
+        default=None, description="canaries.npz of `fedtranscribe plant`."
+    )
+    ledger: Path | None = Field(
+        default=None, description="The ledger to check, where the run does not name it."
+    )
+    seed: Annotated[int, Topic.RUN] = Field(
+        default=0, ge=0, description="Public randomness of the attacks."
+    )
+
+    @field_validator("attacks", mode="before")
+    @classmethod
+    def _resolve(cls, value: Any) -> Any:
+        return _attacks(value if isinstance(value, str) else ",".join(value) or "none")
+
+
+def _classifiers(words: str) -> tuple[str, ...]:
+    groups = {"all": CLASSIFIERS, "quick": QUICK, "none": ()}
+    return _chosen(words, CLASSIFIERS, groups, "classifier")
+
+
+def _attacks(words: str) -> tuple[str, ...]:
+    # Canaries have to be planted before the run.
+    return _chosen(words, ATTACKS, {"all": ATTACKS[:-1], "none": ()}, "attack")
+
+
+def _chosen(
+    words: str, known: tuple[str, ...], groups: Mapping[str, tuple[str, ...]], what: str
+) -> tuple[str, ...]:
+    """What a user means, in the order of `known`.
+
+    Args:
+        words: a group, or names by commas.
+        known: every name.
+        groups: words that stand for several names.
+        what: one of them is called, for the message.
+
+    Raises:
+        ValueError: a name is unknown; suggests close ones.
+    """
+    if words in groups:
+        return groups[words]
+    names = [name.strip() for name in words.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            every = [*groups, *known]
+            close = difflib.get_close_matches(name, every, n=3)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(every)}"
+            raise ValueError(f"no {what} {name!r}; {hint}")
+    return tuple(name for name in known if name in names)

@@ -1,0 +1,103 @@
+"""Settings of federated runs; Flower's run-config and the command line build them alike."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedtranscribe.config.base import CIRCUMSTANCE, Mark, Settings
+from fedtranscribe.config.student import StudentSettings, TeacherSettings
+from fedtranscribe.config.training import TrainingOptions
+
+
+class BaselineSettings(Settings):
+    """FedAvg, FedDF and DENSE: federated learning WITHOUT privacy, to compare with."""
+
+    rounds: int = Field(default=10, gt=0, description="Rounds of FedAvg.")
+    local_steps: int = Field(
+        default=100,
+        gt=0,
+        description="Steps per round at a holder; FedDF and DENSE take all rounds' steps in one.",
+    )
+    batch: int = Field(default=64, gt=1)
+    lr: float = Field(default=1e-3, gt=0)
+    augment: float = Field(default=0.5, ge=0, le=2)
+    distil_steps: int = Field(default=2_000, gt=0, description="Student steps of FedDF and DENSE.")
+    distil_lr: float = Field(default=1e-3, gt=0)
+    generator_lr: float = Field(default=1e-3, gt=0)
+    pool: int = Field(default=8_000, gt=0, description="Images that DENSE keeps to distil on.")
+
+
+class RoundSettings(Settings):
+    """How rounds with holders go on, whatever some of them do."""
+
+    quorum: Annotated[int | None, Mark.RESUMABLE | Mark.INCIDENTAL] = Field(
+        default=None, gt=0, description="Fewest answers per round; none: more than half."
+    )
+    retries: Annotated[int, CIRCUMSTANCE] = Field(
+        default=2, ge=0, description="Times a silent holder is asked again."
+    )
+    retry_after: Annotated[float, CIRCUMSTANCE] = Field(
+        default=2.0, ge=0, description="Seconds before a silent holder is asked again; doubles."
+    )
+    on_exhausted: Literal["continue", "stop"] = Field(
+        default="continue", description="What a holder's spent budget does to the run."
+    )
+    abandon: Annotated[bool, Mark.RESUMABLE] = Field(
+        default=False,
+        description="secagg, with resume: ask the rows of a stuck round anew; they cost again.",
+    )
+
+
+class FederationSettings(StudentSettings, RoundSettings):
+    """Everything that a federated run can be told; Flower's run-config and the CLI build it alike.
+
+    The last block describes a simulation, where one machine plays all holders.
+    """
+
+    method: Literal["feddpsd", "fedavg", "feddf", "dense", "dp-promise", "dp-sad"] = Field(
+        default="feddpsd",
+        description="dp-promise and dp-sad train at one holder; the others have no privacy.",
+    )
+    trainer: str | None = Field(
+        default=None, description="Holder that trains; none: the first that can."
+    )
+    slice_seconds: Annotated[float, Mark.RESUMABLE] = Field(
+        default=60.0,
+        gt=0,
+        description="Training per message, before the holder tells how far it is.",
+    )
+    training: TrainingOptions = TrainingOptions()
+    noise: Literal["local", "secagg", "central"] = Field(
+        default="local", description="Who adds the noise; a holder may insist on more protection."
+    )
+    dropouts: int | None = Field(
+        default=None,
+        ge=0,
+        description="secagg: holders that may be missing from a sum; none: what all of them bear.",
+    )
+    timeout: Annotated[float, CIRCUMSTANCE] = Field(
+        default=600.0, gt=0, description="Seconds to wait for a round's answers."
+    )
+    first_timeout: Annotated[float, CIRCUMSTANCE] = Field(
+        default=3_600.0, gt=0, description="Seconds to wait until the holders are ready."
+    )
+    resume: Annotated[bool, CIRCUMSTANCE] = Field(
+        default=False, description="Go on with the run in --out."
+    )
+    force: Annotated[bool, CIRCUMSTANCE] = Field(
+        default=False, description="Run although nothing can be learned."
+    )
+
+    data: Annotated[str, Mark.UNTOLD] = Field(
+        default="digits", description="The first of these names, by commas, that can be had."
+    )
+    holders: int = Field(default=5, gt=0, description="Data holders, a Flower node each.")
+    alpha: float = Field(default=0.5, gt=0, description="Of the Dirichlet partition by label.")
+    shards: int = Field(default=50, gt=0, description="Disjoint teachers per holder.")
+    colluders: int | None = Field(
+        default=None, ge=0, description="secagg: holders that may side with the server; none: 1."
+    )
+    teacher: str = "cnn"
+    teacher_mode: Literal["auto", "full", "heads"] = "auto"
+    teachers: TeacherSettings = TeacherSettings()
+    baseline: BaselineSettings = BaselineSettings()

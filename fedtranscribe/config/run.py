@@ -1,0 +1,159 @@
+"""Settings that several kinds of runs share: own data, place, privacy, ledger, tracking."""
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator
+
+from fedtranscribe.config.base import CIRCUMSTANCE, Mark, Settings, Topic
+
+PUBLIC_SHAPES = "shapes"
+MOST_CLASSES = 65_536
+LONGEST_NAME = 200
+
+DATA = "Private data: a name, an .npz file, or an image folder."
+PUBLIC_IMAGES = "Public images to start from: shapes, uci-digits, …, none."
+
+
+def is_name(text: str) -> bool:
+    """Whether a text can name data or a class: 1 to 200 printable characters, not all blank."""
+    return 0 < len(text) <= LONGEST_NAME and text.isprintable() and not text.isspace()
+
+
+class OwnData(Settings):
+    """How a holder's own images are read: public facts that are stated, never counted from records.
+
+    Data sets known by name state their classes themselves.
+    """
+
+    classes: Annotated[int | tuple[str, ...] | None, Topic.DATA] = Field(
+        default=None, description="Own data: how many classes, or names by commas."
+    )
+    ids: Annotated[Path | None, Topic.DATA] = Field(
+        default=None, description="Image folder: CSV file with path and id of each image."
+    )
+    id_pattern: Annotated[str | None, Topic.DATA] = Field(
+        default=None,
+        description="Image folder: regular expression; its group is a path's id.",
+    )
+    image_size: Annotated[int | None, Topic.DATA] = Field(
+        default=None, ge=8, description="Pixels a side, for an image folder of mixed sizes."
+    )
+    bit_depth: Annotated[int | None, Topic.DATA] = Field(
+        default=None,
+        ge=9,
+        le=16,
+        description="Bits that 16-bit grey values use: 12 for many DICOM exports.",
+    )
+    max_gib: Annotated[float, Mark.RESUMABLE, Topic.DATA] = Field(
+        default=8.0,
+        gt=0,
+        allow_inf_nan=False,
+        description="Most memory that the images may take, in GiB.",
+    )
+
+    @field_validator("classes", mode="before")
+    @classmethod
+    def _read_classes(cls, value: Any) -> Any:
+        """A text is a number, or names separated by commas."""
+        if not isinstance(value, str):
+            return value
+        if value.strip().isdecimal() and len(value) <= LONGEST_NAME:
+            return int(value)
+        return tuple(name.strip() for name in value.split(","))
+
+    @field_validator("classes")
+    @classmethod
+    def _check_classes(cls, value: int | tuple[str, ...] | None) -> int | tuple[str, ...] | None:
+        if isinstance(value, tuple):
+            if not all(map(is_name, value)) or len(set(value)) != len(value):
+                raise ValueError(
+                    f"expected different names of 1 to {LONGEST_NAME} printable characters"
+                )
+            value_count = len(value)
+        else:
+            value_count = value
+        if value_count is not None and not 2 <= value_count <= MOST_CLASSES:
+            raise ValueError(f"expected 2 to {MOST_CLASSES} classes")
+        return value
+
+    @field_validator("id_pattern")
+    @classmethod
+    def _check_pattern(cls, value: str | None) -> str | None:
+        try:
+            groups = re.compile(value or "()").groups
+        except re.error as error:
+            raise ValueError(f"expected a regular expression: {error}") from None
+        if groups != 1:
+            raise ValueError(f"expected one group, the id, found {groups}")
+        return value
+
+    @property
+    def own_data(self) -> "OwnData":
+        """These facts alone, without whatever other settings this object holds."""
+        return OwnData.model_validate({n: getattr(self, n) for n in OwnData.model_fields})
+
+    @property
+    def as_public(self) -> "OwnData":
+        """What also holds for a public set that is used beside the private one."""
+        return OwnData(image_size=self.image_size, bit_depth=self.bit_depth, max_gib=self.max_gib)
+
+
+UNSTATED = OwnData()
+
+
+class Place(Settings):
+    """Where data sets lie, and what computes."""
+
+    data_root: Annotated[Path | None, CIRCUMSTANCE, Topic.DATA] = Field(
+        default=None, description="Where named data sets lie."
+    )
+    device: Annotated[str, CIRCUMSTANCE, Topic.RUN] = Field(
+        default="auto", description="auto, cpu, cuda, …"
+    )
+
+
+class TrackingOptions(Settings):
+    """Who else is told of a run's progress; see `fedtranscribe.tracking`."""
+
+    tensorboard: Annotated[bool, CIRCUMSTANCE, Topic.RUN] = Field(
+        default=False, description="Write TensorBoard event files too."
+    )
+    tracker: Annotated[str | None, CIRCUMSTANCE | Mark.NO_OPTION] = Field(
+        default=None, description="An installed tracker, by name of its entry point."
+    )
+
+
+class RunOptions(Place, TrackingOptions, OwnData):
+    """What every run on private data is told."""
+
+    download: Annotated[bool, CIRCUMSTANCE, Topic.DATA] = Field(
+        default=False, description="Fetch a missing data set."
+    )
+    epsilon: Annotated[float, Topic.PRIVACY] = Field(
+        default=10.0, gt=0, allow_inf_nan=False, description="ε of this run."
+    )
+    delta: Annotated[float, Topic.PRIVACY] = Field(
+        default=1e-5, gt=0, lt=1, description="δ at which ε is quoted."
+    )
+    seed: Annotated[int, Mark.INCIDENTAL, Topic.RUN] = Field(
+        default=0, ge=0, description="Public randomness; never the noise."
+    )
+
+
+class LedgerOptions(Settings):
+    """How a run at the machine that has the data is charged to their ledger."""
+
+    budget: Annotated[float | None, Mark.INCIDENTAL, Topic.PRIVACY] = Field(
+        default=None,
+        gt=0,
+        allow_inf_nan=False,
+        description="Most ε that all runs on these data may reach together; 20 in a new ledger.",
+    )
+    calibrate_by: Annotated[Literal["sound", "published"], Topic.PRIVACY] = Field(
+        default="sound", description="sound; or published, as printed: NO guarantee."
+    )
+    ledger: Annotated[Path | None, Mark.INCIDENTAL | Mark.UNTOLD, Topic.PRIVACY] = Field(
+        default=None, description="Budget book of the data; default: beside them."
+    )

@@ -1,0 +1,131 @@
+"""Settings of runs that teach a student: `transcribe`, and what federated runs share with it."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from fedtranscribe.config.base import CIRCUMSTANCE, Mark, Settings, Topic
+from fedtranscribe.config.run import (
+    DATA,
+    PUBLIC_IMAGES,
+    PUBLIC_SHAPES,
+    LedgerOptions,
+    RunOptions,
+)
+
+STUDENT = "cnn-wide"
+
+
+class TeacherSettings(Settings):
+    """How one shard's teacher is trained; public, and the same for every shard."""
+
+    steps: int = Field(
+        default=150, gt=0, description="Optimiser steps per shard, whatever its size."
+    )
+    batch: int = Field(default=32, gt=0, description="Images per step, drawn with replacement.")
+    lr: float = Field(default=2e-3, gt=0)
+    weight_decay: float = Field(default=1e-2, ge=0)
+    label_smoothing: float = Field(default=0.05, ge=0, lt=1)
+    augment: float = Field(
+        default=1.0, ge=0, le=2, description="Strength of the augmentation; 0 is none."
+    )
+    copies: int = Field(
+        default=8, gt=0, description="Augmented views per record (frozen backbone only)."
+    )
+
+
+class DpsdSettings(Settings):
+    """Hyper-parameters of Algorithm 1; all public."""
+
+    rows: int = Field(default=4_000, gt=0, description="Synthetic rows asked in the whole run.")
+    round_rows: int = Field(default=500, gt=0, description="Rows per round and per message.")
+    top_k: int | None = Field(
+        default=None, gt=0, description="Student's top-k mask; none means all classes."
+    )
+    batch: int = Field(default=128, gt=1)
+    student_steps: int = Field(default=60, ge=0, description="Student updates per round.")
+    finish_steps: int = Field(
+        default=600, ge=0, description="Student updates after the last answer."
+    )
+    public_share: float = Field(
+        default=0.5, ge=0, le=1, description="Share of the rows that are public images as they are."
+    )
+    generator_steps: int = Field(default=5, ge=0, description="Generator and z updates per round.")
+    moments_steps: int = Field(
+        default=100, ge=0, description="Generator updates of a run that learns from moments."
+    )
+    augment: float = Field(
+        default=0.5, ge=0, le=2, description="Strength of views of answered rows."
+    )
+    student_lr: float = Field(default=1e-3, gt=0)
+    generator_lr: float = Field(default=1e-4, gt=0)
+    z_lr: float = Field(default=1e-2, gt=0)
+    redraw: float = Field(
+        default=0.8, ge=0, le=1, description="Share of z drawn afresh each round."
+    )
+    prior_weight: float = Field(
+        default=0.9, ge=0, description="a in softmax(a log p_s + b evidence)."
+    )
+    evidence_weight: float = Field(
+        default=0.6, gt=0, description="b in softmax(a log p_s + b evidence)."
+    )
+    one_hot_weight: float = Field(default=0.1, ge=0, description="First term of Eq. 8.")
+    balance_weight: float = Field(default=1.0, ge=0, description="Second term of Eq. 8.")
+    activation_weight: float = Field(default=0.1, ge=0, description="Third term of Eq. 8.")
+    imitation_weight: float = Field(
+        default=1.0, description="The generator's share of L_s; negative makes it adversarial."
+    )
+    latent_dim: int = Field(default=64, gt=0)
+    generator_width: int = Field(default=32, gt=0)
+    pretrain_steps: int = Field(
+        default=600, ge=0, description="Generator steps on the public images."
+    )
+
+
+class StudentSettings(RunOptions):
+    """What the student side of every run is told; `None` means: picked from public facts."""
+
+    student: str | None = Field(default=None, description="Student architecture.")
+    public_data: Annotated[str | None, Topic.DATA] = Field(
+        default=PUBLIC_SHAPES, description=PUBLIC_IMAGES
+    )
+    privacy: Annotated[Literal["data", "label", "vote"], Topic.PRIVACY] = Field(
+        default="vote", description="What is asked per row."
+    )
+    unit: Annotated[Literal["record", "holder"], Topic.PRIVACY] = Field(
+        default="record", description="Whose presence is hidden."
+    )
+    rows: int | None = Field(default=None, gt=0, description="Synthetic rows to ask in all.")
+    top_k: int | None = Field(default=None, gt=0, description="Student's top-k mask.")
+    out: Annotated[Path | None, CIRCUMSTANCE, Topic.RUN] = Field(
+        default=None, description="Run folder."
+    )
+    dpsd: Annotated[DpsdSettings, Mark.NO_OPTION] = DpsdSettings()
+
+    @property
+    def student_architecture(self) -> str:
+        """The student's architecture, where nothing else speaks for another."""
+        return self.student or STUDENT
+
+
+class TranscribeSettings(StudentSettings, LedgerOptions):
+    """Everything `fedtranscribe transcribe` can be told."""
+
+    teacher: str | None = Field(
+        default=None,
+        description="Architecture (cnn, resnet50, …) or folder made by `teacher train`.",
+    )
+    teacher_weights: Annotated[str | None, Mark.UNTOLD] = Field(
+        default=None, description="'imagenet' or a file: the teacher's public start."
+    )
+    source: Literal["moments", "teachers"] | None = Field(
+        default=None, description="What the student learns from: moments, or teachers."
+    )
+    # None: the teachers' own, or the packaged digits.
+    data: Annotated[str | None, Mark.UNTOLD, Topic.DATA] = Field(default=None, description=DATA)
+    generator: Path | None = Field(
+        default=None, description="Run of `synthesize`: its samples are asked, its cost is added."
+    )
+    shards: int | None = Field(default=None, gt=0, description="Disjoint teachers to train.")
+    teachers: Annotated[TeacherSettings, Mark.NO_OPTION] = TeacherSettings()
