@@ -31,10 +31,10 @@ from fedtranscribe.reading import (
     read_json,
     read_object,
 )
+from fedtranscribe.result import Result
 from fedtranscribe.secagg import Round
 from fedtranscribe.synthesize.pool import _releases
 from fedtranscribe.teachers.manifest import load_manifest
-from fedtranscribe.transcribe.rundir import read_result
 
 # Too deep for the parser; and parsed, but too deep for whoever walks it.
 DEEP = ["[" * 100_000, '{"a":' * 100_000, "[" * 800 + "]" * 800, '{"a":' * 800 + "1" + "}" * 800]
@@ -83,7 +83,7 @@ def test_every_reader_of_a_file_or_message_bears_it(tmp_path: Path, text: str):
     names = ("metrics.json", "events.jsonl", "manifest.json", "ledger.head", "roster.json")
     for name in names:
         (tmp_path / name).write_text(text)
-    for read in (read_result, read_events, load_manifest, _releases):
+    for read in (Result.read, read_events, load_manifest, _releases):
         with pytest.raises(FedtranscribeError):
             read(tmp_path)
     with pytest.raises(FedtranscribeError):

@@ -68,7 +68,8 @@ def serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
     else:
         expected = settings.holders
         result = federate(settings, transport, run, expected=expected, test=test, report=report)
-    log.info("sound ε %s (%s); run folder %s", result["epsilon"], result["unit"], out)
+    stated = result.guarantee
+    log.info("sound ε %s (%s); run folder %s", stated.epsilon, stated.unit, out)
 
 
 def _test_images(settings: FederationSettings) -> ImageSet | None:

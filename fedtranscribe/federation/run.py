@@ -21,9 +21,18 @@ from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.reading import read_json
+from fedtranscribe.result import Result
+from fedtranscribe.result_parts import (
+    Accuracy,
+    AccuracyCurve,
+    Answers,
+    Federation,
+    PublishedFigure,
+    StatedGuarantee,
+)
 from fedtranscribe.tracking import Report, ignore
 from fedtranscribe.transcribe.report import draw_curve, draw_images, figures_available
-from fedtranscribe.transcribe.rundir import RunDirectory, allowed_scores
+from fedtranscribe.transcribe.rundir import RunDirectory
 from fedtranscribe.transcribe.session import (
     accuracy,
     build_student_side,
@@ -48,7 +57,7 @@ def federate(
     ensemble: Callable[[], dict[str, float]] = dict,
     report: Report = ignore,
     noise: NoiseSource | None = None,
-) -> dict[str, Any]:
+) -> Result:
     """Enrol holders, fix the plan, run Algorithm 2, write networks and result.
 
     Args:
@@ -122,19 +131,35 @@ def federate(
     if test is not None:
         scores = ensemble() | scores | {"student": evaluate()}
         run.write_scores(scores)
-    shown = allowed_scores(scores) if told else {}
+    shown = Accuracy.of(scores if told else {})
     save_networks(run, side)
     if figures_available():
         images = sample_images(side.generator, _GRID, seed=0)
         draw_images(images, predict(side.student, images), run.path / "images.png")
         if told and outcome.curve[0]:
-            lines = {k.replace("_", " "): v for k, v in shown.items() if k != "student"}
+            lines = {k.replace("_", " "): v for k, v in shown.to_json().items() if k != "student"}
             draw_curve(*outcome.curve, lines, run.path / "accuracy.png")
     private = transport.private and (noise is None or noise.private)
-    result = _result(settings, plan, outcome, transport.payload, run, shown, private)
-    names = None if test is None else test.class_names
-    result["class_names"] = names and list(names)
-    run.write_metrics(result)
+    result = Result(
+        method=settings.method,
+        run=run.run_id,
+        rows=outcome.rows,
+        guarantee=_guarantee(settings, plan, outcome, private),
+        answers=Answers(
+            privacy=settings.privacy,
+            noise_std=plan.noise.strength if plan.kind is not AnswerKind.LABEL else None,
+            signal=plan.forecast.signal,
+            noise=plan.noise.mode.value,
+        ),
+        federation=_federation(plan, outcome, transport.payload),
+        data=settings.data,
+        class_names=None if test is None else test.class_names,
+        public_data=settings.public_data,
+        accuracy=shown,
+        curve=AccuracyCurve(rows=tuple(outcome.curve[0]), accuracy=tuple(outcome.curve[1])),
+        settings=json.loads(settings.model_dump_json(exclude_none=True)),
+    )
+    result.write(run.path)
     return result
 
 
@@ -175,49 +200,36 @@ def _capabilities(facts: dict[str, Any]) -> Capabilities:
     return Capabilities(**{**facts, **typed})
 
 
-def _result(
-    settings: FederationSettings,
-    plan: FederatedPlan,
-    outcome: Outcome,
-    payload: int,
-    run: RunDirectory,
-    scores: dict[str, float],
-    private: bool,
-) -> dict[str, Any]:
-    unit, standing = Unit(settings.unit), outcome.standing
+def _guarantee(
+    settings: FederationSettings, plan: FederatedPlan, outcome: Outcome, private: bool
+) -> StatedGuarantee:
+    rows, unit, published = outcome.standing.rows, Unit(settings.unit), plan.published
 
     def stated(unit: Unit, adjacency: Adjacency) -> float | None:
-        found = plan.guarantee(standing.rows, unit, adjacency)
+        found = plan.guarantee(rows, unit, adjacency)
         return found.epsilon if found else None
 
-    headline = plan.guarantee(standing.rows, unit, Adjacency.ZERO_OUT)
-    return {
-        "method": settings.method,
-        "epsilon": headline.epsilon if headline else None,
-        "delta": settings.delta,
-        "unit": unit.value,
-        "adjacency": Adjacency.ZERO_OUT.value,
-        "accountant": headline.accountant if headline else None,
-        "noise_std": plan.noise.strength if plan.kind is not AnswerKind.LABEL else None,
-        "signal": plan.forecast.signal,
-        "sound": {a.value: stated(unit, a) for a in Adjacency},
-        "units": {u.value: stated(u, Adjacency.ZERO_OUT) for u in Unit},
-        "published": {"epsilon": plan.published.epsilon, "reason": plan.published.reason},
-        "private": private,
-        "noise": plan.noise.mode.value,
-        "trust": plan.trust,
-        "privacy": settings.privacy,
-        "rows": outcome.rows,
-        "holders": len(plan.roster),
-        "shards": {name: facts.shards for name, facts in plan.roster.items()},
-        "answered_rounds": standing.answers,
-        "left": standing.left,
-        "stopped": outcome.stopped,
-        "bytes": payload,
-        "run": run.run_id,
-        "data": settings.data,
-        "public_data": settings.public_data,
-        "accuracy": scores,
-        "curve": {"rows": outcome.curve[0], "accuracy": outcome.curve[1]},
-        "settings": json.loads(settings.model_dump_json(exclude_none=True)),
-    }
+    headline = plan.guarantee(rows, unit, Adjacency.ZERO_OUT)
+    return StatedGuarantee(
+        epsilon=headline.epsilon if headline else None,
+        delta=settings.delta,
+        unit=unit,
+        adjacency=Adjacency.ZERO_OUT,
+        accountant=headline.accountant if headline else None,
+        sound={adjacency: stated(unit, adjacency) for adjacency in Adjacency},
+        units={unit: stated(unit, Adjacency.ZERO_OUT) for unit in Unit},
+        published=PublishedFigure(epsilon=published.epsilon, reason=published.reason),
+        private=private,
+    )
+
+
+def _federation(plan: FederatedPlan, outcome: Outcome, payload: int) -> Federation:
+    return Federation(
+        holders=len(plan.roster),
+        shards={name: facts.shards for name, facts in plan.roster.items()},
+        answered_rounds=outcome.standing.answers,
+        left=outcome.standing.left,
+        stopped=outcome.stopped,
+        bytes=payload,
+        trust=plan.trust,
+    )

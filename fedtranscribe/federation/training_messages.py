@@ -30,9 +30,10 @@ from fedtranscribe.federation.records import (
     told_terms,
 )
 from fedtranscribe.federation.refusals import Refusal, RefusalCode
-from fedtranscribe.federation.trainings import TOLD, Standing, Trained
+from fedtranscribe.federation.trainings import Standing, Trained
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.reading import parse_json
+from fedtranscribe.result import TrainedFacts
 
 _SENSELESS = (ConfigError, KeyError, TypeError, ValueError, OverflowError)
 _MOST_SECONDS = 3_600.0
@@ -60,9 +61,9 @@ def reply(content: RecordDict, message_type: str, node: Node) -> RecordDict:
         run = get_name(terms, "run")
         if message_type == records.MODEL:
             trained = node.trained(run)
-            told = {"facts": trained.facts, "release": trained.release}
+            told = {"facts": trained.facts.to_json(), "release": dict(trained.release)}
             network = np.frombuffer(trained.network, dtype=np.uint8)
-            packed = {name: json.dumps(dict(value)) for name, value in told.items()}
+            packed = {name: json.dumps(value) for name, value in told.items()}
             return record(packed, {"network": network})
         asked, seconds = parse_json(get(terms, "asked", str)), get(terms, "seconds", float)
         if not isinstance(asked, dict) or not 0 < seconds <= _MOST_SECONDS:
@@ -94,11 +95,11 @@ def read_trained(content: RecordDict) -> Trained:
     terms = told_terms(content)
     try:
         facts, release = (parse_json(get(terms, name, str)) for name in ("facts", "release"))
-        if not (isinstance(facts, dict) and isinstance(release, dict)):
-            raise TypeError("facts and release")
+        if not isinstance(release, dict):
+            raise TypeError("release")
         Release.from_json(release)
-        facts = {name: facts[name] for name in TOLD}
-        return Trained(array_of(content, "network", "u").tobytes(), facts, release)
+        network = array_of(content, "network", "u").tobytes()
+        return Trained(network, TrainedFacts.model_validate(facts), release)
     except _SENSELESS:
         raise ProtocolError("A holder's trained network makes no sense.") from None
 

@@ -22,10 +22,11 @@ from typing import Any
 
 from fedtranscribe.config import PUBLIC_SHAPES, SynthesizeSettings, TrainingOptions, build
 from fedtranscribe.data import DataSplit, ImageSet, is_published
-from fedtranscribe.errors import ConfigError, ProtocolError
+from fedtranscribe.errors import ConfigError, ProtocolError, StorageError
 from fedtranscribe.mechanisms import BitSource, NoiseSource
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.reading import read_json, read_json_lines
+from fedtranscribe.reading import read_json_lines
+from fedtranscribe.result import Result, TrainedFacts
 from fedtranscribe.synthesize.preparation import Prepared, prepare
 from fedtranscribe.synthesize.run import describe
 from fedtranscribe.synthesize.training import Standing, Training
@@ -37,13 +38,6 @@ OpenLedger = Callable[[], AbstractContextManager[Ledger]]
 
 # What a server may choose; all else is the holder's.
 CHOSEN = frozenset({"method", "epsilon", "delta", "seed", *TrainingOptions.model_fields})
-# What of a result is public: numbers of the plan and its cost. No path, no total of the ledger.
-TOLD = (
-    *("method", "epsilon", "delta", "unit", "adjacency", "accountant", "sound", "published"),
-    *("private", "stamp", "caveats", "sigma", "steps", "run", "public_data", "records"),
-    *("classes", "labels", "channels", "size", "unet", "sampling", "sha256", "resolved"),
-)
-"""What a server is told of a finished training, and all that it takes from such a message."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +51,7 @@ class Trained:
     """
 
     network: bytes
-    facts: Mapping[str, Any]
+    facts: TrainedFacts
     release: Mapping[str, Any]
 
 
@@ -173,12 +167,12 @@ class Trainings:
         """
         folder = self._folder_of(run)
         try:
-            facts = read_json(folder / "metrics.json")
+            facts = TrainedFacts.of(Result.read(folder))
             event = read_json_lines(folder / "events.jsonl")[0]
             network = (folder / DENOISER).read_bytes()
-        except (OSError, ValueError, IndexError):
+        except (OSError, ValueError, IndexError, StorageError):
             raise ProtocolError(f"No training of run {run[:80]!r} is finished here.") from None
-        return Trained(network, {name: facts[name] for name in TOLD}, event)
+        return Trained(network, facts, event)
 
     # ---------------------------------------------------------------- small parts
 
@@ -215,8 +209,9 @@ class Trainings:
         if now.run.finished:
             return
         trained = now.training.finish()
-        facts = describe(now.prepared, now.run, now.training.caveats, trained, self._open_ledger)
-        now.run.write_metrics(facts)
+        caveats = now.training.caveats
+        described = describe(now.prepared, now.run, caveats, trained, self._open_ledger)
+        described.write(now.run.path)
 
     def _folder_of(self, run: str) -> Path:
         # The name comes from the server: it must not become a path.

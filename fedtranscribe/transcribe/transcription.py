@@ -21,6 +21,15 @@ from fedtranscribe.privacy.budget import DEFAULT_LIMIT, Budget
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
+from fedtranscribe.result import Result, Shown, with_private_scores
+from fedtranscribe.result_parts import (
+    Accuracy,
+    AccuracyCurve,
+    Answers,
+    CountedGenerator,
+    PublishedFigure,
+    StatedGuarantee,
+)
 from fedtranscribe.teachers import Teachers, train_teachers
 from fedtranscribe.tracking import Tracker
 from fedtranscribe.transcribe.booking import Say, find_ledger, ledger_facts, open_for_run
@@ -30,9 +39,7 @@ from fedtranscribe.transcribe.preparation import Prepared, make_manifest
 from fedtranscribe.transcribe.report import draw_curve, draw_images, figures_available
 from fedtranscribe.transcribe.rundir import (
     RunDirectory,
-    allowed_scores,
     check_writable,
-    with_private_scores,
 )
 from fedtranscribe.transcribe.session import (
     Curve,
@@ -59,7 +66,7 @@ def transcribe(
     force: bool = False,
     progress: Progress = silent,
     say: Say = lambda _: None,
-) -> dict[str, Any]:
+) -> Shown:
     """Run a prepared transcription, or go on with an interrupted one.
 
     Args:
@@ -71,8 +78,7 @@ def transcribe(
         say: receives lines for the user.
 
     Returns:
-        The result, as written to `metrics.json`, with all accuracies. Those that `not_private`
-        names are functions of private records: do not publish them.
+        The result, as written to `metrics.json`, with all accuracies.
 
     Raises:
         HopelessPlanError: nothing can be learned, and `force` was not given.
@@ -91,7 +97,7 @@ def transcribe(
     run = starting(out, prepared.settings)
     if run.finished:
         say("this run was complete already; nothing was spent")
-        return with_private_scores(run.path, run.read_metrics())
+        return with_private_scores(run.path, Result.read(run.path))
     _say_cost(prepared, say)
     try:
         ledger = _open_ledger(prepared, run, say)
@@ -167,7 +173,7 @@ def _open_ledger(prepared: Prepared, run: RunDirectory, say: Say) -> Ledger:
 
 def _run_on_moments(
     prepared: Prepared, plan: MomentsPlan, run: RunDirectory, ledger: Ledger, progress: Progress
-) -> dict[str, Any]:
+) -> Shown:
     settings, train = prepared.settings, prepared.split.train
     side = _student_side(prepared, prepared.public, progress)
     holder = MomentsHolder(train, ledger, run.run_id, device=prepared.device)
@@ -185,7 +191,7 @@ def _run_on_moments(
 
 def _run_on_answers(
     prepared: Prepared, plan: Plan, run: RunDirectory, ledger: Ledger, progress: Progress
-) -> dict[str, Any]:
+) -> Shown:
     settings, test = prepared.settings, prepared.split.test
     positional = prepared.split.train.positional
     teachers = _teachers(prepared, plan, run, progress)
@@ -245,66 +251,78 @@ def _finish(
     holder: Holder | MomentsHolder,
     side: StudentSide,
     curve: Curve,
-) -> dict[str, Any]:
-    """Write networks, figures and metrics; the result."""
-    scores = run.read_scores()
+) -> Shown:
+    """Write networks, figures and result."""
     save_networks(run, side)
-    told = allowed_scores(scores) if prepared.declared_public else None
-    _figures(run, side, curve, told or {})
-    metrics = _metrics(prepared, run, holder, curve) | {"accuracy": told}
-    run.write_metrics(metrics)
-    return with_private_scores(run.path, metrics)
+    told = Accuracy.of(run.read_scores()) if prepared.declared_public else None
+    _figures(run, side, curve, {} if told is None else told.to_json())
+    result = _result(prepared, run, holder, curve, told)
+    result.write(run.path)
+    return with_private_scores(run.path, result)
 
 
-def _metrics(
-    prepared: Prepared, run: RunDirectory, holder: Holder | MomentsHolder, curve: Curve
-) -> dict[str, Any]:
+def _result(
+    prepared: Prepared,
+    run: RunDirectory,
+    holder: Holder | MomentsHolder,
+    curve: Curve,
+    accuracy: Accuracy | None,
+) -> Result:
     settings, plan, releases = prepared.settings, prepared.plan, prepared.releases
-    unit, published = Unit(settings.unit), plan.published
     names = prepared.split.train.class_names
-    stated = _stated(prepared, releases)
-    sound = sound_table([*prepared.before, *releases], unit, settings.delta)
-    return {
-        "method": "moments" if settings.source == "moments" else "dpsd",
-        "epsilon": stated.epsilon,
-        "delta": stated.delta,
-        "unit": stated.unit.value,
-        "adjacency": stated.adjacency.value,
-        "accountant": stated.accountant,
-        "noise_std": plan.noise_std,
-        "signal": plan.forecast.signal,
-        "sound": {adjacency.value: epsilon for adjacency, epsilon in sound.items()},
-        "published": published and {"epsilon": published.epsilon, "reason": published.reason},
-        "ledger": ledger_facts(holder.ledger, settings.delta, unit, Adjacency.ZERO_OUT),
-        "private": holder.noise.private,
-        "run": run.run_id,
-        "rows": sum(release.rows for release in releases),
-        "teachers": plan.shards,
-        "privacy": "moments" if settings.source == "moments" else settings.privacy,
-        "data": settings.data,
-        "class_names": names and list(names),
-        "public_data": settings.public_data if prepared.generator is None else None,
-        "generator": _generator(prepared),
-        "accuracy_on": (
+    return Result(
+        method="moments" if settings.source == "moments" else "dpsd",
+        run=run.run_id,
+        rows=sum(release.rows for release in releases),
+        guarantee=_guarantee(prepared, holder.noise.private),
+        answers=Answers(
+            privacy="moments" if settings.source == "moments" else settings.privacy,
+            noise_std=plan.noise_std,
+            signal=plan.forecast.signal,
+            teachers=plan.shards,
+        ),
+        ledger=ledger_facts(holder.ledger, settings.delta, Unit(settings.unit), Adjacency.ZERO_OUT),
+        data=settings.data,
+        class_names=names,
+        public_data=settings.public_data if prepared.generator is None else None,
+        generator=_generator(prepared),
+        accuracy=accuracy,
+        accuracy_on=(
             "held-out images of a published benchmark, declared public"
             if prepared.declared_public
             else "the holder's own held-out records: NOT private, do not release"
         ),
-        "curve": {"rows": curve.rows, "accuracy": curve.accuracy},
-        "settings": json.loads(settings.model_dump_json(exclude_none=True)),
-    }
+        curve=AccuracyCurve(rows=tuple(curve.rows), accuracy=tuple(curve.accuracy)),
+        settings=json.loads(settings.model_dump_json(exclude_none=True)),
+    )
 
 
-def _generator(prepared: Prepared) -> dict[str, Any] | None:
+def _guarantee(prepared: Prepared, private: bool) -> StatedGuarantee:
+    """What the student cost, with the generator that it learned from."""
+    stated, published = _stated(prepared, prepared.releases), prepared.plan.published
+    spent = [*prepared.before, *prepared.releases]
+    return StatedGuarantee(
+        epsilon=stated.epsilon,
+        delta=stated.delta,
+        unit=stated.unit,
+        adjacency=stated.adjacency,
+        accountant=stated.accountant,
+        sound=dict(sound_table(spent, stated.unit, stated.delta)),
+        published=published and PublishedFigure(epsilon=published.epsilon, reason=published.reason),
+        private=private,
+    )
+
+
+def _generator(prepared: Prepared) -> CountedGenerator | None:
     if prepared.generator is None:
         return None
     own = _guaranteed(prepared.settings, prepared.releases)
-    return {
-        "run": prepared.generator.run,
-        "data_id": prepared.generator.data_id,
-        "counted": bool(prepared.before),
-        "epsilon_of_answers": own.epsilon,
-    }
+    return CountedGenerator(
+        run=prepared.generator.run,
+        data_id=prepared.generator.data_id,
+        counted=bool(prepared.before),
+        epsilon_of_answers=own.epsilon,
+    )
 
 
 def _figures(run: RunDirectory, side: StudentSide, curve: Curve, scores: dict[str, float]) -> None:

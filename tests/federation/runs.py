@@ -33,7 +33,7 @@ def go(
         test=split.test if split else None,
         noise=SeededNoise(1),
         **options,
-    )
+    ).to_json()
 
 
 def ledger_file(node: Node) -> Path:

@@ -68,7 +68,7 @@ def ledger_of(tmp_path):
 
 
 def go(settings, transport, run, test=None):
-    return train_at_holder(settings, transport, run, test=test, declared_public=False)
+    return train_at_holder(settings, transport, run, test=test, declared_public=False).to_json()
 
 
 def test_a_training_is_booked_once_and_its_network_comes_back(settings, open_node, tmp_path):

@@ -86,7 +86,7 @@ def test_another_spelling_costs_the_same_in_every_file(
     monkeypatch.chdir(place)
     assert opened(trained).data_id == "npz:scans"
     spelled = asked.model_copy(update={"data": "./scans.npz"})
-    result = transcribe(prepare(spelled, opened(trained)), tmp_path / "run", force=True)
+    result = transcribe(prepare(spelled, opened(trained)), tmp_path / "run", force=True).to_json()
     lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
     events = [
         Release.from_json(json.loads(line)).event(Unit.RECORD, Adjacency.ZERO_OUT) for line in lines
