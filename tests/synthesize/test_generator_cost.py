@@ -121,7 +121,7 @@ def test_the_name_of_a_benchmark_is_its_id_in_older_folders(
     assert opened(trained).data_id == "digits"
     assert not prepare(asked, opened(trained)).before
     # What a server fetched from a holder names the server's test images, not the records.
-    changed(trained, holder="ward-7")
+    changed(trained, holder="ward-7", holders=1)
     assert opened(trained).data_id is None
     assert prepare(asked, opened(trained)).before
     changed(trained, data_id=None)
