@@ -332,6 +332,7 @@ def test_no_name_adds_markup_formulas_or_control_characters(tmp_path):
         tmp_path / "run",
         run=HOSTILE,
         method=HOSTILE,
+        holders=3,
         trust=HOSTILE,
         accountant=HOSTILE,
         noise=HOSTILE,
