@@ -177,15 +177,16 @@ def _private(
             expected=settings.holders,
             test=unseen,
         )
+    told = result.to_json()
     ensemble = ensemble_accuracy(
         [n.teachers for n in nodes if n.teachers], unseen.images, unseen.labels
     )
     return {
-        "student": result["accuracy"]["student"],
+        "student": told["accuracy"]["student"],
         **ensemble,
         "forecast": "hopeless" if hopeless else "worth a try",
-        **{k: result[k] for k in ("epsilon", "unit", "noise", "noise_std", "units")},
-        "published": result["published"]["epsilon"],
+        **{k: told[k] for k in ("epsilon", "unit", "noise", "noise_std", "units")},
+        "published": told["published"]["epsilon"],
     }
 
 

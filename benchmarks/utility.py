@@ -189,7 +189,7 @@ def measure_moments(
     )
     started = time.time()
     prepared = prepare(settings)
-    result = transcribe(prepared, out)
+    result = transcribe(prepared, out).result
     seconds = round(time.time() - started)
     test = prepared.split.test
     unseen = slice(None) if data in PACKAGED else UNSEEN
@@ -197,9 +197,9 @@ def measure_moments(
     assert student is not None
     return {
         "student": accuracy(student, test.images[unseen], test.labels[unseen]),
-        "epsilon": result["epsilon"],
-        "replace": result["sound"]["replace"],
-        "noise_std": result["noise_std"],
+        "epsilon": result.guarantee.epsilon,
+        "replace": result.guarantee.sound[Adjacency.REPLACE],
+        "noise_std": result.answers and result.answers.noise_std,
         "seconds": seconds,
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
     }

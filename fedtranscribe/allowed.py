@@ -3,10 +3,11 @@
 Guarantee
     Outside `private/` a run writes what it was charged for and what was public from the start.
     Every writer of JSON passes its keys to `expect_allowed` first: a key that is not listed here
-    with a reason is refused, and nothing is written. The list speaks of keys; that a value is what
-    its key says is up to the code that works it out. Accuracies of single teachers and of
-    ensembles are not on the list, not even on benchmarks: they are functions of private records
-    that nobody was charged for.
+    with a reason is refused, and nothing is written. `metrics.json` needs no list: it holds what
+    the type `fedtranscribe.result.Result` has a field for, and each field names its reason. Both
+    speak of keys; that a value is what its key says is up to the code that works it out. Accuracies
+    of single teachers and of ensembles are in neither, not even on benchmarks: they are functions
+    of private records that nobody was charged for.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,19 +33,10 @@ class Why(StrEnum):
     """A score of an output on held-out images that are public by declaration."""
 
 
-KEYS: Mapping[str, Mapping[Why, str]] = {
-    "metrics.json": {
-        Why.SETTING: "method data data_id public_data public_data_id unit teachers holders holder "
-        "shards.* records classes class_names labels channels size unet sampling.* steps.* privacy "
-        "noise trust generator.run generator.data_id generator.counted settings.** resolved.**",
-        Why.COST: "epsilon delta adjacency accountant sound.* units.* published.epsilon "
-        "published.reason ledger.booked ledger.limit.* ledger.accountant "
-        "generator.epsilon_of_answers noise_std sigma signal private stamp caveats",
-        Why.COURSE: "run rows answered_rounds.* left.* stopped bytes accuracy_on",
-        Why.OUTPUT: "sha256",
-        Why.BENCHMARK: "accuracy.student accuracy.public_set_alone accuracy.downstream curve.rows "
-        "curve.accuracy",
-    },
+Listed = Mapping[Why, str]
+"""Keys by reason; those of objects in a list follow the list's. `*` is any name, `**` any tree."""
+
+KEYS: Mapping[str, Listed] = {
     "progress.jsonl": {
         Why.COST: "epsilon",
         Why.COURSE: "time stage done total bytes",
@@ -96,7 +88,7 @@ KEYS: Mapping[str, Mapping[Why, str]] = {
         Why.OUTPUT: "files.* audits.lower_bound audits.contradicts audits.words",
     },
 }
-"""Keys by file; those of objects in a list follow the list's. `*` is any name, `**` any tree."""
+"""What each file may hold."""
 
 FILES: Mapping[Why, str] = {
     Why.SETTING: "config.toml",
@@ -112,14 +104,14 @@ FILES: Mapping[Why, str] = {
 Key = tuple[str, ...]
 
 
-def why(file: str, key: Sequence[str]) -> Why | None:
+def why(listed: Listed, key: Sequence[str]) -> Why | None:
     """Why a key may stand in a file; None where it may not.
 
     Args:
-        file: one of `KEYS`.
+        listed: what the file may hold.
         key: names from the outermost object inwards.
     """
-    for reason, patterns in KEYS[file].items():
+    for reason, patterns in listed.items():
         if any(_fits(key, pattern.split(".")) for pattern in patterns.split()):
             return reason
     return None
@@ -136,7 +128,7 @@ def expect_allowed(file: str, content: Mapping[str, Any]) -> None:
         PrivacyError: names the first such key.
     """
     for key in keys_of(content):
-        if why(file, key) is None:
+        if why(KEYS[file], key) is None:
             raise PrivacyError(
                 f"{file} must not hold {'.'.join(key)!r}: it is not on the list of what may leave "
                 "private/, so nothing was written. This is a fault of fedtranscribe; report it."

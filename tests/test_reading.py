@@ -28,12 +28,12 @@ from fedtranscribe.reading import (
     read_object,
 )
 from fedtranscribe.refusals import Refusal
+from fedtranscribe.result import Result
 from fedtranscribe.rounds.round_progress import Progress
 from fedtranscribe.secagg import Round
 from fedtranscribe.service.journal import refusals
 from fedtranscribe.synthesize.pool import _releases
 from fedtranscribe.teachers.manifest import load_manifest
-from fedtranscribe.transcribe.rundir import read_result
 from fedtranscribe.wire.frames import MOST_TERMS, unpack
 
 # Too deep for the parser; and parsed, but too deep for whoever walks it.
@@ -83,7 +83,7 @@ def test_every_reader_of_a_file_or_message_bears_it(tmp_path: Path, text: str):
     names = ("metrics.json", "events.jsonl", "manifest.json", "ledger.head", "roster.json")
     for name in names:
         (tmp_path / name).write_text(text)
-    for read in (read_result, read_events, load_manifest, _releases):
+    for read in (Result.read, read_events, load_manifest, _releases):
         with pytest.raises(FedtranscribeError):
             read(tmp_path)
     with pytest.raises(FedtranscribeError):

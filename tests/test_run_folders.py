@@ -30,6 +30,8 @@ from fedtranscribe.flower.run_files import report_mistake
 from fedtranscribe.flower.simulated import _serve, simulated_client_app
 from fedtranscribe.release import make_release
 from fedtranscribe.report import write_report
+from fedtranscribe.result import METRICS, REASONS
+from fedtranscribe.result_parts import Accuracy
 from fedtranscribe.synthesize import prepare as prepare_synthesis
 from fedtranscribe.synthesize import synthesize
 from fedtranscribe.tracking import Tracker
@@ -38,9 +40,20 @@ from fedtranscribe.transcribe.finished import FinishedRun
 from fedtranscribe.transcribe.rundir import RunDirectory
 from tests.conftest import TINY_DPSD, TINY_TEACHERS
 from tests.federation.local_grid import LocalGrid
+from tests.results import result_of
 
 # No run arrives at these, and no other figure looks like them.
 MARKED = {"single_teacher": 0.7319482612, "ensemble": 0.9173645528}
+
+# What runs wrote into metrics.json before it had a version: scripts read these keys.
+UNNUMBERED = {
+    **{"moments": "transcribe-moments", "teachers, vote": "transcribe-votes"},
+    **{"dp-promise": "dp-promise", "dp-sad": "dp-sad", "simulated, local": "feddpsd"},
+    **{"fedavg": "fedavg", "dp-promise at a holder": "dp-promise-at-a-holder"},
+}
+
+# Keys by file: of the result its type says them.
+LISTED = {**KEYS, METRICS: REASONS}
 
 
 @pytest.fixture
@@ -184,13 +197,15 @@ def not_listed(folder: Path) -> list[str]:
     """Files, and keys of files, that nothing allows."""
     found = []
     for name in outside(folder):
-        if name not in KEYS:
+        if name not in LISTED:
             found += [] if why_file(name) else [name]
             continue
         text = (folder / name).read_text(encoding="utf-8")
         contents = text.splitlines() if name.endswith("l") else [text]
         keys = {key for content in contents for key in keys_of(json.loads(content))}
-        found += [f"{name}: {'.'.join(key)}" for key in sorted(keys) if why(name, key) is None]
+        found += [
+            f"{name}: {'.'.join(key)}" for key in sorted(keys) if why(LISTED[name], key) is None
+        ]
     return found
 
 
@@ -238,8 +253,12 @@ def test_what_a_run_on_a_benchmark_leaves_is_listed(kind, benchmark, tmp_path, l
     scores = json.loads((run / "private" / "accuracy.json").read_text())
     if kind.startswith(("teachers", "simulated")):
         assert MARKED.items() <= scores.items()
-    told = json.loads((run / "metrics.json").read_text())["accuracy"]
-    assert told == {name: value for name, value in scores.items() if name not in MARKED}
+    told = json.loads((run / "metrics.json").read_text())
+    assert told["accuracy"] == {k: v for k, v in scores.items() if k not in MARKED}
+    if kind in UNNUMBERED:
+        before = Path(__file__).parent / "unnumbered_results" / f"{UNNUMBERED[kind]}.json"
+        assert told.keys() - json.loads(before.read_text()).keys() == {"version"}
+        assert not json.loads(before.read_text()).keys() - told.keys()
 
 
 @pytest.mark.parametrize("kind", ["teachers, vote", "dp-promise", "simulated, central"])
@@ -262,7 +281,7 @@ def test_what_a_run_on_own_records_leaves_is_listed(kind, tiny_data, tmp_path):
     assert not result["accuracy"]
     assert not result.get("curve", {}).get("accuracy")
     evaluated = json.loads((run / "evaluation.json").read_text())
-    assert Why.BENCHMARK not in {why("evaluation.json", key) for key in keys_of(evaluated)}
+    assert Why.BENCHMARK not in {why(LISTED["evaluation.json"], key) for key in keys_of(evaluated)}
 
 
 def test_the_search_finds_a_file_and_a_key_that_are_on_no_list(tmp_path):
@@ -286,12 +305,21 @@ def test_the_search_finds_a_file_and_a_key_that_are_on_no_list(tmp_path):
 
 def test_a_writer_refuses_a_key_that_is_not_listed(tiny_settings, tmp_path):
     run = RunDirectory.create(tmp_path / "run", tiny_settings)
-    with pytest.raises(PrivacyError, match=r"metrics\.json must not hold 'accuracy\.ensemble'"):
-        run.write_metrics({"accuracy": {"student": 0.5, "ensemble": 0.9}})
-    assert not run.finished
     with pytest.raises(PrivacyError, match=r"events\.jsonl must not hold 'answers'"):
         run.write_events([{"mechanism": "mean-votes", "rows": 1, "answers": [1, 2]}])
     assert not (run.path / "events.jsonl").exists()
+
+
+def test_a_result_has_no_place_for_what_is_not_listed(tmp_path):
+    scores = {"student": 0.5, "ensemble": 0.9}
+    result_of(
+        accuracy=scores, ensemble=0.9, published={"epsilon": 1.0, "reason": "", "of": 3}
+    ).write(tmp_path)
+    told = json.loads((tmp_path / METRICS).read_text())
+    assert told["accuracy"] == Accuracy.of(scores).to_json() == {"student": 0.5}
+    assert told["published"] == {"epsilon": 1.0, "reason": ""}
+    assert "ensemble" not in told
+    assert not_listed(tmp_path) == []
 
 
 def test_a_tracker_hears_nothing_that_is_not_listed(tmp_path, monkeypatch):
@@ -310,11 +338,11 @@ def test_a_mistake_that_a_simulation_writes_down_is_listed(tmp_path):
 
 
 def test_names_and_trees_of_keys():
-    assert why("metrics.json", ("shards", "ward.seven")) is Why.SETTING
-    assert why("metrics.json", ("settings", "dpsd", "rows")) is Why.SETTING
-    assert why("metrics.json", ("settings",)) is None
-    assert why("metrics.json", ("shards",)) is None
-    assert why("metrics.json", ("accuracy", "single_teacher")) is None
+    assert why(REASONS, ("shards", "ward.seven")) is Why.SETTING
+    assert why(REASONS, ("settings", "dpsd", "rows")) is Why.SETTING
+    assert why(REASONS, ("settings",)) is None
+    assert why(REASONS, ("shards",)) is None
+    assert why(REASONS, ("accuracy", "single_teacher")) is None
     assert list(keys_of({"a": [{"b": 1}, {"c": [1, 2]}], "d": None, "e": {}, "f": []})) == [
         ("a", "b"),
         ("a", "c"),

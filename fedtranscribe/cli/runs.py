@@ -6,6 +6,8 @@ from typing import Any
 from fedtranscribe.cli.output import say, show_table
 from fedtranscribe.config import read_toml
 from fedtranscribe.errors import ConfigError
+from fedtranscribe.result import Result
+from fedtranscribe.result_parts import LedgerFacts
 
 Layers = tuple[dict[str, Any], dict[str, Any]]
 
@@ -30,29 +32,29 @@ def layers(config: Path | None, out: Path | None, *, resume: bool) -> Layers:
     return started, read_toml(config) if config is not None else {}
 
 
-def show_privacy(result: dict[str, Any]) -> None:
+def show_privacy(result: Result) -> None:
     """Print what a finished run cost; only sound figures are called ε."""
-    stated = f"ε, sound ({result['unit']}, {result['adjacency']}, δ = {result['delta']:g})"
-    rows = [(stated, _figure(result["epsilon"]))]
-    for adjacency, value in result["sound"].items():
-        if adjacency != result["adjacency"]:
-            rows.append((f"ε, sound ({result['unit']}, {adjacency})", _figure(value)))
-    published = result["published"]
+    said, published = result.guarantee, result.guarantee.published
+    stated = f"ε, sound ({said.unit}, {said.adjacency}, δ = {said.delta:g})"
+    rows = [(stated, _figure(said.epsilon))]
+    for adjacency, value in said.sound.items():
+        if adjacency is not said.adjacency:
+            rows.append((f"ε, sound ({said.unit}, {adjacency})", _figure(value)))
     if published is not None:
-        rows.append(("published formula, no guarantee", _figure(published["epsilon"])))
-    if result["ledger"] is not None:
-        rows += _ledger_rows(result["ledger"])
+        rows.append(("published formula, no guarantee", _figure(published.epsilon)))
+    if result.ledger is not None:
+        rows += _ledger_rows(result.ledger)
     show_table("Privacy", ("figure", "value"), rows, right=("value",))
     if published is not None:
-        say(f"Why the published figure is no guarantee: {published['reason']}", "dim")
+        say(f"Why the published figure is no guarantee: {published.reason}", "dim")
 
 
-def _ledger_rows(ledger: dict[str, Any]) -> list[tuple[str, str]]:
+def _ledger_rows(ledger: LedgerFacts) -> list[tuple[str, str]]:
     """The limit is the ε of all runs; what is booked would be, had nobody chosen when to stop."""
-    limit, booked = ledger["limit"], ledger["booked"]
+    limit, booked = ledger.limit, ledger.booked
     words = "none: the ledger answered without a fixed limit"
     if limit is not None:
-        words = f"{_figure(limit['epsilon'])} ({limit['unit']}, {limit['adjacency']})"
+        words = f"{_figure(limit.epsilon)} ({limit.unit}, {limit.adjacency})"
     return [
         ("limit of the ledger: ε of all runs on these data", words),
         ("booked by all runs on these data so far", "-" if booked is None else f"{booked:.4g}"),

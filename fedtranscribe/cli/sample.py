@@ -54,11 +54,11 @@ def sample_command(
     wanted = chosen_labels(labels, num, model.classes, seed)
     expect_free(out)
     with StageBars() as bars:
-        for caveat in result["caveats"]:
+        for caveat in result.guarantee.caveats:
             bars.say(f"NOT PRIVATE: {caveat}")
         images = model.draw(wanted, seed, lambda done, total: bars("samples", done, total))
         labelled = wanted if model.classes else None
-        write_samples(images, labelled, out, model.classes, result.get("class_names"))
+        write_samples(images, labelled, out, model.classes, result.class_names)
     told = {
         "out": str(out),
         "images": num,
@@ -67,9 +67,9 @@ def sample_command(
         "steps": model.sampling.steps,
         "guidance": model.sampling.guidance,
         "seed": seed,
-        "run": result["run"],
-        "private": result["private"],
-        "epsilon": result["epsilon"],
+        "run": result.run,
+        "private": result.guarantee.private,
+        "epsilon": result.guarantee.epsilon,
     }
     emit(told, as_json, "Samples")
 

@@ -21,11 +21,11 @@ from fedtranscribe.flower.apps import App, Scalar, find_app
 from fedtranscribe.flower.run_files import (
     ERROR,
     LOG,
-    METRICS,
     Tail,
     raise_mistake,
 )
-from fedtranscribe.reading import read_object
+from fedtranscribe.result import METRICS, Result, Shown, with_private_scores
+from fedtranscribe.result_parts import StatedGuarantee
 from fedtranscribe.tracking import PROGRESS
 
 if TYPE_CHECKING:
@@ -87,13 +87,11 @@ def simulate_command(
             if "resume" in app.defaults:
                 bars.say(f"go on with the same settings and: --resume --out {folder}")
             raise
-    from fedtranscribe.transcribe.rundir import with_private_scores
-
-    metrics = with_private_scores(folder, read_object(folder / METRICS) or {})
+    shown = with_private_scores(folder, Result.read(folder))
     if as_json:
-        emit({**metrics, "out": str(folder)}, as_json=True, title="")
+        emit({**shown.to_json(), "out": str(folder)}, as_json=True, title="")
     else:
-        show(metrics, folder)
+        show(shown, folder)
 
 
 simulate_command.__doc__ = _EXAMPLES
@@ -207,7 +205,7 @@ def _simulate(
         run = link.submit(app.folder, chosen, federation)
         status = _follow(link, run, folder, bars)
         link.add_run_log(run)
-    if not status.completed or read_object(folder / METRICS) is None:
+    if not status.completed or not (folder / METRICS).exists():
         how = "with no result" if status.completed else f"as {status.state}"
         why = f": {status.details.rstrip('.')}" if status.details else ""
         raise SimulationError(f"The run ended {how}{why}. The log is {folder / LOG}.")
@@ -265,32 +263,33 @@ def note(entry: Mapping[str, Any]) -> str:
 # -------------------------------------------------------------------- the result
 
 
-def show(metrics: Mapping[str, Any], folder: Path) -> None:
+def show(shown: Shown, folder: Path) -> None:
     """Print a finished run: accuracy, then privacy, then where things are."""
-    facts = {key: metrics[key] for key in ("method", "rows", "holders") if key in metrics}
-    say(", ".join(f"{key} {value}" for key, value in facts.items()))
-    hidden = metrics.get("not_private", [])
+    result = shown.result
+    words = [f"method {result.method}", f"rows {result.rows}"]
+    if result.federation is not None:
+        words.append(f"holders {result.federation.holders}")
+    say(", ".join(words))
     scores = [
         (
-            f"{name.replace('_', ' ')}{', NOT PRIVATE' if name in hidden else ''}",
+            f"{name.replace('_', ' ')}{', NOT PRIVATE' if name in shown.not_private else ''}",
             "-" if value is None else f"{value:.1%}",
         )
-        for name, value in (metrics.get("accuracy") or {}).items()
+        for name, value in shown.accuracy.items()
     ]
     show_table("Accuracy", ("model", "accuracy"), scores, right=("accuracy",))
-    _show_privacy(metrics)
+    _show_privacy(result.guarantee)
     say_path("Results, networks and figures", folder)
 
 
-def _show_privacy(metrics: Mapping[str, Any]) -> None:
-    epsilon, published = metrics.get("epsilon"), metrics.get("published")
-    under = f"{metrics.get('unit')}, {metrics.get('adjacency')}, δ = {metrics.get('delta') or 0:g}"
-    stated = "infinite: no guarantee" if epsilon is None else f"{epsilon:.4g}"
+def _show_privacy(said: StatedGuarantee) -> None:
+    under = f"{said.unit}, {said.adjacency}, δ = {said.delta:g}"
+    stated = "infinite: no guarantee" if said.epsilon is None else f"{said.epsilon:.4g}"
     rows = [(f"ε, sound ({under})", stated)]
-    if published is not None:
-        figure = published.get("epsilon")
+    if said.published is not None:
+        figure = said.published.epsilon
         shown = "-" if figure is None else f"{figure:.4g}"
         rows.append(("published formula, no guarantee", shown))
     show_table("Privacy", ("figure", "value"), rows, right=("value",))
-    if published is not None:
-        say(f"Why the published figure is no guarantee: {published['reason']}", "dim")
+    if said.published is not None:
+        say(f"Why the published figure is no guarantee: {said.published.reason}", "dim")

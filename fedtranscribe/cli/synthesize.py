@@ -11,6 +11,7 @@ from fedtranscribe.cli.runs import layers, show_privacy
 from fedtranscribe.cli.settings_options import settings_options, table_options
 from fedtranscribe.config import SynthesizeSettings, build
 from fedtranscribe.errors import ConfigError
+from fedtranscribe.result import Shown
 
 if TYPE_CHECKING:
     from fedtranscribe.synthesize.run import Judge
@@ -54,7 +55,7 @@ def synthesize_command(
         prepared = prepare(settings, say=bars.say)
         bars.say(f"run folder: {folder}")
         try:
-            result = synthesize(
+            shown = synthesize(
                 prepared,
                 folder,
                 resume=resume,
@@ -66,9 +67,9 @@ def synthesize_command(
             bars.say(f"go on with: fedtranscribe synthesize --resume --out {folder}")
             raise
     if as_json:
-        emit(result, as_json=True, title="")
+        emit(shown.to_json(), as_json=True, title="")
     else:
-        show(result, folder)
+        show(shown, folder)
 
 
 synthesize_command.__doc__ = _EXAMPLES
@@ -140,14 +141,15 @@ def _cnn(settings: SynthesizeSettings) -> "Judge":
     return judge
 
 
-def show(result: dict[str, Any], folder: Path) -> None:
+def show(shown: Shown, folder: Path) -> None:
     """Print a finished run: accuracy, then privacy, then where things are."""
-    for caveat in result["caveats"]:
+    result = shown.result
+    for caveat in result.guarantee.caveats:
         say(f"NOT PRIVATE: {caveat}", "bold red")
-    score = (result["accuracy"] or {}).get("downstream")
+    score = shown.accuracy.get("downstream")
     if score is not None:
         say(f"CNN trained on samples, tested on real images: {score:.1%}")
-        say(result["accuracy_on"], "dim")
+        say(result.accuracy_on, "dim")
     show_privacy(result)
     say_path("Network, samples and figures", folder)
     say(f"Draw images with: fedtranscribe sample {folder} --num 1000 --out samples.npz")

@@ -10,6 +10,7 @@ from fedtranscribe.cli.progress import StageBars
 from fedtranscribe.cli.runs import layers, show_privacy
 from fedtranscribe.cli.settings_options import settings_options
 from fedtranscribe.config import TranscribeSettings, build
+from fedtranscribe.result import Shown
 
 # From a diffusion model on two cores: some minutes, once.
 _SAMPLES = 2_000
@@ -53,16 +54,16 @@ def transcribe_command(
         prepared = prepare(settings, _generator(settings, bars))
         bars.say(f"run folder: {folder}")
         try:
-            result = transcribe(
+            shown = transcribe(
                 prepared, folder, resume=resume, force=force, progress=bars, say=bars.say
             )
         except KeyboardInterrupt:
             bars.say(f"go on with: fedtranscribe transcribe --resume --out {folder}")
             raise
     if as_json:
-        emit(result, as_json=True, title="")
+        emit(shown.to_json(), as_json=True, title="")
     else:
-        show(result, folder)
+        show(shown, folder)
 
 
 transcribe_command.__doc__ = _EXAMPLES
@@ -83,22 +84,22 @@ def _generator(settings: TranscribeSettings, bars: StageBars) -> Any:
     )
 
 
-def show(result: dict[str, Any], folder: Path) -> None:
+def show(shown: Shown, folder: Path) -> None:
     """Print a finished run: accuracy, then privacy, then where things are."""
+    result = shown.result
     names = {
-        "single_teacher": f"one teacher of {result['teachers']} (mean)",
+        "single_teacher": f"one teacher of {result.teachers} (mean)",
         "ensemble": "teacher ensemble",
-        "public_set_alone": f"public set alone ({result['public_data']})",
+        "public_set_alone": f"public set alone ({result.public_data})",
         "student": "private student",
     }
-    hidden = result["not_private"]
     scores = [
-        (f"{name}{', NOT PRIVATE' if key in hidden else ''}", f"{result['accuracy'][key]:.1%}")
+        (f"{name}{', NOT PRIVATE' if key in shown.not_private else ''}", f"{value:.1%}")
         for key, name in names.items()
-        if key in result["accuracy"]
+        if (value := shown.accuracy.get(key)) is not None
     ]
     columns = ("model", "accuracy")
     show_table("Accuracy on held-out real images", columns, scores, right=("accuracy",))
-    say(result["accuracy_on"], "dim")
+    say(result.accuracy_on, "dim")
     show_privacy(result)
     say_path("Results, networks and figures", folder)

@@ -2,18 +2,17 @@
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fedtranscribe.config import OF_RUNS, Mark, marked
 from fedtranscribe.data import is_published
 from fedtranscribe.evaluation.evaluate import EVALUATION
 from fedtranscribe.reading import read_object
-from fedtranscribe.transcribe.rundir import read_result
+from fedtranscribe.result import SCORES, Result
+from fedtranscribe.result_parts import Accuracy, Answers
 
-_METHOD = "dpsd"
 _LEVEL = 0.95
 
 
@@ -99,44 +98,38 @@ def read_run(path: Path) -> ComparedRun:
     Raises:
         StorageError: there is none.
     """
-    result = read_result(path)
-    settings = result["settings"]
+    result = Result.read(path)
+    asked, guarantee, answers = result.asked, result.guarantee, result.answers or Answers()
     told = read_object(path / EVALUATION) or {}
     # Older runs may hold in `metrics.json` what belongs under `private/`.
-    scores = (result.get("accuracy") or {}) if is_published(str(settings.get("data"))) else {}
-    own = {} if scores else read_object(path / "private" / "accuracy.json") or {}
-    method = str(result.get("method", _METHOD))
+    scores = result.accuracy if is_published(asked.data) else None
+    own = {} if scores and scores.to_json() else read_object(path / SCORES) or {}
     incidental = marked(Mark.INCIDENTAL, *OF_RUNS)
-    kept = {key: value for key, value in settings.items() if key not in incidental}
+    kept = {key: value for key, value in result.settings.items() if key not in incidental}
     fidelity = told.get("fidelity") or {}
     return ComparedRun(
         path=path,
-        name=str(result.get("run", path)),
-        method=method,
-        data=str(result.get("data")),
-        privacy=str(result.get("privacy", "none")),
-        unit=str(result.get("unit")),
-        seed=int(settings.get("seed", 0)),
-        epsilon=_epsilon(result),
-        delta=float(result.get("delta", 0.0)),
-        noise=_noise(result),
-        rows=int(result.get("rows", 0)),
-        accuracy=scores.get("student"),
+        name=result.run,
+        method=result.method,
+        data=str(result.data),
+        privacy=answers.privacy or "none",
+        unit=guarantee.unit.value,
+        seed=asked.seed,
+        epsilon=guarantee.held,
+        delta=guarantee.delta,
+        noise=_noise(answers),
+        rows=result.rows,
+        accuracy=(scores or Accuracy()).student,
         own_accuracy=own.get("student"),
         cnn=(told.get("downstream") or {}).get("cnn"),
         fid=fidelity.get("fid"),
         features=fidelity.get("features"),
-        settings=json.dumps([method, kept], sort_keys=True),
+        settings=json.dumps([result.method, kept], sort_keys=True),
     )
 
 
-def _epsilon(result: Mapping[str, Any]) -> float | None:
-    """The sound ε; none for a baseline, and none with seeded noise, whatever was printed."""
-    return result.get("epsilon") if result.get("private") else None
-
-
-def _noise(result: Mapping[str, Any]) -> str | None:
-    std, who = result.get("noise_std"), result.get("noise")
+def _noise(answers: Answers) -> str | None:
+    std, who = answers.noise_std, answers.noise
     if std is None:
-        return str(who) if who else None
+        return who
     return f"{std:.3g} {who}" if who else f"{std:.3g}"

@@ -91,7 +91,7 @@ def evaluate(
     split, public = run.data(settings.data_root), run.declared_public
     if run.student is not None:
         run.student.to(device)
-    head = {"run": run.result.get("run"), "data": run.result.get("data")}
+    head = {"run": run.result.run, "data": run.result.data}
     samples = settings.samples or run.usual_samples(_SAMPLES)
     tail = {
         "samples": samples if run.generator is not None else 0,
@@ -127,8 +127,8 @@ def _measured(
         return {"note": _NO_GENERATOR}, real
     source = None
     if settings.fidelity:
-        private = NamedData.of(run.settings["data"], split)
-        source = feature_source(settings, run.settings, private)
+        asked = run.result.asked
+        source = feature_source(settings, asked, NamedData.of(asked.data, split))
     run.generator.to(device)
     progress(_DRAWN, 0, 1)
     images, labels = run.synthesise(samples, settings.seed, progress)

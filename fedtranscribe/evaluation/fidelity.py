@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from fedtranscribe.errors import (
     WeightsNotFoundError,
 )
 from fedtranscribe.evaluation.features import public_set, registered
+from fedtranscribe.result import RunSettings
 
 # For runs without a labelled public set; the second where the first are the private records.
 _PACKAGED = ("uci-digits", "digits")
@@ -51,7 +51,7 @@ class FeatureSource:
 
 
 def feature_source(
-    settings: EvaluationSettings, run: Mapping[str, Any], private: NamedData
+    settings: EvaluationSettings, run: RunSettings, private: NamedData
 ) -> FeatureSource:
     """Inception from a file or fetched, else a network trained on public images.
 
@@ -160,17 +160,15 @@ def measure(
 
 
 def _public_features(
-    settings: EvaluationSettings, run: Mapping[str, Any], private: NamedData
+    settings: EvaluationSettings, run: RunSettings, private: NamedData
 ) -> tuple[str, str]:
     """A feature network on the run's labelled public set, or on a packaged one."""
     packaged = next(name for name in _PACKAGED if not share_records(name, private.data_id))
-    name = run.get("public_data")
-    if name in (None, "none", PUBLIC_SHAPES, packaged):
+    name = run.public_data
+    if name is None or name in ("none", PUBLIC_SHAPES, packaged):
         return _features_of(packaged, None, private)
-    given = run.get("data_root")
-    root = settings.data_root or (Path(given) if given else None)
     try:
-        return _features_of(name, root, private)
+        return _features_of(name, settings.data_root or run.data_root, private)
     except (DataNotFoundError, InvalidDataError):
         # The result names the set that was used.
         return _features_of(packaged, None, private)

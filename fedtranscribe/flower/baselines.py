@@ -22,6 +22,9 @@ from fedtranscribe.flower.over_flower import Address
 from fedtranscribe.methods.ensemble_distillation import dense, distil
 from fedtranscribe.methods.local_training import train_locally
 from fedtranscribe.models import Classifier, Generator
+from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.result import Result
+from fedtranscribe.result_parts import Accuracy, Federation, StatedGuarantee
 from fedtranscribe.tracking import Report
 from fedtranscribe.transcribe.rundir import RunDirectory
 
@@ -32,28 +35,30 @@ Evaluate = Callable[[Classifier], float]
 _ARRAYS, _CONFIG, _METRICS = "arrays", "config", "metrics"
 
 
-def baseline_result(
-    settings: FederationSettings, run: RunDirectory, scores: dict[str, float]
-) -> dict[str, Any]:
+def baseline_result(settings: FederationSettings, run: RunDirectory, accuracy: Accuracy) -> Result:
     """The result of a baseline, in the form of a private run's: its ε is null."""
-    return {
-        "method": settings.method,
-        "epsilon": None,
-        "delta": settings.delta,
-        "unit": settings.unit,
-        "adjacency": "zero-out",
-        "accountant": None,
-        "published": None,
-        "private": False,
-        "trust": "everybody: holders send networks that were trained without privacy",
-        "rows": 0,
-        "holders": settings.holders,
-        "run": run.run_id,
-        "data": settings.data,
-        "public_data": settings.public_data if settings.method == "feddf" else None,
-        "accuracy": scores,
-        "settings": json.loads(settings.model_dump_json(exclude_none=True)),
-    }
+    return Result(
+        method=settings.method,
+        run=run.run_id,
+        rows=0,
+        guarantee=StatedGuarantee(
+            epsilon=None,
+            delta=settings.delta,
+            unit=Unit(settings.unit),
+            adjacency=Adjacency.ZERO_OUT,
+            accountant=None,
+            published=None,
+            private=False,
+        ),
+        federation=Federation(
+            holders=settings.holders,
+            trust="everybody: holders send networks that were trained without privacy",
+        ),
+        data=settings.data,
+        public_data=settings.public_data if settings.method == "feddf" else None,
+        accuracy=accuracy,
+        settings=json.loads(settings.model_dump_json(exclude_none=True)),
+    )
 
 
 # ---------------------------------------------------------------- at a holder

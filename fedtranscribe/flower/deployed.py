@@ -71,7 +71,8 @@ def serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
         # It is of a published benchmark, or there is none.
         tested = None if test is None else HeldOut(test, public=True)
         result = federate(settings, transport, run, expected=expected, test=tested, report=report)
-    log.info("sound ε %s (%s); run folder %s", result["epsilon"], result["unit"], out)
+    stated = result.guarantee
+    log.info("sound ε %s (%s); run folder %s", stated.epsilon, stated.unit, out)
 
 
 def _test_images(settings: FederationSettings) -> ImageSet | None:

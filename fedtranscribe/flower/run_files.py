@@ -17,7 +17,6 @@ from fedtranscribe.files import write_atomically
 from fedtranscribe.reading import json_objects, read_object
 
 ERROR = "error.json"
-METRICS = "metrics.json"
 LOG = "superlink.log"
 
 

@@ -1,6 +1,7 @@
 """The ServerApp and ClientApp of a simulation; the folders under `simulations/` only name them."""
 
 import logging
+import math
 import time
 from pathlib import Path
 
@@ -22,6 +23,8 @@ from fedtranscribe.flower.over_flower import Address, OverFlower
 from fedtranscribe.flower.run_config import make_server_app
 from fedtranscribe.flower.simulated_holder import open_simulated, simulated_part
 from fedtranscribe.models import Classifier, build, save_network
+from fedtranscribe.result import Result
+from fedtranscribe.result_parts import Accuracy
 from fedtranscribe.runs.federate import federate
 from fedtranscribe.runs.learning import HeldOut
 from fedtranscribe.runs.simulation import (
@@ -33,7 +36,7 @@ from fedtranscribe.runs.simulation import (
 from fedtranscribe.runs.single_node import TRAINERS, train_at_holder
 from fedtranscribe.teachers import Teachers
 from fedtranscribe.tracking import Tracker, check_tracking
-from fedtranscribe.transcribe.rundir import STUDENT, RunDirectory, allowed_scores
+from fedtranscribe.transcribe.rundir import STUDENT, RunDirectory
 from fedtranscribe.transcribe.session import (
     accuracy,
     build_student_side,
@@ -113,15 +116,22 @@ def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
         ensemble=lambda: _ensemble(settings, out, split),
         report=Tracker(out, settings),
     )
-    if "student" in result["accuracy"]:
-        log.info("student %.1f %%", 100 * result["accuracy"]["student"])
+    if result.accuracy is not None and result.accuracy.student is not None:
+        log.info("student %.1f %%", 100 * result.accuracy.student)
+    stated = result.guarantee
     log.info(
         "sound ε %s (%s); published formula %.4g, no guarantee",
-        result["epsilon"],
-        result["unit"],
-        result["published"]["epsilon"],
+        stated.epsilon,
+        stated.unit,
+        _formula(result),
     )
     log.info("results, networks and figures: %s", out)
+
+
+def _formula(result: Result) -> float:
+    """What the paper's formula prints; infinite where it has no value."""
+    published = result.guarantee.published
+    return math.inf if published is None or published.epsilon is None else published.epsilon
 
 
 def _refuse_private_images(settings: FederationSettings, private: NamedData) -> None:
@@ -176,10 +186,10 @@ def _serve_baseline(
         report=report,
     )
     scores = {"student": evaluate(side.student)}
-    result = baseline_result(settings, run, allowed_scores(scores) if told else {})
+    result = baseline_result(settings, run, Accuracy.of(scores if told else {}))
     run.write_scores(scores)
     save_network(side.student, run.path / STUDENT)
-    run.write_metrics(result)
+    result.write(run.path)
     log.info("method=%s is done; its student is NOT private", settings.method)
     log.info("results: %s", run.path)
 

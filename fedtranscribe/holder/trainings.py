@@ -23,15 +23,16 @@ from typing import Any
 from fedtranscribe.capabilities import Facts
 from fedtranscribe.config import PUBLIC_SHAPES, SynthesizeSettings, TrainingOptions, build
 from fedtranscribe.data import DataSplit, ImageSet, is_published
-from fedtranscribe.errors import ConfigError, ProtocolError
+from fedtranscribe.errors import ConfigError, ProtocolError, StorageError
 from fedtranscribe.mechanisms import BitSource, NoiseSource
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.reading import read_json, read_json_lines
+from fedtranscribe.reading import read_json_lines
+from fedtranscribe.result import Result, TrainedFacts
 from fedtranscribe.synthesize.preparation import Prepared, prepare
 from fedtranscribe.synthesize.run import describe
 from fedtranscribe.synthesize.training import Training
 from fedtranscribe.transcribe.rundir import DENOISER, RunDirectory
-from fedtranscribe.wire.trainings import TOLD, TrainedNetwork, TrainingProgress
+from fedtranscribe.wire.trainings import TrainedNetwork, TrainingProgress
 
 _LEAST_SECONDS = 10.0
 
@@ -159,12 +160,12 @@ class Trainings:
         """
         folder = self._folder_of(run)
         try:
-            facts = read_json(folder / "metrics.json")
+            facts = TrainedFacts.of(Result.read(folder))
             event = read_json_lines(folder / "events.jsonl")[0]
             network = (folder / DENOISER).read_bytes()
-        except (OSError, ValueError, IndexError):
+        except (OSError, ValueError, IndexError, StorageError):
             raise ProtocolError(f"No training of run {run[:80]!r} is finished here.") from None
-        return TrainedNetwork(network, {name: facts[name] for name in TOLD}, event)
+        return TrainedNetwork(network, facts, event)
 
     # ---------------------------------------------------------------- small parts
 
@@ -201,8 +202,9 @@ class Trainings:
         if now.run.finished:
             return
         trained = now.training.finish()
-        facts = describe(now.prepared, now.run, now.training.caveats, trained, self._open_ledger)
-        now.run.write_metrics(facts)
+        caveats = now.training.caveats
+        described = describe(now.prepared, now.run, caveats, trained, self._open_ledger)
+        described.write(now.run.path)
 
     def _folder_of(self, run: str) -> Path:
         # The name comes from the server: it must not become a path.

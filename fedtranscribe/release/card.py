@@ -16,9 +16,9 @@ from fedtranscribe.release.accounting import agree
 from fedtranscribe.release.describe import told
 from fedtranscribe.release.stamp import LOUD
 from fedtranscribe.release.statement import Choice, LedgerTotal, PrivacyStatement
+from fedtranscribe.result_parts import OWN_LABELS
 from fedtranscribe.text import markdown
 from fedtranscribe.transcribe.finished import FinishedRun
-from fedtranscribe.transcribe.rundir import OWN_LABELS
 
 CARD = "card.md"
 
@@ -214,6 +214,7 @@ def _facts(run: FinishedRun) -> dict[str, Any]:
     student, generator = run.student, run.generator
     if isinstance(generator, Synthesizer):
         denoiser, sampling = generator.denoiser, generator.sampling
+        trained = run.result.diffusion
         return {
             "diffusion": True,
             "architecture": denoiser.size_name.value,
@@ -222,7 +223,7 @@ def _facts(run: FinishedRun) -> dict[str, Any]:
             "size": denoiser.size,
             "parameters": sum(p.numel() for p in denoiser.parameters()),
             "time_steps": generator.schedule.steps,
-            "labels": markdown(run.result.get("labels", OWN_LABELS)),
+            "labels": markdown(OWN_LABELS if trained is None else trained.labels),
             "sampling": f"DDIM, {sampling.steps} steps, eta {sampling.eta:g}, "
             f"guidance {sampling.guidance:g}",
         }
@@ -240,7 +241,7 @@ def _facts(run: FinishedRun) -> dict[str, Any]:
 
 def _accuracy(run: FinishedRun) -> dict[str, float]:
     """On a published benchmark's test part, and only there."""
-    if not told(run):
+    if not told(run) or run.result.accuracy is None:
         return {}
-    scores = run.result["accuracy"]
+    scores = run.result.accuracy.to_json()
     return {name: scores[key] for key, name in _TOLD.items() if key in scores}

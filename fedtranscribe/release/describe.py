@@ -5,7 +5,6 @@ was measured on held-out records nothing at all unless they belong to a publishe
 """
 
 import json
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ from fedtranscribe import __version__
 from fedtranscribe.config import PUBLIC_SHAPES
 from fedtranscribe.data import is_benchmark
 from fedtranscribe.errors import AuditError, ConfigError, PrivacyError, StorageError
-from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.reading import read_json, read_json_lines
 from fedtranscribe.release.accounting import agree, by_adjacency, by_holder, by_unit, recompute
 from fedtranscribe.release.loading import classes_of
@@ -29,12 +27,16 @@ from fedtranscribe.release.statement import (
     Published,
     ReleaseRecord,
 )
+from fedtranscribe.result import SCORES, Result
+from fedtranscribe.result_parts import Answers, Federation, LedgerFacts
 from fedtranscribe.transcribe.finished import FinishedRun
 from fedtranscribe.transcribe.rundir import DAMAGED
 
 THE_HOLDER = "the holder"
 """How events of a local run, which has one holder without a name, call it."""
 
+_ALONE = Federation(holders=1)
+_NOBODY = "nobody: everything ran at the holder, which added the noise"
 _OWN_DATA = "a private set of the holder"
 _OWN_PUBLIC_DATA = "a set that the holder calls public"
 _SHOWN = (
@@ -65,18 +67,18 @@ def describe(run: FinishedRun, choices: Sequence[str] = ()) -> PrivacyStatement:
 
 
 def _describe(run: FinishedRun, choices: Sequence[str]) -> PrivacyStatement:
-    result = run.result
+    result, stated = run.result, run.result.guarantee
+    answers, federation = result.answers or Answers(), result.federation or _ALONE
     events = _events(run)
-    unit, adjacency = Unit(result["unit"]), Adjacency(result["adjacency"])
-    delta, given = float(result["delta"]), by_holder(events)
+    unit, adjacency, delta = stated.unit, stated.adjacency, stated.delta
+    given = by_holder(events)
     headline = recompute(given, unit, adjacency, delta)
-    _expect_agreement(run, result["epsilon"], headline.epsilon if headline else None)
-    shards = _shards(result)
+    _expect_agreement(run, stated.epsilon, headline.epsilon if headline else None)
     said = PrivacyStatement(
         schema=SCHEMA,
         fedtranscribe=__version__,
-        run=result["run"],
-        method=result.get("method", "dpsd"),
+        run=result.run,
+        method=result.method,
         epsilon=headline.epsilon if headline else None,
         delta=delta,
         unit=unit,
@@ -86,22 +88,22 @@ def _describe(run: FinishedRun, choices: Sequence[str]) -> PrivacyStatement:
         sound=by_adjacency(given, unit, delta),
         units=by_unit(given, adjacency, delta),
         published=_published(run),
-        answers=result.get("privacy"),
-        noise_std=result.get("noise_std"),
-        noise_mode=_noise_mode(result),
-        trust=result.get("trust", "nobody: everything ran at the holder, which added the noise"),
-        private=bool(result["private"]),
+        answers=answers.privacy,
+        noise_std=answers.noise_std,
+        noise_mode=_noise_mode(result, answers),
+        trust=federation.trust or _NOBODY,
+        private=_private(result),
         stamp=None,
         events=events,
         data_dependent_choices=_choices(run, choices),
         audits=_audits(run),
-        ledger=_ledger(result),
-        rows=result["rows"],
-        teachers=sum(shards.values()) or None,
-        holders=result.get("holders", 1),
-        shards=shards,
-        data=result["data"] if told(run) else _OWN_DATA,
-        public_data=_public_data(result.get("public_data")),
+        ledger=_ledger(result.ledger),
+        rows=result.rows,
+        teachers=result.teachers or None,
+        holders=federation.holders,
+        shards=_shards(result),
+        data=str(result.data) if told(run) else _OWN_DATA,
+        public_data=_public_data(result.public_data),
         class_names=_class_names(run),
         files={},
     )
@@ -114,7 +116,8 @@ def told(run: FinishedRun) -> bool:
     Only for benchmarks known by name, and only where the run itself found them published. That a
     path does not exist, here and now, makes nothing public.
     """
-    return is_benchmark(str(run.result.get("data"))) and bool(run.result.get("accuracy"))
+    accuracy = run.result.accuracy
+    return is_benchmark(str(run.result.data)) and accuracy is not None and bool(accuracy.to_json())
 
 
 # ---------------------------------------------------------------- parts of the result
@@ -122,7 +125,7 @@ def told(run: FinishedRun) -> bool:
 
 def _events(run: FinishedRun) -> tuple[HolderRelease, ...]:
     path = run.path / "events.jsonl"
-    if not path.exists() and run.result["epsilon"] is None:
+    if not path.exists() and run.result.guarantee.epsilon is None:
         return ()
     try:
         return tuple(_event(line) for line in read_json_lines(path))
@@ -148,16 +151,22 @@ def _expect_agreement(run: FinishedRun, stated: float | None, found: float | Non
         )
 
 
-def _shards(result: Mapping[str, Any]) -> dict[str, int]:
-    if "shards" in result:
-        return dict(result["shards"])
-    return {THE_HOLDER: result["teachers"]} if "teachers" in result else {}
+def _shards(result: Result) -> dict[str, int]:
+    alone = {} if result.teachers is None else {THE_HOLDER: result.teachers}
+    return result.shards or alone
 
 
-def _noise_mode(result: Mapping[str, Any]) -> Any:
-    if result["epsilon"] is None and "noise" not in result:
+def _noise_mode(result: Result, answers: Answers) -> Any:
+    if result.guarantee.epsilon is None and answers.noise is None:
         return "none"
-    return result.get("noise", "local")
+    return answers.noise or "local"
+
+
+def _private(result: Result) -> bool:
+    """A result that does not say where its noise came from cannot be released."""
+    if result.guarantee.private is None:
+        raise ValueError("private")
+    return result.guarantee.private
 
 
 def _audits(run: FinishedRun) -> tuple[dict[str, Any], ...]:
@@ -171,7 +180,7 @@ def _audit(run: FinishedRun, path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     audit = read_json(path)
-    if audit["run"] != run.result["run"]:
+    if audit["run"] != run.result.run:
         raise PrivacyError(f"{path} is of another run; repeat `fedtranscribe audit` on this one.")
     if not audit["sound"]:
         raise AuditError(
@@ -181,26 +190,19 @@ def _audit(run: FinishedRun, path: Path) -> dict[str, Any] | None:
 
 
 def _published(run: FinishedRun) -> Published | None:
-    figure = run.result.get("published")
+    figure = run.result.guarantee.published
     if figure is None:
         return None
     return Published(
-        epsilon=_finite(figure["epsilon"]),
-        reason=figure["reason"],
-        used_for_calibration=run.settings.get("calibrate_by") == "published",
+        epsilon=figure.epsilon,
+        reason=figure.reason,
+        used_for_calibration=run.result.asked.calibrate_by == "published",
     )
 
 
-def _ledger(result: Mapping[str, Any]) -> LedgerTotal | None:
-    total = result.get("ledger")
-    if total is None:
-        return None
+def _ledger(said: LedgerFacts | None) -> LedgerTotal | None:
     # Through JSON, because the parts take exact types only.
-    return LedgerTotal.model_validate_json(json.dumps(total))
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+    return None if said is None else LedgerTotal.model_validate_json(said.model_dump_json())
 
 
 def _choices(run: FinishedRun, given: Sequence[str]) -> tuple[Choice, ...]:
@@ -208,7 +210,7 @@ def _choices(run: FinishedRun, given: Sequence[str]) -> tuple[Choice, ...]:
         if not (0 < len(text.strip()) <= 300 and text.isprintable()):
             raise ConfigError(f"Expected --choice {text!r} as one printable line of 1 to 300.")
     found = [Choice(choice=text.strip(), charged=False, stated=True) for text in given]
-    if not told(run) and (run.private / "accuracy.json").exists():
+    if not told(run) and (run.path / SCORES).exists():
         found.append(Choice(choice=_SHOWN, charged=False, stated=False))
     return tuple(found)
 
@@ -218,12 +220,10 @@ def _choices(run: FinishedRun, given: Sequence[str]) -> tuple[Choice, ...]:
 
 def _class_names(run: FinishedRun) -> tuple[str, ...] | None:
     """What the holder stated; a result that names more or fewer classes is damaged."""
-    names = run.result.get("class_names")
-    if names is None:
-        return None
-    if not isinstance(names, list) or len(names) != classes_of(run.student, run.generator):
+    names = run.result.class_names
+    if names is not None and len(names) != classes_of(run.student, run.generator):
         raise ValueError("class_names")
-    return tuple(names)
+    return names
 
 
 def _public_data(name: str | None) -> str | None:

@@ -21,8 +21,9 @@ from fedtranscribe.evaluation.evaluate import EVALUATION
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.reading import json_objects, read_object
+from fedtranscribe.result import Result
+from fedtranscribe.result_parts import Accuracy, AccuracyCurve
 from fedtranscribe.tracking import PROGRESS
-from fedtranscribe.transcribe.rundir import read_result
 
 _TOLD_SCORES = {
     "student": "student",
@@ -56,7 +57,7 @@ class RunFacts:
 
     Attributes:
         path: its folder; the page shows no path.
-        result: what `metrics.json` holds; for figures by name.
+        result: for figures by name.
         given: what holders gave away.
         scores: name -> accuracy; empty where it may not be told.
         curve: answered rows and accuracies.
@@ -69,7 +70,7 @@ class RunFacts:
     """
 
     path: Path
-    result: Mapping[str, Any]
+    result: Result
     given: Given
     scores: dict[str, float]
     curve: tuple[list[int], list[float]]
@@ -83,22 +84,22 @@ class RunFacts:
     @property
     def method(self) -> str:
         """dpsd, feddpsd, …"""
-        return str(self.result.get("method") or "dpsd")
+        return self.result.method
 
     @property
     def told(self) -> bool:
         """Whether data and accuracy may be named: a published benchmark's."""
-        return is_published(str(self.result["settings"].get("data")))
+        return is_published(self.result.asked.data)
 
     @property
     def data(self) -> str:
         """Name of the data, where it may be told."""
-        return str(self.result["settings"].get("data")) if self.told else OWN_DATA
+        return self.result.asked.data if self.told else OWN_DATA
 
     @property
     def diffusion(self) -> bool:
         """Whether one network was trained on the records, and no rows were answered."""
-        return "sampling" in self.result
+        return self.result.diffusion is not None
 
     @property
     def taught(self) -> float | None:
@@ -109,28 +110,27 @@ class RunFacts:
     @property
     def epsilon(self) -> float | None:
         """The headline; None where there is no guarantee, whatever was printed."""
-        return self.result.get("epsilon") if self.result.get("private") else None
+        return self.result.guarantee.held
 
     @property
     def delta(self) -> float:
         """δ."""
-        return float(self.result.get("delta") or 1e-5)
+        return self.result.guarantee.delta
 
     @property
     def unit(self) -> Unit:
         """Whose presence the headline hides."""
-        return Unit(self.result.get("unit") or Unit.RECORD)
+        return self.result.guarantee.unit
 
     @property
     def adjacency(self) -> Adjacency:
         """Under which change."""
-        return Adjacency(self.result.get("adjacency") or Adjacency.ZERO_OUT)
+        return self.result.guarantee.adjacency
 
     @property
     def settings(self) -> dict[str, str]:
         """Resolved settings, flat, without paths and machines."""
-        untold = marked(Mark.UNTOLD, *OF_RUNS)
-        settings = self.result["settings"]
+        untold, settings = marked(Mark.UNTOLD, *OF_RUNS), self.result.settings
         return dict(_flat({name: settings[name] for name in settings if name not in untold}))
 
 
@@ -144,10 +144,10 @@ def read_facts(path: Path, ledger: Path | None = None) -> RunFacts:
     Raises:
         StorageError: no finished run, or damaged events.
     """
-    result, given = read_result(path), read_events(path)
-    told = is_published(str(result["settings"].get("data")))
-    scores = (result.get("accuracy") or {}) if told else {}
-    curve = (result.get("curve") or {}) if told else {}
+    result, given = Result.read(path), read_events(path)
+    told = is_published(result.asked.data)
+    scores = ((result.accuracy if told else None) or Accuracy()).to_json()
+    curve = (result.curve if told else None) or AccuracyCurve()
     evaluation = read_object(path / EVALUATION) or {}
     known = {_TOLD_SCORES[name]: scores[name] for name in _TOLD_SCORES if name in scores}
     return RunFacts(
@@ -155,7 +155,7 @@ def read_facts(path: Path, ledger: Path | None = None) -> RunFacts:
         result=result,
         given=given,
         scores=known,
-        curve=(list(curve.get("rows") or []), list(curve.get("accuracy") or [])),
+        curve=([*curve.rows], [*curve.accuracy]),
         evaluation=evaluation,
         audit=read_object(path / AUDIT) or {},
         inversion=_bytes(path / INVERSION),
@@ -165,19 +165,17 @@ def read_facts(path: Path, ledger: Path | None = None) -> RunFacts:
     )
 
 
-def _risk(result: Mapping[str, Any], given: Given) -> Risk | None:
+def _risk(result: Result, given: Given) -> Risk | None:
     """For the headline's adjacency; a holder-level run says it by ε and δ alone."""
-    epsilon = result.get("epsilon") if result.get("private") else None
-    unit = Unit(result.get("unit") or Unit.RECORD)
-    adjacency = Adjacency(result.get("adjacency") or Adjacency.ZERO_OUT)
-    claim = Claim(epsilon, float(result.get("delta") or 1e-5), unit, adjacency)
-    events = events_of(given, adjacency) if unit is Unit.RECORD else ()
+    stated = result.guarantee
+    claim = Claim(stated.held, stated.delta, stated.unit, stated.adjacency)
+    events = events_of(given, stated.adjacency) if stated.unit is Unit.RECORD else ()
     return risk_of(claim, events)
 
 
-def _digests(path: Path, result: Mapping[str, Any], given: Path | None) -> list[LedgerDigest]:
-    named = given or result["settings"].get("ledger")
-    files = {"the holder": Path(named)} if named else {}
+def _digests(path: Path, result: Result, given: Path | None) -> list[LedgerDigest]:
+    named = given or result.asked.ledger
+    files = {"the holder": named} if named else {}
     holders = path / "private" / "holders"
     if holders.is_dir():
         files |= {folder.name: folder / "ledger.sqlite" for folder in sorted(holders.iterdir())}

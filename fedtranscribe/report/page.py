@@ -27,6 +27,7 @@ from fedtranscribe.report.drawings import (
 from fedtranscribe.report.facts import OWN_DATA, RunFacts, read_facts
 from fedtranscribe.report.spending import lines
 from fedtranscribe.report.verdict import CHANGES, UNITS, judge, tiny
+from fedtranscribe.result_parts import Answers, Diffusion
 from fedtranscribe.text import printable
 from fedtranscribe.transcribe.finished import FinishedRun
 from fedtranscribe.transcribe.rundir import DAMAGED
@@ -196,38 +197,35 @@ def percent(value: float | None) -> str:
 
 
 def _key_figures(facts: RunFacts) -> list[Figure]:
-    result = facts.result
+    result, answers = facts.result, facts.result.answers or Answers()
     under = f"{facts.unit.value}, {facts.adjacency.value}, δ\u00a0=\u00a0{tiny(facts.delta)}"
     found = [Figure("ε, sound", figure(facts.epsilon), under if facts.epsilon else "no guarantee")]
     if "student" in facts.scores:
         found.append(Figure("student’s accuracy", percent(facts.scores["student"]), "held out"))
-    if facts.diffusion:
-        found += _of_training(facts)
-    elif result.get("privacy") == "moments":
-        found.append(Figure("answers", f"{int(result['rows'])}", "noisy sums over all records"))
-    elif result.get("rows"):
-        kind = str(result.get("privacy") or "")
-        found.append(Figure("rows answered", f"{int(result['rows']):,}", kind and f"kind: {kind}"))
-    shards = result.get("shards") or {}
-    teachers = sum(shards.values()) or result.get("teachers")
-    if teachers:
-        found.append(Figure("teachers", f"{int(teachers):,}", "on disjoint records"))
-    if result.get("holders"):
-        found.append(Figure("data holders", f"{int(result['holders']):,}"))
-    if result.get("noise_std"):
-        where = str(result.get("noise") or "local")
-        found.append(Figure("noise", f"{float(result['noise_std']):.4g}", f"std, added: {where}"))
+    if result.diffusion is not None:
+        found += _of_training(facts, result.diffusion)
+    elif answers.privacy == "moments":
+        found.append(Figure("answers", f"{result.rows}", "noisy sums over all records"))
+    elif result.rows:
+        kind = answers.privacy and f"kind: {answers.privacy}"
+        found.append(Figure("rows answered", f"{result.rows:,}", kind or ""))
+    if result.teachers:
+        found.append(Figure("teachers", f"{result.teachers:,}", "on disjoint records"))
+    if result.federation is not None:
+        found.append(Figure("data holders", f"{result.federation.holders:,}"))
+    if answers.noise_std:
+        where = f"std, added: {answers.noise or 'local'}"
+        found.append(Figure("noise", f"{answers.noise_std:.4g}", where))
     return found
 
 
-def _of_training(facts: RunFacts) -> list[Figure]:
+def _of_training(facts: RunFacts, trained: Diffusion) -> list[Figure]:
     """Of a diffusion model: what its images teach, and how it was trained."""
-    result = facts.result
     found = [] if facts.taught is None else [Figure("CNN on its images", percent(facts.taught))]
-    if result.get("sigma"):
-        found.append(Figure("noise", f"{float(result['sigma']):.4g}", "multiplier of every step"))
-    steps = sum((result.get("steps") or {}).values())
-    return [*found, Figure("training steps", f"{steps:,}", f"U-Net: {result.get('unet')}")]
+    if trained.sigma:
+        found.append(Figure("noise", f"{trained.sigma:.4g}", "multiplier of every step"))
+    steps = sum(trained.steps.values())
+    return [*found, Figure("training steps", f"{steps:,}", f"U-Net: {trained.unet}")]
 
 
 def _guarantees(facts: RunFacts) -> list[tuple[str, str, str, bool]]:
@@ -238,10 +236,10 @@ def _guarantees(facts: RunFacts) -> list[tuple[str, str, str, bool]]:
         (unit, facts.adjacency): worst(facts.given, unit, facts.adjacency, facts.delta)
         for unit in Unit
     }
-    for name, epsilon in (facts.result.get("sound") or {}).items():
-        found[facts.unit, Adjacency(name)] = epsilon
-    for name, epsilon in (facts.result.get("units") or {}).items():
-        found[Unit(name), facts.adjacency] = epsilon
+    for adjacency, epsilon in facts.result.guarantee.sound.items():
+        found[facts.unit, adjacency] = epsilon
+    for unit, epsilon in facts.result.guarantee.units.items():
+        found[unit, facts.adjacency] = epsilon
     found[facts.unit, facts.adjacency] = facts.epsilon
     headline = facts.unit, facts.adjacency
     return [
@@ -254,11 +252,11 @@ def _guarantees(facts: RunFacts) -> list[tuple[str, str, str, bool]]:
 
 def _published(facts: RunFacts) -> Mapping[str, Any] | None:
     """The paper's own figure, which is no guarantee."""
-    found = facts.result.get("published")
-    if not found:
+    found = facts.result.guarantee.published
+    if found is None:
         return None
-    chose = facts.result["settings"].get("calibrate_by") == "published"
-    return {"epsilon": found.get("epsilon"), "reason": found.get("reason"), "used": chose}
+    chose = facts.result.asked.calibrate_by == "published"
+    return {"epsilon": found.epsilon, "reason": found.reason, "used": chose}
 
 
 def _scores(facts: RunFacts) -> list[tuple[str, list[tuple[str, str]]]]:

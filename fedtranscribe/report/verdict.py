@@ -43,19 +43,20 @@ class Verdict:
 def judge(facts: RunFacts) -> Verdict:
     """The verdict on a run."""
     contradicted = facts.audit.get("sound") is False
-    if facts.result.get("epsilon") is None:
+    stated = facts.result.guarantee
+    if stated.epsilon is None:
         return Verdict(
             f"NOT PRIVATE: method {facts.method} gives no guarantee for this unit.",
             "Nothing limits what this run tells about the records it was learned from.",
             _usefulness(facts),
         )
-    if facts.result.get("private") is None:
+    if stated.private is None:
         return Verdict(
             "NOT PRIVATE: the run does not say where its noise came from.",
             "Without that no figure of privacy holds.",
             ("It was made by an older version, or changed by hand. Repeat it.",),
         )
-    if not facts.result["private"]:
+    if not stated.private:
         return Verdict(
             "NOT PRIVATE: the noise came from a seed.",
             "Who knows the seed can take the noise off again, so no figure of privacy holds.",
@@ -96,7 +97,8 @@ def _meaning(facts: RunFacts) -> tuple[str, ...]:
 
 
 def _trust(facts: RunFacts) -> tuple[str, ...]:
-    trust = facts.result.get("trust")
+    federation = facts.result.federation
+    trust = None if federation is None else federation.trust
     return (f"Who had to be trusted with more than that: {trust}.",) if trust else ()
 
 

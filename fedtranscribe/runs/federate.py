@@ -15,11 +15,21 @@ from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.query import Kind
 from fedtranscribe.reading import read_json
+from fedtranscribe.result import Result
+from fedtranscribe.result_parts import (
+    Accuracy,
+    AccuracyCurve,
+    Answers,
+    Federation,
+    PublishedFigure,
+    StatedGuarantee,
+)
 from fedtranscribe.rounds.plan import Plan
 from fedtranscribe.rounds.planning import KINDS, Asked, make_plan
 from fedtranscribe.rounds.roster import enrol
+from fedtranscribe.rounds.server import Outcome
 from fedtranscribe.rounds.transport import Transport
-from fedtranscribe.runs.learning import Learned, HeldOut, learn
+from fedtranscribe.runs.learning import HeldOut, learn
 from fedtranscribe.tracking import Report, ignore
 from fedtranscribe.transcribe.rundir import RunDirectory
 from fedtranscribe.transcribe.session import public_images
@@ -35,7 +45,7 @@ def federate(
     ensemble: Callable[[], dict[str, float]] = dict,
     report: Report = ignore,
     noise: NoiseSource | None = None,
-) -> dict[str, Any]:
+) -> Result:
     """Enrol holders, fix the plan, run Algorithm 2, write networks and result.
 
     Args:
@@ -75,11 +85,28 @@ def federate(
         report=report,
         noise=noise,
     )
+    outcome, curve = learned.outcome, learned.outcome.curve
     private = transport.private and (noise is None or noise.private)
-    result = _result(settings, plan, learned, transport.payload, run, private)
-    names = None if test is None else test.images.class_names
-    result["class_names"] = names and list(names)
-    run.write_metrics(result)
+    result = Result(
+        method=settings.method,
+        run=run.run_id,
+        rows=outcome.rows,
+        guarantee=_guarantee(settings, plan, outcome, private),
+        answers=Answers(
+            privacy=settings.privacy,
+            noise_std=plan.noise_std,
+            signal=plan.forecast.signal,
+            noise=plan.noise.mode.value,
+        ),
+        federation=_federation(plan, outcome, transport.payload),
+        data=settings.data,
+        class_names=None if test is None else test.images.class_names,
+        public_data=settings.public_data,
+        accuracy=learned.accuracy or Accuracy.of({}),
+        curve=AccuracyCurve(rows=tuple(curve[0]), accuracy=tuple(curve[1])),
+        settings=json.loads(settings.model_dump_json(exclude_none=True)),
+    )
+    result.write(run.path)
     return result
 
 
@@ -120,52 +147,36 @@ def _capabilities(facts: dict[str, Any]) -> Capabilities:
     return Capabilities(**{**facts, **typed})
 
 
-def _result(
-    settings: FederationSettings,
-    plan: Plan,
-    learned: Learned,
-    payload: int,
-    run: RunDirectory,
-    private: bool,
-) -> dict[str, Any]:
-    outcome, unit = learned.outcome, Unit(settings.unit)
-    standing = outcome.standing
+def _guarantee(
+    settings: FederationSettings, plan: Plan, outcome: Outcome, private: bool
+) -> StatedGuarantee:
+    rows, unit, published = outcome.standing.rows, Unit(settings.unit), plan.published
 
     def stated(unit: Unit, adjacency: Adjacency) -> float | None:
-        found = plan.guarantee(standing.rows, unit, adjacency)
+        found = plan.guarantee(rows, unit, adjacency)
         return found.epsilon if found else None
 
-    headline = plan.guarantee(standing.rows, unit, Adjacency.ZERO_OUT)
-    return {
-        "method": settings.method,
-        "epsilon": headline.epsilon if headline else None,
-        "delta": settings.delta,
-        "unit": unit.value,
-        "adjacency": Adjacency.ZERO_OUT.value,
-        "accountant": headline.accountant if headline else None,
-        "noise_std": plan.noise_std,
-        "signal": plan.forecast.signal,
-        "sound": {a.value: stated(unit, a) for a in Adjacency},
-        "units": {u.value: stated(u, Adjacency.ZERO_OUT) for u in Unit},
-        "published": plan.published and {
-            "epsilon": plan.published.epsilon,
-            "reason": plan.published.reason,
-        },
-        "private": private,
-        "noise": plan.noise.mode.value,
-        "trust": plan.trust,
-        "privacy": settings.privacy,
-        "rows": outcome.rows,
-        "holders": len(plan.roster),
-        "shards": {name: facts.shards for name, facts in plan.roster.items()},
-        "answered_rounds": standing.answers,
-        "left": standing.left,
-        "stopped": outcome.stopped,
-        "bytes": payload,
-        "run": run.run_id,
-        "data": settings.data,
-        "public_data": settings.public_data,
-        "accuracy": learned.scores or {},
-        "curve": {"rows": outcome.curve[0], "accuracy": outcome.curve[1]},
-        "settings": json.loads(settings.model_dump_json(exclude_none=True)),
-    }
+    headline = plan.guarantee(rows, unit, Adjacency.ZERO_OUT)
+    return StatedGuarantee(
+        epsilon=headline.epsilon if headline else None,
+        delta=settings.delta,
+        unit=unit,
+        adjacency=Adjacency.ZERO_OUT,
+        accountant=headline.accountant if headline else None,
+        sound={adjacency: stated(unit, adjacency) for adjacency in Adjacency},
+        units={unit: stated(unit, Adjacency.ZERO_OUT) for unit in Unit},
+        published=published and PublishedFigure(epsilon=published.epsilon, reason=published.reason),
+        private=private,
+    )
+
+
+def _federation(plan: Plan, outcome: Outcome, payload: int) -> Federation:
+    return Federation(
+        holders=len(plan.roster),
+        shards={name: facts.shards for name, facts in plan.roster.items()},
+        answered_rounds=outcome.standing.answers,
+        left=outcome.standing.left,
+        stopped=outcome.stopped,
+        bytes=payload,
+        trust=plan.trust,
+    )

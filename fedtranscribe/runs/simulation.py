@@ -18,19 +18,18 @@ from pathlib import Path
 from fedtranscribe.config import FederationSettings, TranscribeSettings
 from fedtranscribe.data import DataSplit, ImageSet, dirichlet_partition, load_first
 from fedtranscribe.data.partitions import holder_name, part_id
-from fedtranscribe.errors import ConfigError
+from fedtranscribe.files import write_atomically
 from fedtranscribe.holder.masking import Masking
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.holder.statistics import of_teachers
 from fedtranscribe.holder.round_store import RoundStore
-from fedtranscribe.runs.single_node import TRAINERS
+from fedtranscribe.holder.statistics import of_teachers
 from fedtranscribe.holder.trainings import Trainings
-from fedtranscribe.files import write_atomically
 from fedtranscribe.mechanisms import BitSource, NoiseSource
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Unit
+from fedtranscribe.runs.single_node import TRAINERS
 from fedtranscribe.secagg.key_files import SUFFIX, Identity, new_pair
 from fedtranscribe.teachers import Teachers, train_teachers
 from fedtranscribe.transcribe.picking import training_mode

@@ -12,21 +12,23 @@ from typing import Any
 
 import torch
 
+from fedtranscribe import wire
+from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.config import FederationSettings
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError, HopelessPlanError, ProtocolError, QuorumError
-from fedtranscribe import wire
-from fedtranscribe.methods.local_training import train_locally
-from fedtranscribe.capabilities import Capabilities
-from fedtranscribe.refusals import Refusal, RefusalCode
-from fedtranscribe.rounds.transport import Transport
 from fedtranscribe.files import write_atomically
+from fedtranscribe.methods.local_training import train_locally
 from fedtranscribe.models import build
 from fedtranscribe.models.diffusion import load_synthesizer
+from fedtranscribe.refusals import Refusal, RefusalCode
+from fedtranscribe.result import Result
+from fedtranscribe.result_parts import Accuracy, Federation
+from fedtranscribe.rounds.transport import Transport
 from fedtranscribe.synthesize.samples import ALL, chosen_labels
 from fedtranscribe.tracking import Report, ignore
 from fedtranscribe.transcribe.report import draw_images, figures_available
-from fedtranscribe.transcribe.rundir import DENOISER, RunDirectory, allowed_scores
+from fedtranscribe.transcribe.rundir import DENOISER, RunDirectory
 from fedtranscribe.transcribe.session import accuracy, pick_device
 from fedtranscribe.wire import Message
 from fedtranscribe.wire.trainings import (
@@ -62,7 +64,7 @@ def train_at_holder(
     declared_public: bool = True,
     data_id: str | None = None,
     report: Report = ignore,
-) -> dict[str, Any]:
+) -> Result:
     """Have one holder train a private diffusion model, and fetch it.
 
     Args:
@@ -91,7 +93,9 @@ def train_at_holder(
 
     finished = False
     while not finished:
-        standing: TrainingProgress = _ask(transport, settings, wire.TRAIN, holder, plan, read_progress)
+        standing: TrainingProgress = _ask(
+            transport, settings, wire.TRAIN, holder, plan, read_progress
+        )
         report({"stage": standing.stage, "done": standing.done, "total": standing.total})
         finished = standing.finished
     trained = _ask(
@@ -102,8 +106,8 @@ def train_at_holder(
         lambda number, name: ask_model(number, run.run_id),
         read_trained,
     )
-    facts = {"holder": holder, "bytes": transport.payload, "data_id": data_id}
-    return _keep(settings, run, trained, facts, test, declared_public)
+    told = Federation(holders=1, holder=holder, bytes=transport.payload)
+    return _keep(settings, run, trained, told, data_id, test, declared_public)
 
 
 def asked_of(settings: FederationSettings) -> dict[str, Any]:
@@ -162,43 +166,49 @@ def _keep(
     settings: FederationSettings,
     run: RunDirectory,
     trained: TrainedNetwork,
-    facts: dict[str, Any],
+    federation: Federation,
+    data_id: str | None,
     test: ImageSet | None,
     declared_public: bool,
-) -> dict[str, Any]:
-    holder = facts["holder"]
-    if hashlib.sha256(trained.network).hexdigest() != trained.facts.get("sha256"):
-        raise ProtocolError(f"The network of holder {holder} is not the one that it describes.")
+) -> Result:
+    """Write network and result, once the network is the one that the holder describes."""
+    if hashlib.sha256(trained.network).hexdigest() != trained.facts.diffusion.sha256:
+        raise ProtocolError(
+            f"The network of holder {federation.holder} is not the one that it describes."
+        )
     write_atomically(run.path / DENOISER, trained.network)
-    run.write_events([{"holder": holder, "release": dict(trained.release)}])
-    told = settings.model_dump(mode="json", exclude_none=True)
-    result = {
-        **trained.facts,
-        **facts,
-        "rows": 1,
-        "holders": 1,
-        "run": run.run_id,
-        "data": settings.data,
-        "class_names": _class_names(settings, trained, test),
-        "settings": told,
-    }
-    scores = _show(settings, run, result, test)
+    run.write_events([{"holder": federation.holder, "release": dict(trained.release)}])
+    scores = _show(settings, run, test)
     run.write_scores(scores)
-    result["accuracy"] = allowed_scores(scores) if declared_public else {}
-    run.write_metrics(result)
+    result = Result(
+        # Its cost and its shape, as the holder says them; all else is this side's own.
+        method=trained.facts.method,
+        public_data=trained.facts.public_data,
+        guarantee=trained.facts.guarantee,
+        diffusion=trained.facts.diffusion,
+        federation=federation,
+        run=run.run_id,
+        rows=1,
+        data=settings.data,
+        data_id=data_id,
+        class_names=_class_names(settings, trained, test),
+        accuracy=Accuracy.of(scores if declared_public else {}),
+        settings=settings.model_dump(mode="json", exclude_none=True),
+    )
+    result.write(run.path)
     return result
 
 
 def _class_names(
     settings: FederationSettings, trained: TrainedNetwork, test: ImageSet | None
-) -> list[str] | None:
+) -> tuple[str, ...] | None:
     """What the network's labels are called; clusters have no names."""
-    named = trained.facts.get("classes") and settings.training.labels == "own"
-    return list(test.class_names) if named and test is not None and test.class_names else None
+    named = trained.facts.diffusion.classes and settings.training.labels == "own"
+    return test.class_names if named and test is not None else None
 
 
 def _show(
-    settings: FederationSettings, run: RunDirectory, result: dict[str, Any], test: ImageSet | None
+    settings: FederationSettings, run: RunDirectory, test: ImageSet | None
 ) -> dict[str, float]:
     """Draw samples of the network that came, and measure them where there is something to."""
     device = pick_device(settings.device)

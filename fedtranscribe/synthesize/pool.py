@@ -4,9 +4,7 @@ Its samples are free to draw; what its training cost stays spent, and a student 
 both has cost both.
 """
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +15,7 @@ from fedtranscribe.errors import StorageError
 from fedtranscribe.models.diffusion import Progress
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.reading import read_json_lines
+from fedtranscribe.result import Result
 from fedtranscribe.synthesize.samples import ALL, chosen_labels, open_run, write_samples
 from fedtranscribe.transcribe.preparation import GivenGenerator
 
@@ -40,46 +39,47 @@ def open_generator(
         ModelError: its network is absent or damaged.
     """
     model, result = open_run(path, device)
-    if not result["private"]:
+    if not result.guarantee.private:
+        why = "; ".join(result.guarantee.caveats) or "no noise"
         raise StorageError(
-            f"The run in {path} is not private ({'; '.join(result['caveats']) or 'no noise'}): "
-            "a student that learns from it could not be either; train one with noise."
+            f"The run in {path} is not private ({why}): a student that learns from it "
+            "could not be either; train one with noise."
         )
     kept = path / f"samples-{num}.npz"
     if not kept.exists():
-        labels = chosen_labels(ALL, num, result["classes"], seed=0)
-        write_samples(model.draw(labels, 0, progress), labels, kept, result["classes"])
+        labels = chosen_labels(ALL, num, model.classes, seed=0)
+        write_samples(model.draw(labels, 0, progress), labels, kept, model.classes)
     with np.load(kept) as arrays:
         images, labels = (torch.from_numpy(arrays[name]) for name in ("images", "labels"))
     # An unconditional network gives images without labels; one nominal class stands for none.
-    classes = max(2, result["classes"])
-    pool = ImageSet(f"samples of {result['run']}", result["run"], images, labels, classes)
+    classes = max(2, model.classes)
+    pool = ImageSet(f"samples of {result.run}", result.run, images, labels, classes)
     return GivenGenerator(
-        result["run"], _data_id(result), pool, _releases(path), _public(path, result)
+        result.run, _data_id(result), pool, _releases(path), _public(path, result)
     )
 
 
-def _data_id(result: Mapping[str, Any]) -> str | None:
+def _data_id(result: Result) -> str | None:
     """Which data a run was trained on; None where its folder does not say.
 
     Folders of earlier versions lack the id. There a benchmark's name is its id, and a path is none.
     What a server fetched from a holder names the server's test images instead of the records.
     """
-    if "data_id" in result or "holder" in result:
-        return result.get("data_id")
-    return result["data"] if is_benchmark(result["data"]) else None
+    if result.says_data_id:
+        return result.data_id
+    return result.data if result.data is not None and is_benchmark(result.data) else None
 
 
-def _public(path: Path, result: Mapping[str, Any]) -> NamedData | None:
+def _public(path: Path, result: Result) -> NamedData | None:
     """The public images that a run started from; None for none, and for drawn shapes.
 
     Raises:
         StorageError: the folder is of an earlier version and names a path without an id.
     """
-    name = result["public_data"]
-    if name in (None, PUBLIC_SHAPES):
+    name = result.public_data
+    if name is None or name == PUBLIC_SHAPES:
         return None
-    data_id = result.get("public_data_id") or (name if is_benchmark(name) else None)
+    data_id = result.public_data_id or (name if is_benchmark(name) else None)
     if data_id is None:
         raise StorageError(
             f"The run in {path} started from public_data={name!r} and does not say which data id "

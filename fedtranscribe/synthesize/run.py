@@ -13,12 +13,10 @@ Order: plan and cost → trainer (checks the data) → ledger has room → run f
 """
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,19 +29,22 @@ from fedtranscribe.models.diffusion import load_synthesizer
 from fedtranscribe.privacy.budget import DEFAULT_LIMIT, Budget
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.result import Result, Shown, with_private_scores
+from fedtranscribe.result_parts import (
+    OWN_LABELS,
+    Accuracy,
+    Diffusion,
+    LedgerFacts,
+    PublishedFigure,
+    StatedGuarantee,
+)
 from fedtranscribe.synthesize.preparation import Prepared, Say
 from fedtranscribe.synthesize.samples import ALL, chosen_labels
 from fedtranscribe.synthesize.training import OpenLedger, Trained, Training, forget_checkpoint
 from fedtranscribe.tracking import Tracker
 from fedtranscribe.transcribe.booking import ledger_facts, open_for_run
 from fedtranscribe.transcribe.report import draw_images, figures_available
-from fedtranscribe.transcribe.rundir import (
-    OWN_LABELS,
-    RunDirectory,
-    allowed_scores,
-    check_writable,
-    with_private_scores,
-)
+from fedtranscribe.transcribe.rundir import RunDirectory, check_writable
 from fedtranscribe.transcribe.session import Progress, silent
 
 # Synthetic images and labels, held-out images, device, progress -> accuracy; None if it failed.
@@ -64,7 +65,7 @@ def synthesize(
     say: Say = lambda _: None,
     noise: NoiseSource | None = None,
     bits: BitSource | None = None,
-) -> dict[str, Any]:
+) -> Shown:
     """Run a prepared synthesis, or go on with an interrupted one.
 
     Args:
@@ -78,8 +79,7 @@ def synthesize(
         bits: likewise, of the Poisson batches.
 
     Returns:
-        The result, as written to `metrics.json`, with all accuracies. Those that `not_private`
-        names are functions of private records: do not publish them.
+        The result, as written to `metrics.json`, with all accuracies.
 
     Raises:
         ConfigError: data that the method cannot take, other settings than the resumed run's, a
@@ -98,7 +98,7 @@ def synthesize(
     if run.finished:
         say("this run was complete already; nothing was spent")
         forget_checkpoint(run)
-        return with_private_scores(run.path, run.read_metrics())
+        return with_private_scores(run.path, Result.read(run.path))
     track = Tracker(run.path, prepared.settings)
     open_ledger = partial(opened_ledger, prepared, run.run_id)
     training = Training(prepared, trainer, run, open_ledger, track)
@@ -110,11 +110,12 @@ def synthesize(
         progress(at.stage, at.done, at.total)
     trained = training.finish()
     scores = _show(prepared, run, trained, judge, progress)
-    told = allowed_scores(scores) if prepared.declared_public and scores else None
-    metrics = describe(prepared, run, training.caveats, trained, open_ledger) | {"accuracy": told}
-    run.write_metrics(metrics)
+    told = Accuracy.of(scores) if prepared.declared_public and scores else None
+    described = describe(prepared, run, training.caveats, trained, open_ledger)
+    result = described.model_copy(update={"accuracy": told})
+    result.write(run.path)
     training.forget()
-    return with_private_scores(run.path, metrics)
+    return with_private_scores(run.path, result)
 
 
 def _begun(out: Path, prepared: Prepared, say: Say) -> RunDirectory:
@@ -201,53 +202,64 @@ def describe(
     caveats: tuple[str, ...],
     trained: Trained,
     open_ledger: OpenLedger,
-) -> dict[str, Any]:
+) -> Result:
     """All of `metrics.json` but accuracy; nothing of it depends on a private record."""
-    settings, plan, cost = prepared.settings, prepared.plan, prepared.cost
-    published, stated, facts = plan.published, cost.stated, prepared.facts
-    private = stated is not None and not caveats
-    names = prepared.split.train.class_names
-    return {
-        "method": plan.method,
-        "epsilon": None if stated is None else stated.epsilon,
-        "delta": settings.delta,
-        "unit": Unit.RECORD.value,
-        "adjacency": settings.adjacency,
-        "accountant": None if stated is None else stated.accountant,
-        "sound": {adjacency.value: value for adjacency, value in cost.sound.items()},
-        "published": None
-        if published is None
-        else {"epsilon": _finite(published.epsilon), "reason": published.reason},
-        "private": private,
-        "stamp": None if private else f"{NOT_PRIVATE}: do not release as private",
-        "caveats": list(caveats),
-        "sigma": plan.sigma,
-        "steps": dict(plan.steps),
-        "ledger": _ledger_facts(prepared, open_ledger),
-        "run": run.run_id,
+    settings, plan, split = prepared.settings, prepared.plan, prepared.split
+    names, public = split.train.class_names, prepared.public
+    return Result(
+        method=plan.method,
+        run=run.run_id,
         # One release, the network; none where nothing was booked.
-        "rows": int(plan.release is not None),
-        "data": settings.data,
-        "class_names": list(names) if names and plan.conditional else None,
-        "data_id": prepared.split.train.data_id,
-        "public_data": None if prepared.public is None else prepared.public.name,
-        "public_data_id": None if prepared.public is None else prepared.public.data_id,
-        "records": facts.records,
-        "classes": plan.classes if plan.conditional else 0,
-        "labels": _labels(prepared),
-        "channels": facts.channels,
-        "size": facts.size,
-        "unet": plan.unet.value,
-        "sampling": asdict(plan.sampling),
-        "sha256": trained.sha256,
-        "accuracy_on": (
+        rows=int(plan.release is not None),
+        guarantee=_guarantee(prepared, caveats),
+        diffusion=_diffusion(prepared, trained),
+        ledger=_ledger_facts(prepared, open_ledger),
+        data=settings.data,
+        data_id=split.train.data_id,
+        class_names=names if names and plan.conditional else None,
+        public_data=None if public is None else public.name,
+        public_data_id=None if public is None else public.data_id,
+        accuracy_on=(
             "held-out images of a published benchmark, declared public"
             if prepared.declared_public
             else "the holder's own held-out records: NOT private, do not release"
         ),
-        "resolved": plan.to_json()["settings"],
-        "settings": json.loads(settings.model_dump_json(exclude_none=True)),
-    }
+        settings=json.loads(settings.model_dump_json(exclude_none=True)),
+    )
+
+
+def _guarantee(prepared: Prepared, caveats: tuple[str, ...]) -> StatedGuarantee:
+    settings, published, stated = prepared.settings, prepared.plan.published, prepared.cost.stated
+    private = stated is not None and not caveats
+    return StatedGuarantee(
+        epsilon=None if stated is None else stated.epsilon,
+        delta=settings.delta,
+        unit=Unit.RECORD,
+        adjacency=Adjacency(settings.adjacency),
+        accountant=None if stated is None else stated.accountant,
+        sound=dict(prepared.cost.sound),
+        published=published and PublishedFigure(epsilon=published.epsilon, reason=published.reason),
+        private=private,
+        stamp=None if private else f"{NOT_PRIVATE}: do not release as private",
+        caveats=caveats,
+    )
+
+
+def _diffusion(prepared: Prepared, trained: Trained) -> Diffusion:
+    plan, facts = prepared.plan, prepared.facts
+    return Diffusion(
+        sigma=plan.sigma,
+        steps=dict(plan.steps),
+        records=facts.records,
+        classes=plan.classes if plan.conditional else 0,
+        labels=_labels(prepared),
+        channels=facts.channels,
+        size=facts.size,
+        unet=plan.unet.value,
+        sampling=asdict(plan.sampling),
+        sha256=trained.sha256,
+        resolved=plan.to_json()["settings"],
+    )
 
 
 def _labels(prepared: Prepared) -> str:
@@ -262,11 +274,7 @@ def _labels(prepared: Prepared) -> str:
     )
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
-
-
-def _ledger_facts(prepared: Prepared, open_ledger: OpenLedger) -> dict[str, Any] | None:
+def _ledger_facts(prepared: Prepared, open_ledger: OpenLedger) -> LedgerFacts | None:
     """What the ledger has booked for all runs, and its limit; None where this one is not in it."""
     if prepared.plan.release is None:
         return None

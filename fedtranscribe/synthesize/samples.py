@@ -13,20 +13,21 @@ from torch import Tensor
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.files import unwritable, write_atomically
 from fedtranscribe.models.diffusion import Synthesizer, load_synthesizer
-from fedtranscribe.transcribe.rundir import DENOISER, read_result
+from fedtranscribe.result import Result
+from fedtranscribe.transcribe.rundir import DENOISER
 
 ALL, UNIFORM = "all", "uniform"
 
 
-def open_run(path: Path, device: torch.device) -> tuple[Synthesizer, dict[str, Any]]:
-    """The network of a finished run of `synthesize`, and what its `metrics.json` says.
+def open_run(path: Path, device: torch.device) -> tuple[Synthesizer, Result]:
+    """The network of a finished run of `synthesize`, and the run's result.
 
     Raises:
         StorageError: there is no finished run, or it is of another kind.
         ModelError: its network is absent or damaged.
     """
-    result = read_result(path)
-    if "sampling" not in result:
+    result = Result.read(path)
+    if result.diffusion is None:
         raise StorageError(
             f"The run in {path} has no diffusion model; give the folder of a run of "
             "`fedtranscribe synthesize`."

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from fedtranscribe.data import ImageSet, is_published
 from fedtranscribe.errors import UnsupportedAdjacencyError
@@ -12,6 +11,7 @@ from fedtranscribe.privacy.ledger import ACCOUNTANT, Ledger
 from fedtranscribe.privacy.ledger_place import LedgerPlace
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.result_parts import LedgerFacts, LedgerLimit
 
 Say = Callable[[str], None]
 
@@ -92,7 +92,7 @@ def _set_limit(ledger: Ledger, path: Path, asked: float | None, usual: Budget, s
         )
 
 
-def ledger_facts(ledger: Ledger, delta: float, unit: Unit, adjacency: Adjacency) -> dict[str, Any]:
+def ledger_facts(ledger: Ledger, delta: float, unit: Unit, adjacency: Adjacency) -> LedgerFacts:
     """What a run's result says of the ledger: what is booked, and the limit, which is called ε.
 
     `booked` is None where an earlier run has no cost in this unit and adjacency, `limit` where the
@@ -103,8 +103,7 @@ def ledger_facts(ledger: Ledger, delta: float, unit: Unit, adjacency: Adjacency)
         booked = ledger.total(delta, unit, adjacency).epsilon
     except UnsupportedAdjacencyError:
         booked = None
-    return {
-        "booked": booked,
-        "accountant": ACCOUNTANT,
-        "limit": highest.to_json() if highest is not None and highest.fixed else None,
-    }
+    limit = None
+    if highest is not None and highest.fixed:
+        limit = LedgerLimit.model_validate(highest.to_json())
+    return LedgerFacts(booked=booked, accountant=ACCOUNTANT, limit=limit)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -12,7 +11,9 @@ from fedtranscribe.data import DataSplit, is_published, load
 from fedtranscribe.errors import ConfigError, CorruptWeightsError
 from fedtranscribe.models import Classifier, Generator, load_network
 from fedtranscribe.models.diffusion import Synthesizer, load_synthesizer
-from fedtranscribe.transcribe.rundir import DENOISER, GENERATOR, OWN_LABELS, STUDENT, read_result
+from fedtranscribe.result import Result
+from fedtranscribe.result_parts import OWN_LABELS
+from fedtranscribe.transcribe.rundir import DENOISER, GENERATOR, STUDENT
 from fedtranscribe.transcribe.session import Progress, labelled_samples, silent
 
 _DIFFUSION_SAMPLES = 3_000
@@ -30,7 +31,7 @@ class FinishedRun:
     """
 
     path: Path
-    result: dict[str, Any]
+    result: Result
     student: Classifier | None
     generator: Generator | Synthesizer | None
 
@@ -42,7 +43,7 @@ class FinishedRun:
             StorageError: there is no run, or it is not finished.
             ModelError: a network's file is damaged.
         """
-        result = read_result(path)
+        result = Result.read(path)
         if (path / DENOISER).exists():
             return cls(path, result, None, load_synthesizer(path / DENOISER))
         student = load_network(path / STUDENT)
@@ -59,14 +60,9 @@ class FinishedRun:
         return self.path / "private"
 
     @property
-    def settings(self) -> dict[str, Any]:
-        """The settings of the run, resolved."""
-        return self.result["settings"]
-
-    @property
     def declared_public(self) -> bool:
         """Whether results on its held-out images may be told: a published benchmark's."""
-        return is_published(self.settings["data"])
+        return is_published(self.result.asked.data)
 
     def data(self, root: Path | None = None, download: bool = False) -> DataSplit:
         """The real images of the run: PRIVATE records to compare with, and held-out ones.
@@ -78,21 +74,22 @@ class FinishedRun:
         Raises:
             DataError: the set is absent or has changed its shape.
         """
-        given = self.settings.get("data_root")
-        root = root or (Path(given) if given else None)
-        return load(self.settings["data"], root, download, self._own_data)
+        asked = self.result.asked
+        return load(asked.data, root or asked.data_root, download, self._own_data)
 
     @property
     def _own_data(self) -> OwnData:
         """How the run read its data."""
-        return build(OwnData, {k: v for k, v in self.settings.items() if k in OwnData.model_fields})
+        settings = self.result.settings
+        return build(OwnData, {k: v for k, v in settings.items() if k in OwnData.model_fields})
 
     @property
     def labelled(self) -> bool:
         """Whether its synthetic images come with the records' labels, and not clusters or none."""
         if not isinstance(self.generator, Synthesizer):
             return True
-        return self.generator.conditional and self.result.get("labels", OWN_LABELS) == OWN_LABELS
+        trained = self.result.diffusion
+        return self.generator.conditional and (trained is None or trained.labels == OWN_LABELS)
 
     def usual_samples(self, most: int) -> int:
         """How many images to draw where nobody says; 0 where none can be.
@@ -102,7 +99,7 @@ class FinishedRun:
         if self.generator is None:
             return 0
         if isinstance(self.generator, Synthesizer):
-            return min(most, int(self.settings.get("samples", _DIFFUSION_SAMPLES)))
+            return min(most, self.result.asked.samples or _DIFFUSION_SAMPLES)
         return most
 
     def synthesise(
@@ -126,7 +123,7 @@ class FinishedRun:
         """
         if self.generator is None:
             raise ConfigError(
-                f"The run in {self.path} (method {self.result.get('method')}) has no generator; "
+                f"The run in {self.path} (method {self.result.method}) has no generator; "
                 "only its student can be evaluated."
             )
         if n < 1:

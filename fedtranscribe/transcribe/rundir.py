@@ -9,7 +9,8 @@ images.png, accuracy.png  synthetic samples; accuracy over answered rows
 student.safetensors, generator.safetensors
 private/                  the holder's own, never part of a release: teachers, all accuracies
 
-What may stand outside `private/`, and why, is listed in `fedtranscribe.allowed`.
+What may stand outside `private/`, and why, is listed in `fedtranscribe.allowed`, and for
+`metrics.json` said by the fields of `fedtranscribe.result.Result`.
 """
 
 import io
@@ -22,22 +23,19 @@ from typing import Any
 import tomli_w
 import torch
 
-from fedtranscribe.allowed import expect_allowed, why
+from fedtranscribe.allowed import expect_allowed
 from fedtranscribe.config import Mark, Settings, marked, read_toml
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.files import unwritable, write_atomically
 from fedtranscribe.query import Query, query_from
-from fedtranscribe.reading import read_json, read_object
+from fedtranscribe.reading import read_object
+from fedtranscribe.result import METRICS, SCORES
 
 STUDENT = "student.safetensors"
 GENERATOR = "generator.safetensors"
 DENOISER = "denoiser.safetensors"
-_SCORES = "private/accuracy.json"
 # Of checkpoints.
 _VERSION = 2
-
-OWN_LABELS = "those of the records"
-"""What a result says of labels that mean classes; anything else is no task to be tested on."""
 
 DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What goes wrong where a run's files hold values of other types than a run writes."""
@@ -133,7 +131,7 @@ class RunDirectory:
     @property
     def finished(self) -> bool:
         """Whether the result has been written."""
-        return (self.path / "metrics.json").exists()
+        return (self.path / METRICS).exists()
 
     # ---------------------------------------------------------------- checkpoint
 
@@ -209,21 +207,8 @@ class RunDirectory:
         lines = "".join(json.dumps(event, sort_keys=True) + "\n" for event in events)
         write_atomically(self.path / "events.jsonl", lines.encode())
 
-    def write_metrics(self, metrics: dict[str, Any]) -> None:
-        """Write `metrics.json`; its presence says that the run is complete.
-
-        Raises:
-            PrivacyError: it holds what must not leave `private/`.
-        """
-        expect_allowed("metrics.json", metrics)
-        write_atomically(self.path / "metrics.json", json.dumps(metrics, indent=2).encode())
-
-    def read_metrics(self) -> dict[str, Any]:
-        """The result of a finished run."""
-        return read_result(self.path)
-
     def write_scores(self, scores: dict[str, float]) -> None:
-        """Keep all accuracies under `private/`; `allowed_scores` are those that may leave it."""
+        """Keep all accuracies under `private/`; `result.Accuracy` has those that may leave it."""
         write_atomically(self._scores, json.dumps(scores, indent=2).encode())
 
     def read_scores(self) -> dict[str, float]:
@@ -232,55 +217,7 @@ class RunDirectory:
 
     @property
     def _scores(self) -> Path:
-        return self.path / _SCORES
-
-
-def with_private_scores(path: Path, metrics: dict[str, Any]) -> dict[str, Any]:
-    """A result with all accuracies, for the terminal of the person who runs it, and for no file.
-
-    Args:
-        path: the run's folder.
-        metrics: what `metrics.json` holds.
-
-    Returns:
-        The same, with all of `accuracy`; `not_private` names those that no file outside
-        `private/` may hold.
-    """
-    told, scores = metrics.get("accuracy") or {}, read_object(path / _SCORES) or {}
-    hidden = [name for name in scores if name not in told]
-    return {**metrics, "accuracy": {**scores, **told}, "not_private": hidden}
-
-
-def allowed_scores(scores: dict[str, float]) -> dict[str, float]:
-    """The accuracies on a benchmark's public test set that may leave `private/`.
-
-    Those of students may; those of teachers and of ensembles are functions of private records.
-    """
-    return {
-        name: value for name, value in scores.items() if why("metrics.json", ("accuracy", name))
-    }
-
-
-def read_result(path: Path) -> dict[str, Any]:
-    """What the finished run in a folder wrote into `metrics.json`.
-
-    Raises:
-        StorageError: there is no run, it is not finished, or the file is damaged.
-    """
-    metrics = path / "metrics.json"
-    if not (path / "config.toml").exists():
-        raise StorageError(f"No run in {path}; give the folder of a finished one.")
-    if not metrics.exists():
-        raise StorageError(
-            f"The run in {path} is not finished; repeat the command that began it with --resume."
-        )
-    try:
-        result = read_json(metrics)
-    except (OSError, ValueError):
-        result = None
-    if not isinstance(result, dict) or "settings" not in result:
-        raise StorageError(f"{metrics} is damaged; a run's result cannot be read from it.")
-    return result
+        return self.path / SCORES
 
 
 def check_writable(path: Path) -> None:

@@ -20,6 +20,14 @@ from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.query import Kind
+from fedtranscribe.result import Result, Shown, with_private_scores
+from fedtranscribe.result_parts import (
+    AccuracyCurve,
+    Answers,
+    CountedGenerator,
+    PublishedFigure,
+    StatedGuarantee,
+)
 from fedtranscribe.runs.learning import HeldOut, Learned, learn
 from fedtranscribe.runs.own_holder import OwnHolder
 from fedtranscribe.teachers import Teachers, train_teachers
@@ -27,7 +35,7 @@ from fedtranscribe.tracking import Tracker
 from fedtranscribe.transcribe.booking import Say, find_ledger, ledger_facts, open_for_run
 from fedtranscribe.transcribe.preparation import OWN, Prepared, make_manifest
 from fedtranscribe.transcribe.report import figures_available
-from fedtranscribe.transcribe.rundir import RunDirectory, check_writable, with_private_scores
+from fedtranscribe.transcribe.rundir import RunDirectory, check_writable
 from fedtranscribe.transcribe.session import Progress, ensemble_accuracy, silent
 
 
@@ -39,7 +47,7 @@ def transcribe(
     force: bool = False,
     progress: Progress = silent,
     say: Say = lambda _: None,
-) -> dict[str, Any]:
+) -> Shown:
     """Run a prepared transcription, or go on with an interrupted one.
 
     Args:
@@ -51,8 +59,7 @@ def transcribe(
         say: receives lines for the user.
 
     Returns:
-        The result, as written to `metrics.json`, with all accuracies. Those that `not_private`
-        names are functions of private records: do not publish them.
+        The result, as written to `metrics.json`, with all accuracies.
 
     Raises:
         HopelessPlanError: nothing can be learned, and `force` was not given.
@@ -70,7 +77,7 @@ def transcribe(
     run = starting(out, prepared.settings)
     if run.finished:
         say("this run was complete already; nothing was spent")
-        return with_private_scores(run.path, run.read_metrics())
+        return with_private_scores(run.path, Result.read(run.path))
     _say_cost(prepared, say)
     try:
         ledger = _open_ledger(prepared, run, say)
@@ -129,9 +136,7 @@ def _open_ledger(prepared: Prepared, run: RunDirectory, say: Say) -> Ledger:
     return open_for_run(place, run.run_id, settings.budget, usual, prepared.releases, say)
 
 
-def _run(
-    prepared: Prepared, run: RunDirectory, ledger: Ledger, progress: Progress
-) -> dict[str, Any]:
+def _run(prepared: Prepared, run: RunDirectory, ledger: Ledger, progress: Progress) -> Shown:
     settings, split = prepared.settings, prepared.split
     statistics, others = _private_side(prepared, run, progress)
     holder = Holder(statistics, ledger, run.run_id, positional_ids=split.train.positional)
@@ -156,9 +161,9 @@ def _run(
             release.to_json() for release in (*prepared.before, *ledger.releases(run.run_id))
         ],
     )
-    metrics = _metrics(prepared, run, holder, learned)
-    run.write_metrics(metrics)
-    return with_private_scores(run.path, metrics)
+    result = _result(prepared, run, holder, learned)
+    result.write(run.path)
+    return with_private_scores(run.path, result)
 
 
 def _private_side(
@@ -192,53 +197,60 @@ def _teachers(prepared: Prepared, run: RunDirectory, progress: Progress) -> Teac
     return Teachers(folder, prepared.device)
 
 
-def _metrics(
-    prepared: Prepared, run: RunDirectory, holder: Holder, learned: Learned
-) -> dict[str, Any]:
+def _result(prepared: Prepared, run: RunDirectory, holder: Holder, learned: Learned) -> Result:
     settings, plan, releases = prepared.settings, prepared.plan, prepared.releases
-    unit, published = Unit(settings.unit), plan.published
     names = prepared.split.train.class_names
-    stated = _stated(prepared, releases)
-    sound = sound_table([*prepared.before, *releases], unit, settings.delta)
-    return {
-        "method": "moments" if settings.source == "moments" else "dpsd",
-        "epsilon": stated.epsilon,
-        "delta": stated.delta,
-        "unit": stated.unit.value,
-        "adjacency": stated.adjacency.value,
-        "accountant": stated.accountant,
-        "noise_std": plan.noise_std,
-        "signal": plan.forecast.signal,
-        "sound": {adjacency.value: epsilon for adjacency, epsilon in sound.items()},
-        "published": published and {"epsilon": published.epsilon, "reason": published.reason},
-        "ledger": ledger_facts(holder.ledger, settings.delta, unit, Adjacency.ZERO_OUT),
-        "private": holder.private,
-        "run": run.run_id,
-        "rows": sum(release.rows for release in releases),
-        "teachers": plan.facts.shards,
-        "privacy": "moments" if settings.source == "moments" else settings.privacy,
-        "data": settings.data,
-        "class_names": names and list(names),
-        "public_data": settings.public_data if prepared.generator is None else None,
-        "generator": _generator(prepared),
-        "accuracy_on": (
+    curve = learned.outcome.curve
+    return Result(
+        method="moments" if settings.source == "moments" else "dpsd",
+        run=run.run_id,
+        rows=sum(release.rows for release in releases),
+        guarantee=_guarantee(prepared, holder.private),
+        answers=Answers(
+            privacy="moments" if settings.source == "moments" else settings.privacy,
+            noise_std=plan.noise_std,
+            signal=plan.forecast.signal,
+            teachers=plan.facts.shards,
+        ),
+        ledger=ledger_facts(holder.ledger, settings.delta, Unit(settings.unit), Adjacency.ZERO_OUT),
+        data=settings.data,
+        class_names=names,
+        public_data=settings.public_data if prepared.generator is None else None,
+        generator=_generator(prepared),
+        accuracy=learned.accuracy,
+        accuracy_on=(
             "held-out images of a published benchmark, declared public"
             if prepared.declared_public
             else "the holder's own held-out records: NOT private, do not release"
         ),
-        "curve": {"rows": learned.outcome.curve[0], "accuracy": learned.outcome.curve[1]},
-        "accuracy": learned.scores,
-        "settings": json.loads(settings.model_dump_json(exclude_none=True)),
-    }
+        curve=AccuracyCurve(rows=tuple(curve[0]), accuracy=tuple(curve[1])),
+        settings=json.loads(settings.model_dump_json(exclude_none=True)),
+    )
 
 
-def _generator(prepared: Prepared) -> dict[str, Any] | None:
+def _guarantee(prepared: Prepared, private: bool) -> StatedGuarantee:
+    """What the student cost, with the generator that it learned from."""
+    stated, published = _stated(prepared, prepared.releases), prepared.plan.published
+    spent = [*prepared.before, *prepared.releases]
+    return StatedGuarantee(
+        epsilon=stated.epsilon,
+        delta=stated.delta,
+        unit=stated.unit,
+        adjacency=stated.adjacency,
+        accountant=stated.accountant,
+        sound=dict(sound_table(spent, stated.unit, stated.delta)),
+        published=published and PublishedFigure(epsilon=published.epsilon, reason=published.reason),
+        private=private,
+    )
+
+
+def _generator(prepared: Prepared) -> CountedGenerator | None:
     if prepared.generator is None:
         return None
     own = _guaranteed(prepared.settings, prepared.releases)
-    return {
-        "run": prepared.generator.run,
-        "data_id": prepared.generator.data_id,
-        "counted": bool(prepared.before),
-        "epsilon_of_answers": own.epsilon,
-    }
+    return CountedGenerator(
+        run=prepared.generator.run,
+        data_id=prepared.generator.data_id,
+        counted=bool(prepared.before),
+        epsilon_of_answers=own.epsilon,
+    )

@@ -20,6 +20,7 @@ import numpy as np
 from fedtranscribe.errors import ConfigError, ProtocolError
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.reading import parse_json
+from fedtranscribe.result import TrainedFacts
 from fedtranscribe.wire.message import (
     Message,
     array_of,
@@ -28,13 +29,6 @@ from fedtranscribe.wire.message import (
     get_name,
     told_terms,
 )
-
-TOLD = (
-    *("method", "epsilon", "delta", "unit", "adjacency", "accountant", "sound", "published"),
-    *("private", "stamp", "caveats", "sigma", "steps", "run", "public_data", "records"),
-    *("classes", "labels", "channels", "size", "unet", "sampling", "sha256", "resolved"),
-)
-"""What a server is told of a finished training, and all that it takes from such a message."""
 
 _SENSELESS = (ConfigError, KeyError, TypeError, ValueError, OverflowError)
 _MOST_SECONDS = 3_600.0
@@ -68,13 +62,12 @@ class TrainedNetwork:
 
     Attributes:
         network: the released network's file, safetensors.
-        facts: what was trained and what it cost, by the names of `TOLD`: numbers of the plan and
-            its cost, no path, no total of the ledger.
+        facts: what was trained and what it cost.
         release: what the ledger booked, JSON-able.
     """
 
     network: bytes
-    facts: Mapping[str, Any]
+    facts: TrainedFacts
     release: Mapping[str, Any]
 
 
@@ -116,7 +109,7 @@ def tell_progress(progress: TrainingProgress) -> Message:
 
 def tell_trained(trained: TrainedNetwork) -> Message:
     """A finished training on its way out."""
-    told = {"facts": trained.facts, "release": trained.release}
+    told = {"facts": trained.facts.to_json(), "release": trained.release}
     network = np.frombuffer(trained.network, dtype=np.uint8)
     return Message.of(
         {name: json.dumps(dict(value)) for name, value in told.items()}, {"network": network}
@@ -150,7 +143,7 @@ def read_trained(content: Message) -> TrainedNetwork:
         if not (isinstance(facts, dict) and isinstance(release, dict)):
             raise TypeError("facts and release")
         Release.from_json(release)
-        facts = {name: facts[name] for name in TOLD}
-        return TrainedNetwork(array_of(content, "network", "u").tobytes(), facts, release)
+        network = array_of(content, "network", "u").tobytes()
+        return TrainedNetwork(network, TrainedFacts.model_validate(facts), release)
     except _SENSELESS:
         raise ProtocolError("A holder's trained network makes no sense.") from None

@@ -53,7 +53,7 @@ def test_classes_and_patients_of_a_folder_reach_the_release(
     settings = tiny_settings.model_copy(update=stated)
     prepared = prepare(settings)
     assert len(set(prepared.split.train.ids)) < len(prepared.split.train)
-    result = transcribe(prepared, tmp_path / "run", force=True)
+    result = transcribe(prepared, tmp_path / "run", force=True).to_json()
     assert result["class_names"] == ["cat", "dog"]
     again = FinishedRun.open(tmp_path / "run").data()
     assert again.train.ids == prepared.split.train.ids
@@ -216,7 +216,7 @@ def test_an_absent_file_of_ids(pets: Path):
 
 def test_results_are_json(pets: Path, tiny_settings: TranscribeSettings, tmp_path: Path):
     settings = tiny_settings.model_copy(update={"data": str(pets), "classes": ("dog", "cat")})
-    result = transcribe(prepare(settings), tmp_path / "run", force=True)
+    result = transcribe(prepare(settings), tmp_path / "run", force=True).to_json()
     stored = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert stored["class_names"] == result["class_names"] == ["dog", "cat"]
     # A run is resumed by the settings that it was started with.

@@ -32,6 +32,8 @@ from fedtranscribe.errors import (
 from fedtranscribe.flower.apps import App, find_app
 from fedtranscribe.flower.keeper import lives
 from fedtranscribe.flower.run_files import Tail, raise_mistake
+from fedtranscribe.result import Shown
+from tests.results import changed, result_of
 
 TOY = Path(__file__).parents[1] / "federation" / "toy_app"
 
@@ -217,21 +219,20 @@ def test_a_users_mistake_keeps_its_exit_code(
     assert BudgetExhaustedError.exit_code == PrivacyError.exit_code
 
 
-METRICS = {
-    "method": "feddpsd",
-    "rows": 4000,
-    "holders": 5,
-    "accuracy": {"private_student": 0.9234, "one teacher": None},
-    "epsilon": 9.87,
-    "delta": 1e-5,
-    "unit": "record",
-    "adjacency": "zero-out",
-    "published": {"epsilon": 3.21, "reason": "it sums what does not add up"},
-}
+RESULT = result_of(
+    method="feddpsd",
+    rows=4000,
+    holders=5,
+    epsilon=9.87,
+    unit="record",
+    adjacency="zero-out",
+    published={"epsilon": 3.21, "reason": "it sums what does not add up"},
+)
+SCORES = {"private_student": 0.9234, "one teacher": None}
 
 
 def test_both_figures_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    simulate.show(METRICS, Path("/runs/one"))
+    simulate.show(Shown(RESULT, SCORES, ()), Path("/runs/one"))
     out = capsys.readouterr().out
     for part in ["feddpsd", "private student", "92.3%", "9.87", "3.21", "zero-out", "/runs/one"]:
         assert part in out
@@ -239,7 +240,8 @@ def test_both_figures_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_no_guarantee_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    simulate.show({**METRICS, "epsilon": None, "published": None}, Path("/runs/one"))
+    none = changed(RESULT, epsilon=None, published=None)
+    simulate.show(Shown(none, SCORES, ()), Path("/runs/one"))
     out = capsys.readouterr().out
     assert "infinite: no guarantee" in out
     assert "published" not in out
@@ -329,7 +331,7 @@ def test_a_run_to_its_end(command: Command, tmp_path: Path) -> None:
     done = command.run("epsilon=5", "data_root=sets", "--holders", "3", "--json")
     assert done.code == 0, done.err
     metrics = json.loads(done.out)
-    assert metrics["partitions"] == [0, 1, 2]
+    assert metrics["shards"] == {"holder-0": 1, "holder-1": 1, "holder-2": 1}
     assert metrics["epsilon"] == 5.0
     assert metrics["out"] == str(tmp_path / "run")
     assert metrics["settings"]["data-root"] == str(Path.cwd() / "sets")

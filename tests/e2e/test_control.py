@@ -30,7 +30,7 @@ def go(out: Path, teachers: Path | None, seed: int) -> dict:
             student_steps=60, finish_steps=200, pretrain_steps=200, generator_width=16
         ),
     )
-    return transcribe(prepare(settings), out)
+    return transcribe(prepare(settings), out).to_json()
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from fedtranscribe.models import Generator, build, save_network
 from fedtranscribe.transcribe import prepare, transcribe
 from fedtranscribe.transcribe.finished import FinishedRun
 from fedtranscribe.transcribe.rundir import GENERATOR, STUDENT, RunDirectory
+from tests.results import result_of
 
 TINY = EvaluationSettings(
     samples=120, classifiers=("mlp", "lda", "gaussian-nb"), epochs=2, device="cpu"
@@ -79,8 +80,8 @@ def make_run(
     save_network(build("cnn-small", classes, 1, 28, seed=1), path / STUDENT)
     if generator:
         save_network(Generator(8, 1, 28, 4, seed=1), path / GENERATOR)
-    folder.write_metrics(
-        {
+    result_of(
+        **{
             "epsilon": chosen.epsilon,
             "delta": chosen.delta,
             "unit": chosen.unit,
@@ -94,7 +95,7 @@ def make_run(
             "settings": json.loads(chosen.model_dump_json(exclude_none=True)),
             **(run or {}),
         }
-    )
+    ).write(path)
     return FinishedRun.open(path)
 
 

@@ -30,6 +30,7 @@ from fedtranscribe.teachers.training import shard_file
 from fedtranscribe.transcribe import prepare, transcribe
 from tests.conftest import TINY_DPSD, TINY_TEACHERS
 from tests.mechanisms_for import local, noisy_mean_rows
+from tests.results import changed, result_of
 
 RUN = "run-of-a-test"
 
@@ -49,7 +50,7 @@ def made_once(tmp_path_factory):
         dpsd=TINY_DPSD,
         teachers=TINY_TEACHERS,
     )
-    return folder, transcribe(prepare(settings), folder / "run", force=True)
+    return folder, transcribe(prepare(settings), folder / "run", force=True).result
 
 
 def tiny_archive(folder):
@@ -93,7 +94,7 @@ def test_the_books_of_an_honest_run(made):
     given = read_events(run)
     assert check_events(result, given).ok
     with Ledger.open_read_only(book) as ledger:
-        check = check_ledger(ledger, result["run"], result["rows"])
+        check = check_ledger(ledger, result.run, result.rows)
     assert check.ok
     assert check.words == "40 rows in 4 queries, each charged once"
     expect_sound([], [check])
@@ -102,9 +103,9 @@ def test_the_books_of_an_honest_run(made):
 def test_rows_that_were_answered_once_more_under_another_id(made):
     run, book, result = made
     with Ledger.open(book, "npz:tiny") as ledger:
-        holder = _same_run(holder_of(run, ledger), result["run"])
+        holder = _same_run(holder_of(run, ledger), result.run)
         holder.answer(query("once-more", 10), local(0.5))
-        check = check_ledger(ledger, result["run"], result["rows"])
+        check = check_ledger(ledger, result.run, result.rows)
     assert check.ok is False
     assert "charged for 50 rows, the run says 40: rows were answered twice" in check.words
     with pytest.raises(AuditError, match="charged for 50 rows"):
@@ -143,13 +144,14 @@ def test_events_and_result_have_to_agree(made):
     run, _, result = made
     given = read_events(run)
     assert claim_of(result, given).adjacency is Adjacency.ADD_REMOVE
-    assert claim_of(result, given).epsilon == pytest.approx(result["epsilon"])
-    assert claim_of({**result, "private": False}, given).epsilon is None
-    assert check_events({**result, "epsilon": result["epsilon"] / 2}, given).ok is False
-    assert check_events({**result, "epsilon": None}, given).ok is False
-    assert "answered twice" in check_events({**result, "rows": 30}, given).words
+    stated = result.guarantee.epsilon
+    assert claim_of(result, given).epsilon == pytest.approx(stated)
+    assert claim_of(changed(result, private=False), given).epsilon is None
+    assert check_events(changed(result, epsilon=stated / 2), given).ok is False
+    assert check_events(changed(result, epsilon=None), given).ok is False
+    assert "answered twice" in check_events(changed(result, rows=30), given).words
     assert check_events(result, {}).ok is False
-    assert check_events({"epsilon": None}, {}).ok is None
+    assert check_events(result_of(epsilon=None), {}).ok is None
     (run / "events.jsonl").write_text('{"rows": 3}\n')
     with pytest.raises(StorageError, match=r"events\.jsonl is damaged"):
         read_events(run)
@@ -167,9 +169,9 @@ def test_events_of_several_holders_are_read_by_name(tmp_path):
         "a": [10],
         "b": [30],
     }
-    claim = claim_of({"delta": 1e-5, "private": True}, given)
+    claim = claim_of(result_of(private=True), given)
     assert (claim.unit, claim.adjacency) == (Unit.RECORD, Adjacency.ZERO_OUT)
-    alone = claim_of({"delta": 1e-5, "private": True}, {"b": given["b"]})
+    alone = claim_of(result_of(private=True), {"b": given["b"]})
     assert claim.epsilon == alone.epsilon
 
 
@@ -179,11 +181,11 @@ def test_events_of_several_holders_are_read_by_name(tmp_path):
 def test_teachers_have_to_fit_manifest_records_and_claim(made):
     run, _, result = made
     folder, records = run / "private" / "teachers", load(str(run.parent / "tiny.npz")).train
-    fits = check_teachers(folder, records, result["teachers"])
+    fits = check_teachers(folder, records, result.teachers)
     assert (fits.ok, fits.private) == (True, True)
     assert "counts on 40 teachers" in check_teachers(folder, records, 40).words
     other = dataclasses.replace(records, data_id="npz:other")
-    assert check_teachers(folder, other, result["teachers"]).ok is None
+    assert check_teachers(folder, other, result.teachers).ok is None
     first = next(i for i in range(20) if shard_file(folder, i).exists())
     shard_file(folder, first).unlink()
-    assert check_teachers(folder, records, result["teachers"]).ok is False
+    assert check_teachers(folder, records, result.teachers).ok is False

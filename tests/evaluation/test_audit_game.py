@@ -27,6 +27,7 @@ from tests.mechanisms_for import (
     noisy_moments_of_mu,
     raw_mean_rows,
 )
+from tests.results import changed, result_of
 
 DELTA = 1e-5
 CLAIM = Claim(1.0, DELTA)
@@ -89,7 +90,7 @@ def test_inputs_that_do_not_differ_are_refused():
 
 def as_run(mechanism, rows, **more):
     release = mechanism.release(rows, positional_ids=False)
-    result = {"delta": DELTA, "rows": rows, "private": True, **more}
+    result = result_of(delta=DELTA, rows=rows, private=True, **more)
     return result, {"the holder": (release,)}
 
 
@@ -128,7 +129,7 @@ def test_label_runs_are_played_one_label_at_a_time():
     assert 1.3 < played.lower < played.claim.epsilon == pytest.approx(1.5, abs=0.01)
     assert play_run(result, {}, Adjacency.REPLACE, 1000, 0.99) is None
     # Nothing is claimed of a seeded run, so nothing can contradict it.
-    seeded = play_run({**result, "private": False}, given, Adjacency.REPLACE, 1000, 0.99)
+    seeded = play_run(changed(result, private=False), given, Adjacency.REPLACE, 1000, 0.99)
     assert seeded is not None
     assert seeded.claim.epsilon is None
     assert not seeded.contradicts
@@ -186,7 +187,8 @@ def test_moments_are_played_on_the_worst_pair_of_records(adjacency, fault):
     booked = mechanism.release(1, positional_ids=False)
     first = noisy_moments_of_mu(0.3, 2, None).release(1, positional_ids=False)
     given = {"holder": (first, booked)}
-    result = {"private": True, "delta": DELTA, "rows": 2, "noise_std": fault * mechanism.noise_std}
+    told = fault * mechanism.noise_std
+    result = result_of(private=True, delta=DELTA, rows=2, noise_std=told)
     found = play_run(result, given, adjacency, 200_000, 0.999, SeededNoise(0))
     assert found is not None
     assert "was not played" in found.words

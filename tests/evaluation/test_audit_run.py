@@ -79,7 +79,7 @@ def test_own_records_leave_no_trace_in_what_may_be_told(transcribed):
 def test_told_figures_do_not_move_with_the_own_records(transcribed, monkeypatch):
     audit(transcribed, TINY)
     told = read(transcribed.path / "audit.json")
-    split = load(transcribed.settings["data"])
+    split = load(transcribed.result.asked.data)
     flipped = type(split)(
         type(split.train)(
             split.train.name,

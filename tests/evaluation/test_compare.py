@@ -138,7 +138,7 @@ def test_accuracy_on_own_records_is_shown_but_in_no_file(transcribed, tmp_path, 
     for path in out.iterdir():
         text = path.read_text()
         assert "private" in text
-        assert "87" not in text.replace(transcribed.result["run"], "")
+        assert "87" not in text.replace(transcribed.result.run, "")
     assert cli(["compare", str(transcribed.path), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["groups"][0]["accuracy"] == "private"
 

@@ -162,7 +162,7 @@ def test_json_is_one_object_for_one_run_and_a_list_for_several(public_run, tmp_p
     both = [str(public_run.path), str(other.path)]
     assert cli(["evaluate", *both, *FAST, "--no-fidelity", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert [entry["run"] for entry in found] == [public_run.result["run"], other.result["run"]]
+    assert [entry["run"] for entry in found] == [public_run.result.run, other.result.run]
 
 
 def test_the_terminal_stamps_private_figures(own_run, capsys):

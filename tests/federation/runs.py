@@ -35,7 +35,7 @@ def go(
         test=HeldOut(split.test, public=True) if split else None,
         noise=SeededNoise(1),
         **options,
-    )
+    ).to_json()
 
 
 def ledger_file(node: Node) -> Path:

@@ -255,7 +255,9 @@ def test_the_server_never_draws_noise_twice_for_one_query(settings, open_nodes, 
             drawn.append(query_id)
             return super().for_query(query_id)
 
-    result = federate(settings, InProcess(nodes), run, expected=3, test=None, noise=Counting(99))
+    result = federate(
+        settings, InProcess(nodes), run, expected=3, test=None, noise=Counting(99)
+    ).to_json()
     assert before is not None
     assert result["epsilon"] == pytest.approx(10.0, rel=1e-6), "the first round counts as well"
     assert result["private"] is False

@@ -11,12 +11,17 @@ from fedtranscribe.privacy import Adjacency, Gaussian, Release, Unit
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.query import Kind
 from fedtranscribe.wire import Message
-from fedtranscribe.wire.trainings import TOLD, read_trained
+from fedtranscribe.wire.trainings import read_trained
 
 FACTS = {
     **{"name": "a", "classes": 3, "channels": 1, "size": 28, "shards": 5, "positional_ids": False},
     **{"kinds": (Kind.VOTE,), "noise": NoiseMode.LOCAL},
     **{"rows_per_message": 100, "rows_per_run": 1_000},
+}
+TRAINING = {
+    **{"run": "run-1", "method": "dp-sad", "epsilon": 1.0, "delta": 1e-5, "private": True},
+    **{"sigma": 2.0, "steps": {"student": 3}, "records": 90, "classes": 3, "channels": 1},
+    **{"size": 28, "unet": "tiny", "sampling": {"steps": 2}, "sha256": "0" * 64, "resolved": {}},
 }
 RELEASE = Release("network", 1, {Unit.RECORD: {Adjacency.ZERO_OUT: Gaussian(0.1)}}).to_json()
 
@@ -34,16 +39,22 @@ def told(facts: dict, release: object):
 
 
 def test_of_a_training_only_known_facts_are_taken():
-    facts = dict.fromkeys(TOLD, 1)
-    assert set(told(facts | {"settings": {"data": "x"}}, RELEASE).facts) == set(TOLD)
-    with pytest.raises(ProtocolError):
-        told(dict.fromkeys(TOLD[1:], 1), RELEASE)
+    more = {"settings": {"data": "x"}, "ledger": {"booked": 3.0}, "accuracy": {"student": 0.5}}
+    assert told(TRAINING | more, RELEASE).facts.to_json() == TRAINING
+
+
+@pytest.mark.parametrize("name", ["run", "epsilon", "delta", "sigma", "sha256"])
+def test_facts_that_lack_one_or_hold_another_type_are_refused(name):
+    others = {key: value for key, value in TRAINING.items() if key != name}
+    for facts in (others, TRAINING | {name: [1]}):
+        with pytest.raises(ProtocolError, match="makes no sense"):
+            told(facts, RELEASE)
 
 
 @pytest.mark.parametrize("wrong", [{}, [], RELEASE | {"rows": 1.5}, RELEASE | {"more": 1}, "x"])
 def test_a_release_that_is_none_is_refused(wrong):
     with pytest.raises(ProtocolError, match="makes no sense"):
-        told(dict.fromkeys(TOLD, 1), wrong)
+        told(TRAINING, wrong)
 
 
 def test_deep_facts_are_refused():

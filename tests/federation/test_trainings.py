@@ -71,7 +71,7 @@ def ledger_of(tmp_path):
 
 
 def go(settings, transport, run, test=None):
-    return train_at_holder(settings, transport, run, test=test, declared_public=False)
+    return train_at_holder(settings, transport, run, test=test, declared_public=False).to_json()
 
 
 def test_a_training_is_booked_once_and_its_network_comes_back(settings, open_node, tmp_path):
@@ -83,7 +83,7 @@ def test_a_training_is_booked_once_and_its_network_comes_back(settings, open_nod
         run,
         test=None,
         report=lambda line: stages.append((line["stage"], line["done"], line["total"])),
-    )
+    ).to_json()
     assert result["private"] is True
     assert 0.9 * settings.epsilon < result["epsilon"] <= settings.epsilon * (1 + 1e-6)
     with ledger_of(tmp_path) as ledger:

@@ -72,11 +72,11 @@ def test_the_page_of_a_private_run(told):
     text = text_of(told)
     said = words_of(text)
     assert "NOT PRIVATE" not in said
-    assert f"ε = {told.result['epsilon']:.4g} at δ = 1e-5" in said
+    assert f"ε = {told.result.guarantee.epsilon:.4g} at δ = 1e-5" in said
     assert "Whoever guesses whether one given record was used" in said
     assert "The student names 65.4 % of held-out images of digits right." in said
     assert "Published formula: 0.046. This is no guarantee." in said
-    assert f"Sound ε beside it: {told.result['epsilon']:.4g}." in said
+    assert f"Sound ε beside it: {told.result.guarantee.epsilon:.4g}." in said
     assert "Theorem 1 forgets a factor." in said
     assert "An adversary watched &lt;many&gt; answers." in said
     assert "told to nobody else: loss" in said
@@ -333,6 +333,7 @@ def test_no_name_adds_markup_formulas_or_control_characters(tmp_path):
         tmp_path / "run",
         run=HOSTILE,
         method=HOSTILE,
+        holders=3,
         trust=HOSTILE,
         accountant=HOSTILE,
         noise=HOSTILE,

@@ -58,7 +58,7 @@ def test_a_run_under_clusters_says_so_and_is_not_tested_on_them(
     assert torch.equal(prepared.split.train.images, load(str(settings.data)).train.images)
     other = prepare(settings.model_copy(update={"labels": "own"}))
     assert prepared.binding != other.binding
-    result = synthesize(prepared, tmp_path / "run", judge=lambda *_: 1 / 0)
+    result = synthesize(prepared, tmp_path / "run", judge=lambda *_: 1 / 0).to_json()
     assert result["classes"] == 4
     assert "4 k-means clusters" in result["labels"]
     run = FinishedRun.open(tmp_path / "run")

@@ -14,6 +14,6 @@ from fedtranscribe.synthesize import prepare, synthesize
 @pytest.mark.usefixtures("figures")
 def test_a_classifier_trained_on_samples_knows_real_digits(tmp_path: Path):
     settings = SynthesizeSettings(noise=False)
-    result = synthesize(prepare(settings), tmp_path / "run", judge=_cnn(settings))
+    result = synthesize(prepare(settings), tmp_path / "run", judge=_cnn(settings)).to_json()
     assert result["accuracy"]["downstream"] >= 0.8
     assert (tmp_path / "run" / "images.png").stat().st_size > 0

@@ -41,7 +41,7 @@ def test_an_interrupted_distillation_goes_on_under_its_one_reservation(
         patch.setattr(DpSad, "_one_step", breaks)
         with pytest.raises(KeyboardInterrupt):
             synthesize(prepared, tmp_path / "run")
-    result = synthesize(prepared, tmp_path / "run", resume=True)
+    result = synthesize(prepared, tmp_path / "run", resume=True).to_json()
     assert taken == ["teacher", "teacher", "student"]
     assert result["private"] is True
     assert 0.99 < result["epsilon"] <= 1
@@ -57,7 +57,7 @@ def test_an_interrupted_distillation_goes_on_under_its_one_reservation(
 def test_a_student_without_labels_is_sampled_without(tiny_sad: SynthesizeSettings, tmp_path: Path):
     options = tiny_sad.dp_sad.model_copy(update={"student_conditioning": False})
     settings = tiny_sad.model_copy(update={"noise": False, "dp_sad": options})
-    result = synthesize(prepare(settings), tmp_path / "run", judge=lambda *_: 1 / 0)
+    result = synthesize(prepare(settings), tmp_path / "run", judge=lambda *_: 1 / 0).to_json()
     assert (result["classes"], result["private"]) == (0, False)
     model, _ = open_run(tmp_path / "run", torch.device("cpu"))
     assert (model.classes, model.denoiser.classes) == (0, 3)
@@ -66,7 +66,7 @@ def test_a_student_without_labels_is_sampled_without(tiny_sad: SynthesizeSetting
 def test_equation_17_as_printed_has_no_guarantee(tiny_sad: SynthesizeSettings, tmp_path: Path):
     options = tiny_sad.dp_sad.model_copy(update={"clip": 1e-2})
     settings = tiny_sad.model_copy(update={"calibrate_by": "published", "dp_sad": options})
-    result = synthesize(prepare(settings), tmp_path / "run")
+    result = synthesize(prepare(settings), tmp_path / "run").to_json()
     assert result["epsilon"] is None
     assert result["published"]["epsilon"] <= 1
     assert any("Eq. 17" in caveat for caveat in result["caveats"])

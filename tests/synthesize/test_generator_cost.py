@@ -86,7 +86,7 @@ def test_another_spelling_costs_the_same_in_every_file(
     monkeypatch.chdir(place)
     assert opened(trained).data_id == "npz:scans"
     spelled = asked.model_copy(update={"data": "./scans.npz"})
-    result = transcribe(prepare(spelled, opened(trained)), tmp_path / "run", force=True)
+    result = transcribe(prepare(spelled, opened(trained)), tmp_path / "run", force=True).to_json()
     lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
     events = [
         Release.from_json(json.loads(line)).event(Unit.RECORD, Adjacency.ZERO_OUT) for line in lines
@@ -121,7 +121,7 @@ def test_the_name_of_a_benchmark_is_its_id_in_older_folders(
     assert opened(trained).data_id == "digits"
     assert not prepare(asked, opened(trained)).before
     # What a server fetched from a holder names the server's test images, not the records.
-    changed(trained, holder="ward-7")
+    changed(trained, holder="ward-7", holders=1)
     assert opened(trained).data_id is None
     assert prepare(asked, opened(trained)).before
     changed(trained, data_id=None)

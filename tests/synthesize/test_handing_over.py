@@ -62,7 +62,7 @@ def test_a_private_run_from_its_figures_to_its_release(
     assert "synthetic images of class 2" in page
 
     made = make_release(run.path)
-    assert made.statement.epsilon == pytest.approx(run.result["epsilon"])
+    assert made.statement.epsilon == pytest.approx(run.result.guarantee.epsilon)
     assert made.statement.private
     assert set(made.statement.files) == {"denoiser.safetensors", "card.md"}
     checked = verify(made.folder)
@@ -130,7 +130,7 @@ def test_runs_with_and_without_a_student_side_by_side(
 ):
     run = finished(tiny_synthesis, tmp_path / "run")
     (group,) = compare([run.path]).groups
-    assert group.epsilon == run.result["epsilon"]
+    assert group.epsilon == run.result.guarantee.epsilon
     assert group.to_json()["accuracy"] is None
 
 

@@ -1,5 +1,6 @@
 """Images from a finished run: labels, files, other samplers."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ from fedtranscribe.config import SynthesizeSettings
 from fedtranscribe.data import load
 from fedtranscribe.errors import ConfigError, StorageError, WeightsNotFoundError
 from fedtranscribe.models.diffusion import Synthesizer
+from fedtranscribe.result_parts import Diffusion
 from fedtranscribe.synthesize import prepare, synthesize
 from fedtranscribe.synthesize.samples import (
     chosen_labels,
@@ -57,7 +59,7 @@ def test_labels_that_make_no_sense(words: str, num: int, classes: int, named: st
 def test_the_same_seed_draws_the_same_images(run: Path):
     model, result = open_run(run, CPU)
     assert isinstance(model, Synthesizer)
-    assert (model.classes, model.sampling.steps) == (3, result["sampling"]["steps"])
+    assert (model.classes, model.sampling.steps) == (3, result.diffusion.sampling["steps"])
     labels = chosen_labels("all", 3, 3, 0)
     first = model.draw(labels, seed=0)
     assert (first.dtype, tuple(first.shape)) == (torch.uint8, (3, 1, 16, 16))
@@ -129,7 +131,9 @@ def test_runs_that_have_no_model(tmp_path: Path, run: Path):
     (run / "denoiser.safetensors").unlink()
     with pytest.raises(WeightsNotFoundError):
         open_run(run, CPU)
-    (run / "metrics.json").write_text('{"settings": {}}')
+    result = json.loads((run / "metrics.json").read_text())
+    others = {key: value for key, value in result.items() if key not in Diffusion.model_fields}
+    (run / "metrics.json").write_text(json.dumps(others))
     with pytest.raises(StorageError, match="no diffusion model"):
         open_run(run, CPU)
     (run / "metrics.json").unlink()
@@ -141,7 +145,7 @@ def test_an_unconditional_network_asks_for_no_label(
     tiny_synthesis: SynthesizeSettings, tmp_path: Path
 ):
     settings = tiny_synthesis.model_copy(update={"noise": False, "conditional": False})
-    result = synthesize(prepare(settings), tmp_path / "run", judge=lambda *_: 1 / 0)
+    result = synthesize(prepare(settings), tmp_path / "run", judge=lambda *_: 1 / 0).to_json()
     assert result["accuracy"] == {}
     model, _ = open_run(tmp_path / "run", CPU)
     assert model.classes == 0

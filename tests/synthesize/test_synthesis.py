@@ -35,7 +35,7 @@ STEPS = 6
 
 
 def go(settings: SynthesizeSettings, out: Path, **others: Any) -> dict[str, Any]:
-    return synthesize(prepare(settings), out, **others)
+    return synthesize(prepare(settings), out, **others).to_json()
 
 
 @contextmanager
@@ -140,7 +140,7 @@ def test_progress_is_counts_and_nothing_else(tiny_synthesis, tmp_path: Path):
 
 def test_accuracy_on_a_published_set_may_be_told(tiny_synthesis, tmp_path: Path, small_data: Path):
     prepared = prepare(told(tiny_synthesis, data="digits"), split=load(str(small_data)))
-    result = synthesize(prepared, tmp_path / "run", judge=lambda *_: 0.25)
+    result = synthesize(prepared, tmp_path / "run", judge=lambda *_: 0.25).to_json()
     stored = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert stored["accuracy"] == result["accuracy"] == {"downstream": 0.25}
     assert "declared public" in stored["accuracy_on"]

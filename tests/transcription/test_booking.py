@@ -118,7 +118,7 @@ def test_a_ledger_of_an_early_version_gets_a_limit_and_no_epsilon(
 def test_a_run_says_its_own_epsilon_the_limit_and_what_is_booked(
     tiny_settings: TranscribeSettings, tmp_path: Path
 ) -> None:
-    result = transcribe(prepare(tiny_settings), tmp_path / "run", force=True)
+    result = transcribe(prepare(tiny_settings), tmp_path / "run", force=True).to_json()
     assert result["epsilon"] == pytest.approx(10, rel=1e-3), "the plan was fixed beforehand"
     assert result["ledger"]["booked"] == pytest.approx(10, rel=1e-3)
     assert result["ledger"]["limit"] == USUAL.to_json()

@@ -39,7 +39,7 @@ def test_only_samples_are_asked_and_both_costs_are_printed(tiny_settings, tmp_pa
         lambda self, query, plan: asked.append(query.images) or real(self, query, plan),
     )
     given = generator(TINY)
-    result = transcribe(prepare(tiny_settings, given), tmp_path / "run", force=True)
+    result = transcribe(prepare(tiny_settings, given), tmp_path / "run", force=True).to_json()
     samples = {image.numpy().tobytes() for image in given.samples.images}
     assert all(image.numpy().tobytes() in samples for image in torch.cat(asked))
     own = result["generator"]["epsilon_of_answers"]
@@ -59,7 +59,7 @@ def open_lines(run) -> list[str]:
 
 def test_a_generator_of_other_data_adds_nothing_to_these(tiny_settings, tmp_path):
     given = generator("npz:somebody-elses")
-    result = transcribe(prepare(tiny_settings, given), tmp_path / "run", force=True)
+    result = transcribe(prepare(tiny_settings, given), tmp_path / "run", force=True).to_json()
     assert result["epsilon"] == pytest.approx(tiny_settings.epsilon, rel=1e-4)
     assert result["generator"]["counted"] is False
     assert result["generator"]["data_id"] == "npz:somebody-elses"
@@ -82,7 +82,7 @@ def test_a_set_that_contains_the_records_counts(tiny_settings, data_id, counted)
 def test_unknown_data_are_counted_and_the_run_says_why(tiny_settings, tmp_path):
     said = []
     prepared = prepare(tiny_settings, generator(None))
-    result = transcribe(prepared, tmp_path / "run", force=True, say=said.append)
+    result = transcribe(prepared, tmp_path / "run", force=True, say=said.append).to_json()
     assert result["epsilon"] > tiny_settings.epsilon
     assert result["generator"] == {
         "run": "run-g",

@@ -28,7 +28,7 @@ def ledger_of(settings: TranscribeSettings) -> Ledger:
 def test_a_run_costs_what_it_says_and_says_what_it_told(
     settings: TranscribeSettings, tmp_path: Path
 ):
-    result = transcribe(prepare(settings), tmp_path / "run")
+    result = transcribe(prepare(settings), tmp_path / "run").to_json()
     assert result["epsilon"] == pytest.approx(50, rel=1e-6)
     assert result["sound"]["add-remove"] == pytest.approx(50, rel=1e-6)
     assert result["sound"]["replace"] > 50
@@ -73,7 +73,7 @@ def test_a_crash_between_questions_spends_nothing_twice(
         patched.setattr(Holder, "answer", crashing)
         with pytest.raises(KeyboardInterrupt):
             transcribe(prepared, tmp_path / "run")
-    result = transcribe(prepare(settings), tmp_path / "run", resume=True)
+    result = transcribe(prepare(settings), tmp_path / "run", resume=True).to_json()
     assert result["epsilon"] == pytest.approx(50, rel=1e-6)
     with ledger_of(settings) as ledger:
         assert len(ledger.releases(result["run"])) == 2

@@ -18,7 +18,7 @@ def lines(run: Path) -> list[dict]:
 
 
 def test_every_round_has_a_line_and_the_last_states_the_whole_cost(tiny_settings, tmp_path):
-    result = transcribe(prepare(tiny_settings), tmp_path / "run", force=True)
+    result = transcribe(prepare(tiny_settings), tmp_path / "run", force=True).to_json()
     rounds = lines(tmp_path / "run")
     assert [line["done"] for line in rounds] == [10, 20, 30, 40]
     assert rounds[-1]["epsilon"] == pytest.approx(result["epsilon"])

@@ -35,7 +35,7 @@ def spent(settings: TranscribeSettings) -> float:
 
 
 def go(settings: TranscribeSettings, out: Path, **kwargs) -> dict:
-    return transcribe(prepare(settings), out, force=True, **kwargs)
+    return transcribe(prepare(settings), out, force=True, **kwargs).to_json()
 
 
 @pytest.mark.parametrize("privacy", ["vote", "data", "label"])

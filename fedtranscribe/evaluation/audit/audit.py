@@ -91,8 +91,8 @@ class Audit:
         withheld += [check.name for check in self.checks if check not in checks]
         result = self.run.result
         return {
-            "run": result.get("run"),
-            "data": result.get("data") if self.run.declared_public else OWN_DATA,
+            "run": result.run,
+            "data": result.data if self.run.declared_public else OWN_DATA,
             "epsilon": self.claim.epsilon,
             "delta": self.claim.delta,
             "unit": self.claim.unit.value,
@@ -235,19 +235,19 @@ def _checks(
     run: FinishedRun, given: Given, split: DataSplit, settings: AuditSettings
 ) -> list[Check]:
     checks = [check_events(run.result, given)]
-    path = settings.ledger or (run.settings.get("ledger") and Path(run.settings["ledger"]))
-    if path is not None and "shards" not in run.result:
+    path = settings.ledger or run.result.asked.ledger
+    if path is not None and not run.result.shards:
         checks.append(_ledger(run, path))
     folder = run.private / "teachers"
-    if (folder / MANIFEST).exists() and "teachers" in run.result:
-        checks.append(check_teachers(folder, split.train, int(run.result["teachers"])))
+    if (folder / MANIFEST).exists() and run.result.teachers is not None:
+        checks.append(check_teachers(folder, split.train, run.result.teachers))
     return checks
 
 
 def _ledger(run: FinishedRun, path: Path) -> Check:
     try:
         with Ledger.open_read_only(path) as ledger:
-            return check_ledger(ledger, str(run.result["run"]), int(run.result["rows"]))
+            return check_ledger(ledger, run.result.run, run.result.rows)
     except StorageError as error:
         return Check("ledger", None, str(error))
     except LedgerError as error:

@@ -5,9 +5,7 @@ An attack cannot find these mistakes on a student; looking can.
 
 import math
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from fedtranscribe.data import ImageSet, assign_shards
 from fedtranscribe.errors import LedgerError
@@ -16,7 +14,7 @@ from fedtranscribe.evaluation.audit.findings import Check
 from fedtranscribe.mechanisms import MOMENTS
 from fedtranscribe.privacy.chain import Kind
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.result import Result
 from fedtranscribe.teachers import load_manifest
 from fedtranscribe.teachers.training import shard_file
 
@@ -24,30 +22,29 @@ _AGREEMENT = 1e-6
 _MASKED = "secagg-"
 
 
-def check_events(result: Mapping[str, Any], given: Given) -> Check:
+def check_events(result: Result, given: Given) -> Check:
     """Whether a run's events cost what its result says, and cover the rows that it learned from.
 
     Args:
-        result: what `metrics.json` holds.
+        result: of the run.
         given: what `events.jsonl` holds.
     """
-    stated, unit = result.get("epsilon"), Unit(result.get("unit", Unit.RECORD))
+    guarantee, asked = result.guarantee, result.rows
+    stated = guarantee.epsilon
     if not given:
         said = "the run states no ε and no events" if stated is None else "no events, yet an ε"
         return Check("events", None if stated is None else False, said)
-    adjacency = Adjacency(result.get("adjacency", Adjacency.ZERO_OUT))
-    found = worst(given, unit, adjacency, float(result["delta"]))
+    found = worst(given, guarantee.unit, guarantee.adjacency, guarantee.delta)
     if found is None or stated is None:
         agree = found is stated
     else:
         agree = math.isclose(found, stated, rel_tol=_AGREEMENT)
     if not agree:
         return Check("events", False, f"the events cost ε = {found}, the result says {stated}")
-    asked = result.get("rows")
     for holder, releases in given.items():
         rows = sum(release.rows for release in releases)
         # A holder may have missed rounds, and a baseline asks for no rows.
-        if asked and rows > int(asked):
+        if asked and rows > asked:
             words = f"{holder} answered {rows:,} rows where the run asked {asked:,}"
             return Check("events", False, f"{words}: some were answered twice")
     return Check("events", True, f"they cost ε = {found:.6g}, as the result says")

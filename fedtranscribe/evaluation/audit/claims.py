@@ -1,8 +1,7 @@
 """What a run claims: its sound ε, worked out again from the events that it wrote down."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from fedtranscribe.errors import ConfigError, StorageError, UnsupportedAdjacencyError
 from fedtranscribe.evaluation.audit.findings import Claim
@@ -11,6 +10,7 @@ from fedtranscribe.privacy.events import Event
 from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.reading import read_json_lines
+from fedtranscribe.result import Result
 
 EVENTS = "events.jsonl"
 THE_HOLDER = "the holder"
@@ -61,13 +61,11 @@ def worst(given: Given, unit: Unit, adjacency: Adjacency, delta: float) -> float
     return max(known) if known and len(known) == len(found) else None
 
 
-def claim_of(
-    result: Mapping[str, Any], given: Given, adjacencies: Sequence[Adjacency] = IN_OR_OUT
-) -> Claim:
+def claim_of(result: Result, given: Given, adjacencies: Sequence[Adjacency] = IN_OR_OUT) -> Claim:
     """What an attack on single records is held against.
 
     Args:
-        result: what `metrics.json` holds.
+        result: of the run.
         given: what `events.jsonl` holds.
         adjacencies: the change that the attack is about, or the next best; the first with a
             guarantee counts. Where ids are positional, a record that comes or goes has none.
@@ -75,8 +73,8 @@ def claim_of(
     Returns:
         The claim; without ε for runs with seeded noise, or where no adjacency has a guarantee.
     """
-    delta = float(result.get("delta") or 1e-5)
-    if not result.get("private"):
+    delta = result.guarantee.delta
+    if not result.guarantee.private:
         return Claim(None, delta)
     for adjacency in adjacencies:
         epsilon = worst(given, Unit.RECORD, adjacency, delta)

@@ -1,7 +1,6 @@
 """The distinguishing game on the very mechanism of a run, at the run's own noise."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +26,8 @@ from fedtranscribe.mechanisms import (
 from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.result import Result
+from fedtranscribe.result_parts import Answers
 
 _BEST_MU = 0.5
 # Only the coordinates in which two rows differ tell anything: the others are noise alone.
@@ -62,7 +63,7 @@ class MaskedSum:
 
 
 def play_run(
-    result: Mapping[str, Any],
+    result: Result,
     given: Given,
     adjacency: Adjacency,
     trials: int,
@@ -78,7 +79,7 @@ def play_run(
     ends. It is held against what the events book for so many.
 
     Args:
-        result: what `metrics.json` holds.
+        result: of the run.
         given: the run's events.
         adjacency: of the claim.
         trials: in each world.
@@ -96,29 +97,32 @@ def play_run(
         release = releases[-1]
     event = release.costs.get(Unit.RECORD, {}).get(adjacency)
     rows, mechanism, second, first = 1, None, None, None
+    answers = result.answers or Answers()
     if isinstance(event, RandomizedResponse):
         mechanism = TopKRandomizedResponse(event.epsilon0, event.classes)
         first, second = torch.eye(event.classes)[:2].split(1)
     elif isinstance(event, ExponentialVotes):
-        mechanism, others = ExponentialVoteLabels(event.eta, event.classes), _teachers(result) - 1
+        mechanism, others = (
+            ExponentialVoteLabels(event.eta, event.classes),
+            (result.teachers or 0) - 1,
+        )
         # A vote that moves from a crowd to an empty class moves the normalisation as well.
         first, second = torch.zeros(2, 1, event.classes)
         first[0, 0], first[0, 1], second[0, 1] = 1, others, others + 1
-    elif release.mechanism == _NOISY_MOMENTS:
-        mechanism = LocalNoise(moments_bound(_WIDTH, _WIDTH), float(result["noise_std"]))
+    elif release.mechanism.endswith(MOMENTS) and answers.noise_std:
+        mechanism = LocalNoise(moments_bound(_WIDTH, _WIDTH), answers.noise_std)
         first, second = _worst_records(adjacency)
-    elif event is not None and result.get("noise_std"):
-        mechanism, rows, first, second = _gaussian(
-            result, release.rows, math.sqrt(2 * event.zcdp_rho)
-        )
+    elif event is not None and answers.noise_std:
+        mu = math.sqrt(2 * event.zcdp_rho)
+        mechanism, rows, first, second = _gaussian(result, answers, release.rows, mu)
     if mechanism is None or first is None or second is None:
         return None
-    delta = float(result["delta"])
+    delta = result.guarantee.delta
     epsilon = epsilon_of((release.with_rows(rows),), Unit.RECORD, adjacency, delta)
-    claim = Claim(epsilon if result.get("private") else None, delta, Unit.RECORD, adjacency)
+    claim = Claim(epsilon if result.guarantee.private else None, delta, Unit.RECORD, adjacency)
     if source is None:
         source = OsBits() if isinstance(mechanism, MaskedSum) else OsNoise()
-    asked = int(result.get("rows") or rows)
+    asked = result.rows or rows
     words = f" to {rows:,} of the run's {asked:,} rows taken together"
     if release.mechanism == _NOISY_MOMENTS:
         words = f": the {_MOMENTS_ANSWERS[-1]}. The {_MOMENTS_ANSWERS[0]} was not played"
@@ -136,18 +140,19 @@ def play_run(
 
 
 def _gaussian(
-    result: Mapping[str, Any], booked: int, mu: float
+    result: Result, answers: Answers, booked: int, mu: float
 ) -> tuple[Privatiser, int, Tensor, Tensor]:
     """The run's mechanism, how many rows one stands for, and a record's row in two worlds.
 
     Args:
         result: of the run.
+        answers: that it had; their noise is the mechanism's.
         booked: rows of the first release.
         mu: of them all; it decides how many rows are played, nothing else.
     """
-    answer = RowAnswer.GRADIENT if result.get("privacy") == "data" else RowAnswer.VOTE
-    holders, std = int(result.get("holders") or 1), float(result["noise_std"])
-    layout = EnsembleLayout(_teachers(result), holders)
+    answer = RowAnswer.GRADIENT if answers.privacy == "data" else RowAnswer.VOTE
+    holders = 1 if result.federation is None else result.federation.holders
+    std, layout = answers.noise_std or 0.0, EnsembleLayout(result.teachers or 0, holders)
     rows = max(1, min(booked, layout.shards**2, int(booked * (_BEST_MU / mu) ** 2)))
     moved = math.sqrt(rows) / layout.shards
     first, second = torch.zeros(2, 1, _WIDTH, dtype=torch.float64)
@@ -157,7 +162,7 @@ def _gaussian(
     else:
         second[0, 1] = moved
     bound = mean_rows_bound(layout.shards, answer, _WIDTH)
-    mode = NoiseMode(result.get("noise") or NoiseMode.LOCAL)
+    mode = NoiseMode(answers.noise or NoiseMode.LOCAL)
     if mode is NoiseMode.CENTRAL:
         mechanism: Privatiser = ServerSide(CentralNoise(bound, std, holders))
     elif mode is NoiseMode.SECAGG:
@@ -180,8 +185,3 @@ def _worst_records(adjacency: Adjacency) -> tuple[Tensor, Tensor]:
         for u in (here, there)
     )
     return first[None], second[None]
-
-
-def _teachers(result: Mapping[str, Any]) -> int:
-    """M over all holders."""
-    return sum(result["shards"].values()) if "shards" in result else int(result["teachers"])

@@ -35,10 +35,11 @@ def main(grid: Grid, context: Context) -> None:
     if mode == "wait":
         time.sleep(600)
     metrics = {
+        "run": "toy-run",
         "method": "toy",
         "rows": settings["rows"],
         "holders": len(partitions),
-        "partitions": partitions,
+        "shards": {f"holder-{number}": 1 for number in partitions},
         "accuracy": {"student": 0.75},
         "epsilon": settings["epsilon"],
         "delta": 1e-5,

@@ -1,0 +1,197 @@
+"""The parts of a run's result. Which are there says what kind of run it was.
+
+transcribe        guarantee, answers
+FedDPSD           guarantee, answers, federation
+FedAvg and such   guarantee (without ε), federation
+synthesize        guarantee, diffusion
+... at a holder   guarantee, diffusion, federation
+
+Every field names, beside its type, why it may stand outside `private/`; that a value is what its
+field says is up to the code that works it out.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import Field, StrictBool, field_validator
+
+from fedtranscribe.allowed import Why
+from fedtranscribe.flat_parts import Part
+from fedtranscribe.privacy.units import Adjacency, Unit
+
+OWN_LABELS = "those of the records"
+"""What a result says of labels that mean classes; anything else is no task to be tested on."""
+
+
+class PublishedFigure(Part):
+    """The paper's own figure for the same noise, and why it is no guarantee."""
+
+    epsilon: Annotated[float | None, Why.COST]
+    reason: Annotated[str, Why.COST]
+
+    @field_validator("epsilon")
+    @classmethod
+    def _finite(cls, value: float | None) -> float | None:
+        """Null in JSON where the formula has no finite value."""
+        return value if value is not None and math.isfinite(value) else None
+
+
+class StatedGuarantee(Part):
+    """What a run cost the records that it learned from.
+
+    Attributes:
+        epsilon: the headline; None where there is no guarantee.
+        sound: ε of the unit, by adjacency.
+        units: ε under the adjacency, by unit.
+        private: false if noise came from a seed; None where a run of an early version does not say.
+        stamp: why a network must not be taken for private.
+        caveats: the same, one by one.
+    """
+
+    epsilon: Annotated[float | None, Why.COST]
+    delta: Annotated[float, Why.COST]
+    unit: Annotated[Unit, Why.SETTING] = Unit.RECORD
+    adjacency: Annotated[Adjacency, Why.COST] = Adjacency.ZERO_OUT
+    accountant: Annotated[str | None, Why.COST] = None
+    sound: Annotated[dict[Adjacency, float | None], Why.COST] = Field(default_factory=dict)
+    units: Annotated[dict[Unit, float | None], Why.COST] = Field(default_factory=dict)
+    published: PublishedFigure | None = None
+    private: Annotated[StrictBool | None, Why.COST] = None
+    stamp: Annotated[str | None, Why.COST] = None
+    caveats: Annotated[tuple[str, ...], Why.COST] = ()
+
+    @property
+    def held(self) -> float | None:
+        """ε that holds: none for a baseline, and none with seeded noise, whatever was printed."""
+        return self.epsilon if self.private else None
+
+
+class Answers(Part):
+    """What was asked of teachers, or of sums over records, and the noise on it.
+
+    Attributes:
+        privacy: kind of the answers: vote, data, label or moments.
+        noise_std: per coordinate; None where labels were drawn.
+        signal: twice the nats that all answers together can carry.
+        noise: where it was added, in a federation.
+        teachers: of the one holder that there was.
+    """
+
+    privacy: Annotated[str | None, Why.SETTING] = None
+    noise_std: Annotated[float | None, Why.COST] = None
+    signal: Annotated[float | None, Why.COST] = None
+    noise: Annotated[str | None, Why.SETTING] = None
+    teachers: Annotated[int | None, Why.SETTING] = None
+
+
+class Federation(Part):
+    """Who took part in a federated run, and what went over the wire.
+
+    Attributes:
+        holders: that the run had.
+        shards: teachers by holder.
+        answered_rounds: by holder.
+        left: why a holder took part no more.
+        stopped: why the run ended before its plan did.
+        bytes: of all messages.
+        trust: whom the holders had to trust.
+        holder: that trained the network, where one did.
+    """
+
+    holders: Annotated[int, Why.SETTING]
+    shards: Annotated[dict[str, int], Why.SETTING] = Field(default_factory=dict)
+    answered_rounds: Annotated[dict[str, int], Why.COURSE] = Field(default_factory=dict)
+    left: Annotated[dict[str, str], Why.COURSE] = Field(default_factory=dict)
+    stopped: Annotated[str | None, Why.COURSE] = None
+    bytes: Annotated[int | None, Why.COURSE] = None
+    trust: Annotated[str | None, Why.SETTING] = None
+    holder: Annotated[str | None, Why.SETTING] = None
+
+
+class Diffusion(Part):
+    """A diffusion model that was trained on the records themselves.
+
+    Attributes:
+        sigma: noise multiplier of every step; 0 without noise.
+        steps: by stage.
+        records: ids in the data.
+        classes: that images can be asked for; 0 for none.
+        labels: what they mean.
+        sampling: how images are drawn.
+        sha256: of the network's file.
+        resolved: settings of the method.
+    """
+
+    sigma: Annotated[float, Why.COST]
+    steps: Annotated[dict[str, int], Why.SETTING]
+    records: Annotated[int, Why.SETTING]
+    classes: Annotated[int, Why.SETTING]
+    labels: Annotated[str, Why.SETTING] = OWN_LABELS
+    channels: Annotated[int, Why.SETTING]
+    size: Annotated[int, Why.SETTING]
+    unet: Annotated[str, Why.SETTING]
+    sampling: Annotated[dict[str, Any], Why.SETTING]
+    sha256: Annotated[str, Why.OUTPUT]
+    resolved: Annotated[dict[str, Any], Why.SETTING]
+
+
+class CountedGenerator(Part):
+    """The run whose samples a student learned from as well.
+
+    Attributes:
+        data_id: of its records; None where its folder does not say.
+        counted: whether its cost is part of ε, because the records may be the same.
+        epsilon_of_answers: ε without it.
+    """
+
+    run: Annotated[str, Why.SETTING]
+    data_id: Annotated[str | None, Why.SETTING]
+    counted: Annotated[StrictBool, Why.SETTING]
+    epsilon_of_answers: Annotated[float, Why.COST]
+
+
+class LedgerLimit(Part):
+    """The ε of all runs on the data: the highest limit that their ledger had."""
+
+    epsilon: Annotated[float | None, Why.COST]
+    delta: Annotated[float, Why.COST]
+    unit: Annotated[Unit, Why.COST]
+    adjacency: Annotated[Adjacency, Why.COST]
+
+
+class LedgerFacts(Part):
+    """What the ledger of the data said when a run ended.
+
+    Attributes:
+        booked: by all runs so far; None where one has no cost in this unit and adjacency.
+        limit: None where the ledger bounds nothing.
+    """
+
+    booked: Annotated[float | None, Why.COST]
+    accountant: Annotated[str, Why.COST]
+    limit: LedgerLimit | None
+
+
+class Accuracy(Part):
+    """On a benchmark's public test set: of students, and of what learned from released images.
+
+    Teachers and ensembles have no field. They are functions of private records that nobody was
+    charged for, not even on benchmarks.
+    """
+
+    student: Annotated[float | None, Why.BENCHMARK] = None
+    public_set_alone: Annotated[float | None, Why.BENCHMARK] = None
+    downstream: Annotated[float | None, Why.BENCHMARK] = None
+
+    @classmethod
+    def of(cls, scores: Mapping[str, float]) -> Self:
+        """Those of all accuracies of a run that may leave `private/`."""
+        return cls.model_validate(scores)
+
+
+class AccuracyCurve(Part):
+    """Accuracy over answered rows; empty where it may not be told."""
+
+    rows: Annotated[tuple[int, ...], Why.BENCHMARK] = ()
+    accuracy: Annotated[tuple[float, ...], Why.BENCHMARK] = ()
