@@ -94,7 +94,7 @@ FILES: Mapping[Why, str] = {
     Why.SETTING: "config.toml",
     Why.COURSE: "superlink.log",
     Why.OUTPUT: "student.safetensors generator.safetensors denoiser.safetensors images.png "
-    "samples.png inversion.png checkpoints/state.pt checkpoints/answer.pt checkpoints/moments-*.pt "
+    "samples.png inversion.png checkpoints/state.pt checkpoints/answer.pt "
     "release/student.safetensors release/generator.safetensors release/denoiser.safetensors "
     "release/student.onnx",
     Why.BENCHMARK: "accuracy.png tensorboard/events.out.tfevents.* report.html release/card.md",
