@@ -132,7 +132,8 @@ def _expect_one_each(
 def _data_id(arrays: Arrays, path: Path) -> str:
     given = arrays.get("data_id")
     if given is None:
-        return f"npz:{path.stem}"
+        # Of the file itself: a link to the data is no other data set.
+        return f"npz:{path.resolve().stem}"
     if given.ndim or given.dtype.kind not in "Uiu":
         raise InvalidDataError(
             f"Expected 'data_id' in {str(path)!r} as one string, got {given.dtype} of shape "
