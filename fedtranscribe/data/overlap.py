@@ -29,6 +29,7 @@ _FAMILIES = (
 )
 # MedMNIST has the images of a set at several sizes, a file each.
 _MEDMNIST_SIZE = re.compile(r"(medmnist:.+)_(?:64|128|224)")
+_OTHER_IMAGES = "if they are other images, rename the folder or file, or set its key data_id"
 _ANOTHER_SET = "choose another set, 'shapes' or 'none'."
 
 
@@ -141,7 +142,7 @@ def _objection(public: NamedData, private: NamedData) -> str | None:
     if _same_place(public.spec, private.spec):
         return "it is the file or folder of"
     if public.data_id == private.data_id:
-        own = "" if is_benchmark(public.spec) else " (other images need a data_id of their own)"
+        own = "" if is_benchmark(public.spec) else f" ({_OTHER_IMAGES})"
         return f"its data_id {public.data_id!r}{own} is that of"
     if share_records(public.data_id, private.data_id):
         return f"{public.data_id!r} shares records with {private.data_id!r},"

@@ -227,5 +227,6 @@ def _refusal(data_id: str, folder: Path | None, chosen: Path, other: Path) -> st
         f"The data {data_id!r} have a ledger already, {other}; a second one, {chosen}, would not "
         f"count what is booked there. Name the first one (--ledger, or ledger in a holder's "
         f"policy file), or move it with its .head file to {chosen}. If these are other data "
-        f"under the same name, give them a data_id of their own."
+        f"under the same name, give them a data_id of their own (key data_id of an archive), or "
+        f"rename their folder or file."
     )

@@ -95,7 +95,7 @@ def test_the_packaged_digits_are_not_public_beside_themselves_or_mnist():
 
 def test_a_data_id_that_is_stated_in_the_archive_counts(scans: Path, tmp_path: Path):
     other = saved(tmp_path / "other.npz", 255 - IMAGES, data_id=np.array("npz:scans"))
-    assert "a data_id of their own" in refused(other, scans)
+    assert "rename the folder or file, or set its key data_id" in refused(other, scans)
 
 
 # ---------------------------------------------------------------- places
