@@ -39,6 +39,8 @@ from fedtranscribe.files import open_private, unwritable, who_may_open
 from fedtranscribe.teachers import Teachers
 from fedtranscribe.transcribe.session import pick_device
 
+log = logging.getLogger(__name__)
+
 # Messages that may arrive or wait at once; more are told that the service is busy.
 _CALLERS = 8
 # Each needs a connection, and each connection a file descriptor.
@@ -143,6 +145,8 @@ def open_node(file: HolderFile) -> tuple[Node, KeptLedger]:
     manifest = teachers.manifest
     _expect_closed(file.holder.ledger.parent)
     place = file.ledger_place(manifest)
+    if file.unseen(manifest) is not None:
+        log.warning("Cannot look for another ledger beside the data; see holder policy check.")
     ledger = KeptLedger(file.holder.ledger, manifest.data_id, file.policy.budget)
     ledger.prove()
     place.mark()
