@@ -17,7 +17,7 @@ _SPECIAL = re.compile(
     r"""
     [\\`*_\[\]<>|\#~&!$]
     | ^\s*[-+=]                           # where a list begins, or a heading is underlined
-    | ^\s*\d+[.)]                         # a numbered list
+    | ^\s*\d+[.)](?=\s|$)                 # a numbered list
     | :(?=//) | /(?=/) | @ | \.(?=[^\W\d_])
 """,
     re.VERBOSE,

@@ -66,6 +66,7 @@ def test_markdown_renders_as_the_text():
         ("===", r"\==="),
         ("-1 and a-b", r"\-1 and a-b"),
         ("1. a", r"1\. a"),
+        ("90.5 of 96.0", "90.5 of 96.0"),
         ("12) a 3.5", r"12\) a 3.5"),
         ("https://evil.example/x", r"https\:\//evil\.example/x"),
         ("see //evil.example", r"see \//evil\.example"),
