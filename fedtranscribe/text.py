@@ -12,7 +12,16 @@ import unicodedata
 MOST_CHARACTERS = 2_000
 """Longest text that is shown; the rest is cut, so that no name can bury what stands around it."""
 
-_SPECIAL = re.compile(r"[\\`*_\[\]<>|#~&!$]")
+# Last line: what makes a link of a bare address: `://`, an `@`, and a dot before a letter.
+_SPECIAL = re.compile(
+    r"""
+    [\\`*_\[\]<>|\#~&!$]
+    | ^\s*[-+=]                           # where a list begins, or a heading is underlined
+    | ^\s*\d+[.)](?=\s|$)                 # a numbered list
+    | :(?=//) | /(?=/) | @ | \.(?=[^\W\d_])
+""",
+    re.VERBOSE,
+)
 
 
 def printable(text: object, most: int = MOST_CHARACTERS) -> str:
@@ -42,7 +51,11 @@ def markdown(text: object, most: int = 100_000) -> str:
         text: a string, or what `str` makes one of.
         most: characters to keep.
     """
-    return _SPECIAL.sub(r"\\\g<0>", printable(text, most))
+    return _SPECIAL.sub(_escaped, printable(text, most))
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"{found[0][:-1]}\\{found[0][-1]}"
 
 
 def _harmless(character: str) -> bool:

@@ -12,7 +12,8 @@ entry:
 
 A tracker receives only what may leave the data holder: public counts, ε so far, losses of the
 student side (post-processing of private answers) and accuracy on images that are public by
-declaration. What it may receive stands in `fedtranscribe.allowed`.
+declaration. `epsilon` is what the plan would cost had it ended there: no guarantee for a run that
+is stopped because of what it shows. What it may receive stands in `fedtranscribe.allowed`.
 """
 
 import importlib.util

@@ -6,6 +6,7 @@ import unicodedata
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 
 from fedtranscribe.text import markdown, printable, printable_json
 
@@ -55,3 +56,26 @@ def test_markdown_renders_as_the_text():
     assert markdown("a_b | <!-- **c** `d` [e](f) \n# g") == (
         r"a\_b \| \<!-- \*\*c\*\* \`d\` \[e\](f) \\n\# g".replace("<!", r"<\!")
     )
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("- a", r"\- a"),
+        ("  + a", r"  \+ a"),
+        ("===", r"\==="),
+        ("-1 and a-b", r"\-1 and a-b"),
+        ("1. a", r"1\. a"),
+        ("90.5 of 96.0", "90.5 of 96.0"),
+        ("12) a 3.5", r"12\) a 3.5"),
+        ("https://evil.example/x", r"https\:\//evil\.example/x"),
+        ("see //evil.example", r"see \//evil\.example"),
+        ("www.evil.example", r"www\.evil\.example"),
+        ("http://127.0.0.1/x", r"http\:\//127.0.0.1/x"),
+        ("a@evil.example", r"a\@evil\.example"),
+    ],
+)
+def test_markdown_begins_no_list_and_links_nowhere(text, written):
+    assert markdown(text) == written
+    rendered = MarkdownIt("commonmark").render(written)
+    assert rendered == f"<p>{text.strip()}</p>\n"

@@ -19,8 +19,9 @@ Examples:
   fedtranscribe sample runs/digits --num 100 --labels 3,7 --out pictures
   fedtranscribe sample runs/digits --num 100 --guidance 1 --steps 50 --out guided.npz
 
-An .npz holds `images` (uint8), `labels` (int64) and `classes`; a folder holds PNG, one sub-folder
-per label. A network that learned no labels gives none.
+An .npz holds `images` (uint8), `labels` (int64), `classes` and what they were drawn from; a folder
+holds PNG, one sub-folder per label. A network that learned no labels gives none. Beside the records
+that the run learned from samples are no public images: transcribe --generator counts their cost.
 """
 
 
@@ -43,6 +44,7 @@ def sample_command(
     """Run it; the help text is `_EXAMPLES`."""
     from fedtranscribe.synthesize.samples import (
         chosen_labels,
+        drawn_from,
         expect_free,
         open_run,
         write_samples,
@@ -58,7 +60,7 @@ def sample_command(
             bars.say(f"NOT PRIVATE: {caveat}")
         images = model.draw(wanted, seed, lambda done, total: bars("samples", done, total))
         labelled = wanted if model.classes else None
-        write_samples(images, labelled, out, model.classes, result.class_names)
+        write_samples(images, labelled, out, model.classes, result.class_names, drawn_from(result))
     told = {
         "out": str(out),
         "images": num,

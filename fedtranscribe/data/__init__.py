@@ -1,7 +1,7 @@
 """Private and public image sets, their checks, and who sees which record."""
 
 from fedtranscribe.data.augment import augment
-from fedtranscribe.data.imageset import DataSplit, ImageSet
+from fedtranscribe.data.imageset import DataSplit, DrawnFrom, ImageSet
 from fedtranscribe.data.overlap import NamedData, expect_public, load_public, share_records
 from fedtranscribe.data.partitions import dirichlet_partition
 from fedtranscribe.data.registry import (
@@ -17,6 +17,7 @@ from fedtranscribe.data.shards import assign_shards, held_out
 
 __all__ = [
     "DataSplit",
+    "DrawnFrom",
     "ImageSet",
     "NamedData",
     "assign_shards",

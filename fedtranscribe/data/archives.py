@@ -7,15 +7,20 @@ from numpy.typing import NDArray
 
 from fedtranscribe.config import UNSTATED, OwnData
 from fedtranscribe.data.classes import Classes, below, settled
-from fedtranscribe.data.imageset import DataSplit, ImageSet
+from fedtranscribe.data.imageset import DataSplit, DrawnFrom, ImageSet
 from fedtranscribe.data.npz import Arrays, read_arrays
 from fedtranscribe.data.splits import split_by_id
 from fedtranscribe.data.validation import to_images, to_labels
 from fedtranscribe.errors import ConfigError, InvalidDataError
 
+DRAWN_FROM, DRAWN_FROM_DATA = "drawn_from", "drawn_from_data_id"
+"""Keys of an archive of samples: the run that they were drawn from, and the data id of its records
+where the run says one."""
+
 _KEYS = (
     *("images", "labels", "ids", "classes", "class_names", "data_id"),
     *("test_images", "test_labels", "test_ids"),
+    *(DRAWN_FROM, DRAWN_FROM_DATA),
 )
 
 
@@ -24,7 +29,8 @@ def load_archive(path: Path, own: OwnData = UNSTATED) -> DataSplit:
 
     Keys: `images`, `labels` and `classes` (a number) or `class_names` (strings); optionally `ids`
     (strings or integers; persistent, may repeat where one person has several records), `data_id`
-    (a name), and `test_images` with `test_labels` (and `test_ids`). Without a test part, one
+    (a name), and `test_images` with `test_labels` (and `test_ids`). Samples of a generator say what
+    they were drawn from (`drawn_from`, `drawn_from_data_id`). Without a test part, one
     record in five is held out by a fixed hash of its id. All other keys stay unread.
 
     Args:
@@ -100,6 +106,16 @@ def _own(arrays: Arrays, path: Path, prefix: str, classes: Classes, own: OwnData
         record_ids=_ids(arrays, f"{prefix}ids", images, path),
         folder=path.resolve().parent,
         class_names=classes.names,
+        drawn_from=_drawn_from(arrays, path),
+    )
+
+
+def _drawn_from(arrays: Arrays, path: Path) -> DrawnFrom | None:
+    if DRAWN_FROM not in arrays:
+        return None
+    run = _text(arrays, DRAWN_FROM, path)
+    return DrawnFrom(
+        run, _text(arrays, DRAWN_FROM_DATA, path) if DRAWN_FROM_DATA in arrays else None
     )
 
 
@@ -130,12 +146,17 @@ def _expect_one_each(
 
 
 def _data_id(arrays: Arrays, path: Path) -> str:
-    given = arrays.get("data_id")
-    if given is None:
-        return f"npz:{path.stem}"
+    if "data_id" in arrays:
+        return _text(arrays, "data_id", path)
+    # Of the file itself: a link to the data is no other data set.
+    return f"npz:{path.resolve().stem}"
+
+
+def _text(arrays: Arrays, key: str, path: Path) -> str:
+    given = arrays[key]
     if given.ndim or given.dtype.kind not in "Uiu":
         raise InvalidDataError(
-            f"Expected 'data_id' in {str(path)!r} as one string, got {given.dtype} of shape "
+            f"Expected {key!r} in {str(path)!r} as one string, got {given.dtype} of shape "
             f"{given.shape}."
         )
     return str(given.item())

@@ -12,6 +12,19 @@ from fedtranscribe.data.classes import Classes, below
 from fedtranscribe.errors import InvalidDataError
 
 
+@dataclass(frozen=True)
+class DrawnFrom:
+    """What synthetic images were drawn from.
+
+    Attributes:
+        run: of `synthesize`.
+        data_id: of the records that its generator was trained on; None where nobody says.
+    """
+
+    run: str
+    data_id: str | None
+
+
 @dataclass(frozen=True, eq=False)
 class ImageSet:
     """Labelled square images of one shape, checked on construction.
@@ -28,6 +41,8 @@ class ImageSet:
         folder: where the data lie, links followed, and so where their ledger belongs; None for
             packaged sets.
         class_names: what the classes are called, as the holder stated; public.
+        drawn_from: the run that synthetic images come from, whose training was charged for some
+            records; None for all other images.
 
     Raises:
         InvalidDataError: types, shapes, labels or ids do not fit together.
@@ -41,6 +56,7 @@ class ImageSet:
     record_ids: tuple[str, ...] | None = None
     folder: Path | None = None
     class_names: tuple[str, ...] | None = None
+    drawn_from: DrawnFrom | None = None
 
     def __post_init__(self) -> None:
         """Refuse what no network could be trained on."""
@@ -106,6 +122,7 @@ class ImageSet:
             None if ids is None else tuple(ids[i] for i in picked.tolist()),
             self.folder,
             self.class_names,
+            self.drawn_from,
         )
 
 

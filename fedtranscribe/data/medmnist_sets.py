@@ -45,13 +45,19 @@ def load_medmnist(
         path = _download_medmnist(flag, root)
     if path is None:
         raise DataNotFoundError(f"No {flag}.npz in {str(root)!r}; put it there or pass --download.")
-    return read_medmnist(path, own)
+    return read_medmnist(path, own, flag)
 
 
-def read_medmnist(path: Path, own: OwnData = UNSTATED) -> DataSplit:
+def read_medmnist(path: Path, own: OwnData = UNSTATED, flag: str | None = None) -> DataSplit:
     """One archive in MedMNIST's layout, known by its `train_images`; the file name is the id.
 
     Official sets have a known number of classes; others state it like any own archive.
+
+    Args:
+        path: the archive.
+        own: as for `load`.
+        flag: its name in MedMNIST; None for a user's file, whose name is that of the file itself:
+            a link to the data is no other data set.
 
     Raises:
         InvalidDataError: broken or multi-label content, or classes that nobody states.
@@ -60,8 +66,8 @@ def read_medmnist(path: Path, own: OwnData = UNSTATED) -> DataSplit:
     if own.ids is not None or own.id_pattern is not None:
         raise ConfigError(f"Expected no --ids or --id-pattern for {path.name!r}; leave them out.")
     arrays = read_arrays(path, _KEYS, own.max_gib)
-    flag = path.stem
-    known = _CLASSES.get(flag.partition("_")[0])
+    known = _CLASSES.get((flag or path.stem).partition("_")[0])
+    flag = flag or path.resolve().stem
     classes = stated_classes(arrays, path, own, Classes(known) if known else None)
     labels = {
         part: to_labels(required(arrays, f"{part}_labels", path), f"{flag} {part}_labels")

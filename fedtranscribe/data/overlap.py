@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedtranscribe.config import UNSTATED, OwnData
-from fedtranscribe.data.imageset import DataSplit, ImageSet
+from fedtranscribe.data.imageset import DataSplit, DrawnFrom, ImageSet
 from fedtranscribe.data.partitions import whole_id
 from fedtranscribe.data.registry import is_benchmark, load
 from fedtranscribe.errors import ConfigError
@@ -29,6 +29,7 @@ _FAMILIES = (
 )
 # MedMNIST has the images of a set at several sizes, a file each.
 _MEDMNIST_SIZE = re.compile(r"(medmnist:.+)_(?:64|128|224)")
+_OTHER_IMAGES = "if they are other images, rename the folder or file, or set its key data_id"
 _ANOTHER_SET = "choose another set, 'shapes' or 'none'."
 
 
@@ -77,14 +78,18 @@ def expect_public(
           they are spelled (links, `./x`, relative and absolute paths);
         - all public images, or their training part, are exactly the private ones, or their
           training part, or their held-out part. Order, labels, ids, and file name do not matter:
-          what is compared is how often each image occurs, by its digest.
+          what is compared is how often each image occurs, by its digest;
+        - they are an archive of samples whose generator was trained on data that share records
+          with the private ones, or on data that the archive does not name. That training has
+          cost something, which `--generator` adds and a public set does not.
 
         Images are compared only where both splits are given. A holder's node gives none: it
         compares ids alone. Otherwise a server could find out by its refusal whether a set of
         images is the holder's.
 
         Not caught: sets that overlap in part. One image more, less, or changed by one grey level
-        makes another set; so do another size, colour or compression. To look for single images
+        makes another set; so do another size, colour or compression. Samples as a folder of
+        pictures: it has nowhere to say what they were drawn from. To look for single images
         would catch more of them, and would answer for any image whether it is a record.
 
     Args:
@@ -141,13 +146,28 @@ def _objection(public: NamedData, private: NamedData) -> str | None:
     if _same_place(public.spec, private.spec):
         return "it is the file or folder of"
     if public.data_id == private.data_id:
-        own = "" if is_benchmark(public.spec) else " (other images need a data_id of their own)"
+        own = "" if is_benchmark(public.spec) else f" ({_OTHER_IMAGES})"
         return f"its data_id {public.data_id!r}{own} is that of"
     if share_records(public.data_id, private.data_id):
         return f"{public.data_id!r} shares records with {private.data_id!r},"
-    if public.split is None or private.split is None:
+    if public.split is None:
+        return None
+    drawn = public.split.train.drawn_from
+    if drawn is not None and (
+        drawn.data_id is None or share_records(drawn.data_id, private.data_id)
+    ):
+        return _drawn(drawn)
+    if private.split is None:
         return None
     return "its images are exactly those of" if _same_images(public.split, private.split) else None
+
+
+def _drawn(drawn: DrawnFrom) -> str:
+    records = "records that nobody names" if drawn.data_id is None else repr(drawn.data_id[:200])
+    return (
+        f"they are samples of the run {drawn.run[:80]!r}, whose generator learned from {records} "
+        f"at a cost (to count it, name the run: fedtranscribe transcribe --generator), beside"
+    )
 
 
 def _same_place(one: str, other: str) -> bool:

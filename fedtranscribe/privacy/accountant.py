@@ -57,8 +57,18 @@ _MOST_POINTS = 500_000
 _LARGEST_LOSS = 700.0
 """e to this power is still a double."""
 
+_LOSS_OF_SECONDS = 100.0
+"""Largest loss of released images whose grid takes as long as that of other events."""
+
+_FEW_RESPONSES = 2**16
+"""Labels whose loss is found in milliseconds."""
+
 _MOST_STEPS = 2_000_000
 """Sampled steps that are composed on the grid; more take minutes, and no training has as many."""
+
+_MOST_COUNTED = 10**9
+"""Sampled steps up to which the library finds a quantile of the coins; it warns and gives NaN at
+2⁵³."""
 
 _SPARE = 2.0**-32
 """Share of δ that a ledger of Gaussians keeps for everything else: too small to be felt in their ε,
@@ -88,6 +98,29 @@ def quote(events: Sequence[Event], delta: float) -> tuple[float, str]:
     """
     expect_delta(delta)
     return _quote(_merged(events), delta)
+
+
+def grid_work(events: Sequence[Event]) -> frozenset[tuple[tuple[Event, ...], int]]:
+    """What `quote` would have to compose for these events, before anything is computed.
+
+    Returns:
+        The plan and how many of its events are composed on a grid, each of which takes up to some
+        seconds (images with little noise count several times); nothing for a plan that has a
+        closed form, and for labels alone that are found in milliseconds. Plans that cost the same
+        are equal.
+    """
+    merged = _merged(events)
+    parts = [event for event in merged if isinstance(event, _SAMPLED | RandomizedResponse)]
+    quick = len(merged) == 1 and all(
+        isinstance(event, RandomizedResponse) and event.count <= _FEW_RESPONSES for event in parts
+    )
+    return frozenset() if quick or not parts else frozenset({(merged, sum(map(_work, parts)))})
+
+
+def _work(event: Event) -> int:
+    if isinstance(event, ReleasedImages):
+        return 1 + int(min(_reach(event.mu), _LARGEST_LOSS) / _LOSS_OF_SECONDS)
+    return 1
 
 
 def delta_of(events: Sequence[Event], epsilon: float) -> float:
@@ -231,7 +264,8 @@ def _quote(merged: tuple[Event, ...], delta: float) -> tuple[float, str]:
         candidates.append((rough, DOMINATED))
         if rough <= _GRID_UP_TO and not _too_long(others):
             pld = _composed(mu, others, rough)
-            candidates.append((float(pld.get_epsilon_for_delta(delta)), ON_GRID))
+            with np.errstate(over="ignore"):  # far out, where hardly any mass is left
+                candidates.append((float(pld.get_epsilon_for_delta(delta)), ON_GRID))
     if any(isinstance(event, ExponentialVotes) for event in merged):
         by = RENYI if any(isinstance(event, _SAMPLED) for event in merged) else ZCDP
         candidates.append((renyi_epsilon(renyi_curve(merged), delta), by))
@@ -250,11 +284,27 @@ def _dominated_epsilon(mu: float, others: Sequence[Event], delta: float) -> floa
     squares = [mu**2]
     for event in others:
         if isinstance(event, _SAMPLED):
-            joined = float(binom.isf(share, event.count, event.sampling_probability))
+            joined = _most_joined(event.count, event.sampling_probability, share)
             squares.append(joined * event.distance**2)
         else:
             squares.append(event.gdp_mu**2)
     return gaussian_epsilon(math.sqrt(math.fsum(squares)), delta / 2 if sampled else delta)
+
+
+def _most_joined(count: int, coin: float, share: float) -> float:
+    """A number of steps that a unit's coin exceeds with probability at most `share`.
+
+    The upper quantile of the binomial; the library finds none for huge counts. There Bernstein's
+    inequality, which is looser by about a standard deviation:
+    P(X >= nq + t) <= exp(-t² / (2 nq(1 − q) + 2t/3)), solved for t.
+    """
+    quantile = float(binom.isf(share, count, coin)) if count <= _MOST_COUNTED else math.nan
+    if math.isfinite(quantile):
+        return quantile
+    log_share = -math.log(share)
+    third = log_share / 3
+    beyond = third + math.sqrt(third**2 + 2 * log_share * count * coin * (1 - coin))
+    return min(float(count), count * coin + beyond)
 
 
 def _pure(events: Sequence[Event]) -> float:

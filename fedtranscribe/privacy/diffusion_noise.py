@@ -9,8 +9,10 @@ from typing import TypeVar
 
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.privacy.accountant import epsilon as epsilon_of_plan
+from fedtranscribe.privacy.accountant import epsilon_rdp
 from fedtranscribe.privacy.checks import expect_delta, expect_epsilon
 from fedtranscribe.privacy.diffusion import DpPromisePlan, DpSadPlan
+from fedtranscribe.privacy.loss import GRID
 from fedtranscribe.privacy.released_images import ReleasedImages
 from fedtranscribe.privacy.units import Adjacency
 
@@ -58,12 +60,16 @@ def calibrated(
         by: whether the target is the sound figure or what the paper's formula prints.
 
     Raises:
-        ConfigError: a value is out of range, or no noise suffices: dp-promise's Phase I alone
-            costs more; the message names the smallest boundary that fits.
+        ConfigError: a value is out of range, epsilon is too small to be told from 0, or no noise
+            suffices: dp-promise's Phase I alone costs more; the message names a boundary that fits.
         UnsupportedAdjacencyError: the plan has no guarantee in that adjacency.
     """
     expect_epsilon(epsilon)
     expect_delta(delta)
+    if by is CalibrateBy.SOUND and epsilon < GRID:
+        raise ConfigError(
+            f"Expected epsilon={epsilon:g} >= {GRID:g}: the accountant resolves no smaller one."
+        )
 
     @cache
     def cost(sigma: float) -> float:
@@ -83,13 +89,17 @@ def expect_phase1_fits(
 ) -> None:
     """Refuse a plan whose Phase I leaves nothing of the budget for Phase II.
 
+    At most one composition: at a holder's node a server may ask for this as often as it likes.
+
     Raises:
-        ConfigError: names the smallest boundary that fits.
+        ConfigError: names a boundary that fits.
     """
     if plan.has_phase1 and not _fits(plan, epsilon, delta, adjacency):
         cost = _phase1_cost(plan, epsilon, delta, adjacency)
         smallest = smallest_boundary(plan, epsilon, delta, adjacency, plan.boundary)
         last = " (no Phase I at all)" if smallest > plan.time_steps else ""
+        if last and not plan.cached:
+            last = " (no Phase I at all; a smaller one may do)"
         raise ConfigError(
             f"Expected boundary={plan.boundary} >= {smallest}{last}: Phase I alone costs "
             f"{cost} ({adjacency.value}, delta={delta:g}); raise the boundary, train fewer "
@@ -113,8 +123,10 @@ def smallest_boundary(
     adjacency: Adjacency = Adjacency.ZERO_OUT,
     above: int = 0,
 ) -> int:
-    """The smallest S whose Phase I costs less than ε, 1..T + 1; the plan's own S is not used.
+    """The smallest S whose Phase I is known to cost less than ε, 1..T + 1, without composing it.
 
+    The plan's own S is not used. Images that are drawn anew are bounded in Rényi DP, which takes
+    milliseconds where a composition takes seconds: S may be a few steps larger than need be.
     `above` is an S that is known not to fit.
 
     Raises:
@@ -125,7 +137,7 @@ def smallest_boundary(
     fails, fits = above, plan.time_steps + 1
     while fits - fails > 1:
         middle = (fails + fits) // 2
-        if _fits(replace(plan, boundary=middle), epsilon, delta, adjacency):
+        if _surely_fits(replace(plan, boundary=middle), epsilon, delta, adjacency):
             fits = middle
         else:
             fails = middle
@@ -135,9 +147,25 @@ def smallest_boundary(
 
 def _fits(plan: DpPromisePlan, epsilon: float, delta: float, adjacency: Adjacency) -> bool:
     event = plan.phase1_event(adjacency)
+    if event is None or _surely_fits(plan, epsilon, delta, adjacency):
+        return True
     if isinstance(event, ReleasedImages) and event.exceeds(epsilon, delta):
         return False  # spares a long composition
-    return event is None or epsilon_of_plan([event], delta) < epsilon * (1 - 2 * _CLOSE)
+    return epsilon_of_plan([event], delta) < epsilon * (1 - 2 * _CLOSE)
+
+
+def _surely_fits(plan: DpPromisePlan, epsilon: float, delta: float, adjacency: Adjacency) -> bool:
+    """Whether Phase I is seen to fit at once: by its closed form, or by its bound in Rényi DP."""
+    event = plan.phase1_event(adjacency)
+    if event is None:
+        return True
+    if isinstance(event, ReleasedImages):
+        if event.exceeds(epsilon, delta):
+            return False
+        bound = epsilon_rdp([event], delta)
+    else:
+        bound = epsilon_of_plan([event], delta)
+    return bound < epsilon * (1 - 2 * _CLOSE)
 
 
 def _smallest_sigma(cost: Callable[[float], float], epsilon: float, start: float) -> float:
@@ -155,6 +183,11 @@ def _smallest_sigma(cost: Callable[[float], float], epsilon: float, start: float
         if high < _SMALLEST_SIGMA:
             return high
     while cost(high) < epsilon * (1 - _CLOSE):
+        if cost(high) == 0:
+            raise ConfigError(
+                f"Expected a larger epsilon={epsilon:g}: at this delta the accountant cannot tell "
+                "it from 0."
+            )
         # A straight line in logarithms, kept away from the ends.
         above, below = math.log(cost(low) / epsilon), math.log(epsilon / cost(high))
         share = min(0.9, max(0.1, above / (above + below)))

@@ -16,7 +16,9 @@ Which place is chosen
 Markers
     A ledger that does not lie beside its data leaves a marker, `<data id>.ledger.place`, with its
     path: in the data's folder or, where that cannot be written, in `~/.fedtranscribe/ledgers`.
-    Someone who may not read the marker still sees that there is one.
+    Someone who may not read the marker still sees that there is one. Only where neither may be
+    written is there no marker; any other fault is told. Names of long ids are cut, and end in a
+    digest.
 
 Published sets
     Trying a benchmark twice harms nobody. A ledger that is named for one may be a second one.
@@ -28,19 +30,28 @@ What is noticed, and what is not
     for the same records; a copy of the data in another folder; a ledger deleted with its marker.
 """
 
+import errno
+import hashlib
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
 
 from fedtranscribe.errors import SecondLedgerError, StorageError
-from fedtranscribe.files import write_atomically
+from fedtranscribe.files import unwritable, write_atomically
 from fedtranscribe.privacy.chain import head_path
 
 LEDGER = ".ledger.sqlite"
 MARKER = ".ledger.place"
+
+_LONGEST_QUOTED = 150
+"""Bytes of a quoted id that a file's name has in full; SQLite and the head file add endings."""
+
+_NOT_OURS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOENT)
+"""What it means that a folder cannot be written: not by us, or nobody can."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +119,10 @@ class LedgerPlace:
     def mark(self) -> None:
         """Leave a marker where somebody would look who does not know of the ledger.
 
-        Where no marker can be written there is none; `find` says what is not noticed then.
+        Where no marker may be written there is none; `find` says what is not noticed then.
+
+        Raises:
+            StorageError: a full disk, or another fault that says nothing about who may write.
         """
         if not self.marks:
             return
@@ -120,16 +134,24 @@ class LedgerPlace:
                 return
             if home == self.folder and not _writable(home):
                 continue
-            try:
-                home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if _takes_files(home):
                 write_atomically(marker, f"{self.path}\n".encode())
-            except (OSError, StorageError):
-                continue
-            return
+                return
 
 
 def _name(data_id: str, ending: str) -> str:
-    return f"{quote(data_id, safe='')}{ending}"
+    """Name of a file of these data; a long id is cut, since a name may have 255 bytes."""
+    quoted = quote(data_id, safe="")
+    if len(quoted) > _LONGEST_QUOTED:
+        digest = hashlib.sha256(data_id.encode()).hexdigest()[:16]
+        quoted = f"{quoted[:100]}-{digest}"
+    return f"{quoted}{ending}"
+
+
+def _names(data_id: str, ending: str) -> list[str]:
+    """`_name`, and the one in which earlier versions did not cut the id."""
+    uncut = f"{quote(data_id, safe='')}{ending}"
+    return list(dict.fromkeys([_name(data_id, ending), uncut]))
 
 
 def _default(data_id: str, folder: Path | None) -> Path:
@@ -156,23 +178,34 @@ def _homes(folder: Path | None) -> list[Path]:
 def _others(data_id: str, folder: Path | None, chosen: Path) -> Iterator[Path]:
     """Ledgers of the data in other places than the chosen one."""
     for home in dict.fromkeys([*_homes(folder), _own_home()]):
-        ledger = (home / _name(data_id, LEDGER)).absolute()
-        if _present(ledger) and not _same(ledger, chosen):
-            yield ledger
-        marker = home / _name(data_id, MARKER)
-        target = _target(marker)
-        if target is not None and not _same(target, chosen):
-            yield target
+        for name in _names(data_id, LEDGER):
+            ledger = (home / name).absolute()
+            if _present(ledger) and not _same(ledger, chosen):
+                yield ledger
+        for name in _names(data_id, MARKER):
+            target = _target(home / name)
+            if target is not None and not _same(target, chosen):
+                yield target
 
 
 def _target(marker: Path) -> Path | None:
-    """The ledger that a marker names; the marker itself where it cannot be read."""
+    """The ledger that a marker names; the marker itself where this user may not read it.
+
+    Raises:
+        StorageError: whether there is a marker cannot be found out.
+    """
     try:
         text = marker.read_text(encoding="utf-8").strip()
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError):
+    except (PermissionError, IsADirectoryError, ValueError):
         return marker
+    except OSError as error:
+        # A name too long for the file system names no file, in particular none of ours.
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG):
+            return None
+        raise StorageError(
+            f"Cannot read {marker} ({error.strerror or error}), which may say where the ledger of "
+            f"these data lies; mend the folder, or wait until it is there again."
+        ) from None
     return Path(text) if text else marker
 
 
@@ -192,6 +225,24 @@ def _writable(folder: Path) -> bool:
     return os.access(folder, os.W_OK | os.X_OK)
 
 
+def _takes_files(folder: Path) -> bool:
+    """Whether files can be made in a folder, which is made if it is not there.
+
+    It is tried: what modes allow, a network's file system may still refuse.
+
+    Raises:
+        StorageError: it takes none for a reason that has nothing to do with rights.
+    """
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError as error:
+        if error.errno in _NOT_OURS:
+            return False
+        raise unwritable(folder, error) from None
+
+
 def _open_to_all(folder: Path) -> bool:
     try:
         return bool(folder.stat().st_mode & stat.S_IWOTH)
@@ -209,8 +260,9 @@ def _refusal(data_id: str, folder: Path | None, chosen: Path, other: Path) -> st
     if not _present(other):
         marker = next(
             marker
-            for home in _homes(folder)
-            if _target(marker := home / _name(data_id, MARKER)) == other
+            for home in dict.fromkeys([*_homes(folder), _own_home()])
+            for name in _names(data_id, MARKER)
+            if _target(marker := home / name) == other
         )
         return (
             f"The ledger of the data {data_id!r} is {other}, says {marker}, and it is not there, "
@@ -227,5 +279,6 @@ def _refusal(data_id: str, folder: Path | None, chosen: Path, other: Path) -> st
         f"The data {data_id!r} have a ledger already, {other}; a second one, {chosen}, would not "
         f"count what is booked there. Name the first one (--ledger, or ledger in a holder's "
         f"policy file), or move it with its .head file to {chosen}. If these are other data "
-        f"under the same name, give them a data_id of their own."
+        f"under the same name, give them a data_id of their own (key data_id of an archive), or "
+        f"rename their folder or file."
     )

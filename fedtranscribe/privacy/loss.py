@@ -39,6 +39,9 @@ _MOST_DOTS = 20_000
 _MOST_POINTS = 200_000
 """How long the grid of one step of released images may become for the sake of fineness."""
 
+_AS_GOOD_AS_NONE = 1e-9
+"""Probability that images are not told for certain, so small that δ is 1 whatever ε."""
+
 _FFT_ERROR = 16 * 2.0**-52
 """Probability that a composition by FFT may misplace per answer, ten times what is seen against
 exact binomials; counted as certain disclosure."""
@@ -148,12 +151,29 @@ def released_pld(event: ReleasedImages, grid: float = GRID) -> pld.PrivacyLossDi
     fine = grid / 2**halvings
     dots = _dots(largest, fine)
     logs = [event.log_profile(dots * fine, reverse) for reverse in (False, True)]
-    one = pld.PrivacyLossDistribution(*(_connect(dots, fine, *pair) for pair in (logs, logs[::-1])))
+    pair = [_connect(dots, fine, *both) for both in (logs, logs[::-1])]
+    hidden = max(0.0, 1 - max(pmf._infinity_mass for pmf in pair))
+    if hidden**event.count <= _AS_GOOD_AS_NONE:
+        return _disclosed(grid)
+    one = pld.PrivacyLossDistribution(*pair)
     with np.errstate(over="ignore"):  # where the library estimates its size
         total = one.self_compose(event.count)
     return pld.PrivacyLossDistribution(
         _rounded_up(total._pmf_remove, 2**halvings), _rounded_up(total._pmf_add, 2**halvings)
     )
+
+
+def _disclosed(grid: float) -> pld.PrivacyLossDistribution:
+    """The loss that is infinite with probability 1: δ = 1 at every ε, an upper bound on any.
+
+    The library cannot compose it, nor with it.
+    """
+    certain = pld_pmf.DensePLDPmf(grid, 0, np.zeros(1), 1.0, True)
+    return pld.PrivacyLossDistribution(certain, certain)
+
+
+def _is_disclosed(loss: pld.PrivacyLossDistribution) -> bool:
+    return loss._pmf_remove._infinity_mass >= 1
 
 
 def _dots(largest: float, grid: float) -> np.ndarray:
@@ -216,13 +236,21 @@ def composed(mu: float, others: tuple[Event, ...], grid: float) -> pld.PrivacyLo
     if mu > 0:
         total = total.compose(gaussian_pld(mu, grid))
     for event in others:
-        if isinstance(event, RandomizedResponse):
-            total = total.compose(response_loss(event).on_grid(grid))
-        elif isinstance(event, PoissonGaussian):
-            total = total.compose(sampled_pld(event, grid))
-        elif isinstance(event, ReleasedImages):
-            total = total.compose(released_pld(event, grid))
+        part = _on_grid(event, grid)
+        if part is None:
+            continue
+        if _is_disclosed(part):
+            return part
+        total = total.compose(part)
     return total
+
+
+def _on_grid(event: Event, grid: float) -> pld.PrivacyLossDistribution | None:
+    if isinstance(event, RandomizedResponse):
+        return response_loss(event).on_grid(grid)
+    if isinstance(event, PoissonGaussian):
+        return sampled_pld(event, grid)
+    return released_pld(event, grid) if isinstance(event, ReleasedImages) else None
 
 
 # The second opinion

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from fedtranscribe.errors import UnsupportedAdjacencyError
-from fedtranscribe.privacy.accountant import guarantee
+from fedtranscribe.privacy.accountant import grid_work, guarantee
+from fedtranscribe.privacy.events import Event
 from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.release.statement import HolderRelease, PrivacyStatement
@@ -19,6 +20,11 @@ Given = dict[str, tuple[Release, ...]]
 
 TOLERANCE = 1e-6
 """Relative difference of two figures that counts as none."""
+
+
+MOST_ON_GRID = 20
+"""Events that are composed on a grid to confirm one statement. A private training has up to two, in
+up to three adjacencies; holders that answered the same number of labels count once."""
 
 
 def by_holder(events: Iterable[HolderRelease]) -> Given:
@@ -72,12 +78,19 @@ def first_disagreement(said: PrivacyStatement) -> str | None:
 
     Milliseconds for answers with Gaussian noise. Labels, DP-SGD and released images are composed
     on a grid: some tenths of a second for each unit and adjacency that they have a cost in, and
-    some seconds where the events were chosen to be expensive.
+    some seconds where the events were chosen to be expensive. So of these only as many are
+    composed as `MOST_ON_GRID`; a release with more is not confirmed.
 
     Raises:
         FedtranscribeError: the events cannot be accounted for.
     """
     given = by_holder(said.events)
+    on_grid = _on_grid(given, said)
+    if on_grid > MOST_ON_GRID:
+        return (
+            f"its events need {on_grid} compositions of labels, sampled steps or released images, "
+            f"and only {MOST_ON_GRID} are carried out: its figures are not confirmed"
+        )
     found = recompute(given, said.unit, said.adjacency, said.delta)
     epsilon, accountant = (found.epsilon, found.accountant) if found else (None, None)
     if not agree(said.epsilon, epsilon):
@@ -92,6 +105,22 @@ def first_disagreement(said: PrivacyStatement) -> str | None:
     return _first_difference(
         "sound", said.sound, by_adjacency(given, said.unit, said.delta)
     ) or _first_difference("units", said.units, by_unit(given, said.adjacency, said.delta))
+
+
+def _on_grid(given: Given, said: PrivacyStatement) -> int:
+    """How many events are composed on a grid for all figures of a statement, over all holders."""
+    work: set[tuple[tuple[Event, ...], int]] = set()
+    figures = {
+        *((said.unit, adjacency) for adjacency in Adjacency),
+        *((unit, said.adjacency) for unit in Unit),
+    }
+    for releases in given.values():
+        for unit, adjacency in figures:
+            try:
+                work |= grid_work([release.event(unit, adjacency) for release in releases])
+            except UnsupportedAdjacencyError:
+                continue
+    return sum(parts for _, parts in work)
 
 
 K = TypeVar("K", Adjacency, Unit)

@@ -47,7 +47,7 @@ class HolderPlace(OwnData):
     teachers: Path = Field(description="folder made by `fedtranscribe teacher train`")
     records: Path | None = Field(
         default=None,
-        description="trainers: the images that `teachers` learned from, .npz or a folder",
+        description="the images that `teachers` learned from, .npz or a folder; trainers need them",
     )
     ledger: Path = Field(description="budget book of the data: it outlives runs and teachers")
     socket: Path = Field(description="where the SuperNode's user asks; all it may reach")
@@ -62,6 +62,14 @@ class HolderPlace(OwnData):
     roster: Path | None = Field(
         default=None, description="secagg: folder with NAME.pub of every holder, this one too"
     )
+
+
+def _seen(data: str) -> Path | None:
+    """Where the data lie, if they are a path and can be seen from here."""
+    try:
+        return folder_of(data)
+    except OSError:
+        return None  # in a folder that the service's user may not look into
 
 
 class HolderFile(HolderPolicy):
@@ -117,17 +125,50 @@ class HolderFile(HolderPolicy):
     def ledger_place(self, manifest: Manifest) -> LedgerPlace:
         """Where the ledger lies, once it is known that there is no other of these data.
 
+        What cannot be known is in `unseen`: whether there is one beside data that this machine
+        does not have, or that the service's user may not see.
+
         Args:
             manifest: of the teachers, which names the data.
 
         Raises:
+            ConfigError: nobody says where the data lie.
             SecondLedgerError, StorageError: as `LedgerPlace.find`.
         """
-        records = self.holder.records
-        data = manifest.data if records is None else str(records)
+        data = self._data(manifest)
         return LedgerPlace.find(
-            manifest.data_id, folder_of(data), self.holder.ledger, published=is_published(data)
+            manifest.data_id, _seen(data), self.holder.ledger, published=is_published(data)
         )
+
+    def unseen(self, manifest: Manifest) -> str | None:
+        """What has to be said where the data are not to be seen; None where they are.
+
+        Raises:
+            ConfigError: nobody says where the data lie.
+        """
+        data = self._data(manifest)
+        if is_published(data) or _seen(data) is not None:
+            return None
+        return (
+            f"cannot look for another ledger beside the data: {data} is not to be seen from here. "
+            "If the data were used before, put their first ledger in this one's place; [holder] "
+            "records says where they lie"
+        )
+
+    def _data(self, manifest: Manifest) -> str:
+        """Name or path of the data, as it leads there from any working directory."""
+        if self.holder.records is not None:
+            return str(self.holder.records)
+        data = manifest.data
+        by_name = is_published(data) or data.startswith("medmnist:")
+        if not by_name and not Path(data).is_absolute():
+            raise ConfigError(
+                f"Expected [holder] records: the teachers in {self.holder.teachers} were trained "
+                f"on {data!r} and do not say in which folder, so that nobody can look whether "
+                "these data have a ledger already. Write the path of the data, even if they are "
+                "not on this machine."
+            )
+        return data
 
     def trainings(self, manifest: Manifest, open_ledger: OpenLedger) -> Trainings | None:
         """The holder's private trainings; None where it carries out none.

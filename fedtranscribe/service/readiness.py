@@ -128,6 +128,11 @@ def _masks(file: HolderFile) -> str:
 
 def _ledger(file: HolderFile, manifest: Manifest) -> str:
     file.ledger_place(manifest)
+    unseen = file.unseen(manifest)
+    return _booked(file, manifest) if unseen is None else f"{_booked(file, manifest)}; {unseen}"
+
+
+def _booked(file: HolderFile, manifest: Manifest) -> str:
     if not file.holder.ledger.exists():
         return "none yet: the first start makes it"
     with Ledger.open_read_only(file.holder.ledger, manifest.data_id) as ledger:

@@ -40,6 +40,8 @@ from fedtranscribe.transcribe.session import pick_device
 from fedtranscribe.wire import Message
 from fedtranscribe.wire.frames import pack, unpack
 
+log = logging.getLogger(__name__)
+
 # Messages that may arrive or wait at once; more are told that the service is busy.
 _CALLERS = 8
 # Each needs a connection, and each connection a file descriptor.
@@ -144,6 +146,8 @@ def open_node(file: HolderFile) -> tuple[Node, KeptLedger]:
     manifest = teachers.manifest
     _expect_closed(file.holder.ledger.parent)
     place = file.ledger_place(manifest)
+    if file.unseen(manifest) is not None:
+        log.warning("Cannot look for another ledger beside the data; see holder policy check.")
     ledger = KeptLedger(file.holder.ledger, manifest.data_id, file.policy.budget)
     ledger.prove()
     place.mark()

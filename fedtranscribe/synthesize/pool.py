@@ -16,7 +16,14 @@ from fedtranscribe.models.diffusion import Progress
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.reading import read_json_lines
 from fedtranscribe.result import Result
-from fedtranscribe.synthesize.samples import ALL, chosen_labels, open_run, write_samples
+from fedtranscribe.synthesize.samples import (
+    ALL,
+    chosen_labels,
+    drawn_from,
+    open_run,
+    trained_on,
+    write_samples,
+)
 from fedtranscribe.transcribe.preparation import GivenGenerator
 
 
@@ -48,26 +55,16 @@ def open_generator(
     kept = path / f"samples-{num}.npz"
     if not kept.exists():
         labels = chosen_labels(ALL, num, model.classes, seed=0)
-        write_samples(model.draw(labels, 0, progress), labels, kept, model.classes)
+        drawn = model.draw(labels, 0, progress)
+        write_samples(drawn, labels, kept, model.classes, drawn_from=drawn_from(result))
     with np.load(kept) as arrays:
         images, labels = (torch.from_numpy(arrays[name]) for name in ("images", "labels"))
     # An unconditional network gives images without labels; one nominal class stands for none.
     classes = max(2, model.classes)
     pool = ImageSet(f"samples of {result.run}", result.run, images, labels, classes)
     return GivenGenerator(
-        result.run, _data_id(result), pool, _releases(path), _public(path, result)
+        result.run, trained_on(result), pool, _releases(path), _public(path, result)
     )
-
-
-def _data_id(result: Result) -> str | None:
-    """Which data a run was trained on; None where its folder does not say.
-
-    Folders of earlier versions lack the id. There a benchmark's name is its id, and a path is none.
-    What a server fetched from a holder names the server's test images instead of the records.
-    """
-    if result.says_data_id:
-        return result.data_id
-    return result.data if result.data is not None and is_benchmark(result.data) else None
 
 
 def _public(path: Path, result: Result) -> NamedData | None:

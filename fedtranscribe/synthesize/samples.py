@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtranscribe.data import DrawnFrom, is_benchmark
+from fedtranscribe.data.archives import DRAWN_FROM, DRAWN_FROM_DATA
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.files import unwritable, write_atomically
 from fedtranscribe.models.diffusion import Synthesizer, load_synthesizer
@@ -33,6 +35,22 @@ def open_run(path: Path, device: torch.device) -> tuple[Synthesizer, Result]:
             "`fedtranscribe synthesize`."
         )
     return load_synthesizer(path / DENOISER).to(device), result
+
+
+def drawn_from(result: Result) -> DrawnFrom:
+    """Where samples of a run come from, as their archive tells it."""
+    return DrawnFrom(result.run, trained_on(result))
+
+
+def trained_on(result: Result) -> str | None:
+    """Which data a run was trained on; None where its folder does not say.
+
+    Folders of earlier versions lack the id. There a benchmark's name is its id, and a path is none.
+    What a server fetched from a holder names the server's test images instead of the records.
+    """
+    if result.says_data_id:
+        return result.data_id
+    return result.data if result.data is not None and is_benchmark(result.data) else None
 
 
 def chosen_labels(words: str, num: int, classes: int, seed: int) -> Tensor:
@@ -105,6 +123,7 @@ def write_samples(
     out: Path,
     classes: int,
     names: Sequence[str] | None = None,
+    drawn_from: DrawnFrom | None = None,
 ) -> None:
     """Write an archive that `--data` reads, or a folder of PNG with one sub-folder per label.
 
@@ -114,24 +133,35 @@ def write_samples(
         out: a path that ends in `.npz`, or a folder.
         classes: that the network knows, whether or not they were drawn.
         names: what they are called, for the archive.
+        drawn_from: the run, which an archive names, so that nobody takes samples of the private
+            records for public images that cost nothing. A folder of PNG cannot name it.
 
     Raises:
         StorageError: a full disk.
     """
     if out.suffix == ".npz":
-        _write_archive(images, labels, out, classes, names)
+        _write_archive(images, labels, out, classes, names, drawn_from)
     else:
         _write_pictures(images, labels, out, classes)
 
 
 def _write_archive(
-    images: Tensor, labels: Tensor | None, out: Path, classes: int, names: Sequence[str] | None
+    images: Tensor,
+    labels: Tensor | None,
+    out: Path,
+    classes: int,
+    names: Sequence[str] | None,
+    drawn_from: DrawnFrom | None,
 ) -> None:
     arrays = {"images": images.numpy()}
     if labels is not None:
         arrays |= {"labels": labels.numpy(), "classes": np.array(classes)}
     if labels is not None and names is not None:
         arrays["class_names"] = np.array(names)
+    if drawn_from is not None:
+        arrays[DRAWN_FROM] = np.array(drawn_from.run)
+        if drawn_from.data_id is not None:
+            arrays[DRAWN_FROM_DATA] = np.array(drawn_from.data_id)
     buffer = io.BytesIO()
     np.savez_compressed(buffer, allow_pickle=False, **arrays)
     write_atomically(out, buffer.getvalue())

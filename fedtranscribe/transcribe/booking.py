@@ -46,7 +46,8 @@ def open_for_run(
         place: from `find_ledger`.
         run: its name in the ledger.
         asked: ε of the limit, where the user asks for one.
-        usual: the limit of a new ledger, where not; of an older one only ε can be changed.
+        usual: the limit of a new ledger, where not; once something is booked only ε can be
+            changed.
         releases: what the run will give away in all.
         say: receives lines for the user.
 
@@ -70,10 +71,13 @@ def open_for_run(
 
 def _set_limit(ledger: Ledger, path: Path, asked: float | None, usual: Budget, say: Say) -> None:
     before = ledger.budget
-    if before is not None and before.fixed and asked in (None, before.epsilon):
+    # A run that was refused has booked nothing, and so has settled nothing: the δ, unit and
+    # adjacency are those of the first run that books.
+    kind = before if before is not None and ledger.releases() else usual
+    kept = before.epsilon if before is not None and before.fixed else usual.epsilon
+    limit = replace(kind, epsilon=asked or kept)
+    if limit == before:
         return
-    kind = usual if before is None or not ledger.releases() else before
-    limit = replace(kind, epsilon=asked or usual.epsilon)
     ledger.set_budget(limit)
     words = f"{limit.epsilon:g} ({limit.unit}, {limit.adjacency}, δ = {limit.delta:g})"
     highest = ledger.highest
@@ -85,6 +89,8 @@ def _set_limit(ledger: Ledger, path: Path, asked: float | None, usual: Budget, s
             f"the ledger {path} answered without a limit; from now on it has one, {words}. No ε "
             f"bounds what was answered before, and so all runs together."
         )
+    elif not ledger.releases():
+        say(f"limit of the ledger {path}, under which nothing was booked, is {words} from now on")
     else:
         say(
             f"limit of the ledger {path} changed from {before.epsilon:g} to {words}. The highest "

@@ -222,8 +222,8 @@ def make_manifest(
             "channels": images.channels,
             "size": images.size,
             "shards": shards,
-            "data": settings.data,
-            "data_root": str(settings.data_root) if settings.data_root else None,
+            "data": None if settings.data is None else _lasting(settings.data),
+            "data_root": str(settings.data_root.resolve()) if settings.data_root else None,
             "data_id": images.data_id,
             "record_ids": "positional" if images.positional else "persistent",
             "key": key,
@@ -252,11 +252,20 @@ def _facts(images: ImageSet, shards: int, kind: Kind) -> Capabilities:
     )
 
 
+def _lasting(data: str) -> str:
+    """The name of a data set, or its path as it leads there from any working directory.
+
+    Whoever serves the teachers later looks for the data's ledger where the data lie.
+    """
+    names_a_path = not is_published(data) and Path(data).expanduser().exists()
+    return str(Path(data).expanduser().resolve()) if names_a_path else data
+
+
 def _data_of(settings: TranscribeSettings, manifest: Manifest | None) -> dict[str, Any]:
     """Given teachers bring their own data; otherwise the packaged digits."""
     if manifest is None:
         return {"data": settings.data or "digits"}
-    if settings.data not in (None, manifest.data):
+    if settings.data is not None and _lasting(settings.data) != _lasting(manifest.data):
         return {}
     root = settings.data_root or (Path(manifest.data_root) if manifest.data_root else None)
     # They are read as they were when the teachers learned from them, but for what is said now.

@@ -39,6 +39,13 @@ def test_the_data_id_survives_an_edited_record(tmp_path):
     assert before.positional
 
 
+def test_a_link_to_the_data_is_no_other_data_set(tmp_path):
+    """The link's name would start a ledger of its own beside the first."""
+    saved(tmp_path, arrays())
+    (tmp_path / "alias.npz").symlink_to("ward.npz")
+    assert load(str(tmp_path / "alias.npz")).train.data_id == "npz:ward"
+
+
 def test_optional_keys(tmp_path):
     content = arrays(
         classes=np.array(7),
@@ -117,6 +124,16 @@ def test_medmnist_by_name_or_path_is_the_same_set(tmp_path):
         assert (len(split.train), len(split.test), split.train.classes) == (9, 5, 3)
         assert split.train.channels == 3
     assert by_name.train.data_id == by_path.train.data_id == "medmnist:toymnist"
+
+
+def test_a_link_to_a_medmnist_archive_is_no_other_data_set(tmp_path):
+    (tmp_path / "store").mkdir()
+    saved(tmp_path / "store", medmnist_arrays(), "toymnist.npz")
+    (tmp_path / "alias.npz").symlink_to("store/toymnist.npz")
+    split = load(str(tmp_path / "alias.npz"))
+    assert split.train.data_id == "medmnist:toymnist"
+    assert split.train.ids[0] == "toymnist-train-0"
+    assert load("medmnist:alias", tmp_path).train.data_id == "medmnist:alias", "named, not a path"
 
 
 def test_absent_medmnist_says_how_to_get_it(tmp_path):

@@ -13,6 +13,7 @@ from fedtranscribe.errors import DataNotFoundError
 def test_public_names_are_exactly_these():
     assert sorted(data.__all__) == [
         "DataSplit",
+        "DrawnFrom",
         "ImageSet",
         "NamedData",
         "assign_shards",

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fedtranscribe.data import NamedData, expect_public, load, load_public, share_records
+from fedtranscribe.data import DrawnFrom, NamedData, expect_public, load, load_public, share_records
 from fedtranscribe.data.partitions import part_id, whole_id
-from fedtranscribe.errors import ConfigError
+from fedtranscribe.errors import ConfigError, InvalidDataError
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 255, (40, 8, 8), dtype=np.uint8)
@@ -95,7 +95,33 @@ def test_the_packaged_digits_are_not_public_beside_themselves_or_mnist():
 
 def test_a_data_id_that_is_stated_in_the_archive_counts(scans: Path, tmp_path: Path):
     other = saved(tmp_path / "other.npz", 255 - IMAGES, data_id=np.array("npz:scans"))
-    assert "a data_id of their own" in refused(other, scans)
+    assert "rename the folder or file, or set its key data_id" in refused(other, scans)
+
+
+# ---------------------------------------------------------------- samples
+
+
+def test_samples_of_a_private_generator_are_not_public_beside_its_records(tmp_path: Path):
+    """Their training has cost something, and a public set costs nothing."""
+    run = {"drawn_from": np.array("run-1"), "drawn_from_data_id": np.array("mnist")}
+    samples = saved(tmp_path / "samples-60.npz", **run)
+    assert load(str(samples)).train.drawn_from == DrawnFrom("run-1", "mnist")
+    words = refused(samples, "digits")
+    assert "samples of the run 'run-1', whose generator learned from 'mnist'" in words
+    assert "name the run: fedtranscribe transcribe --generator" in words
+    allowed(samples, "uci-digits")
+
+
+def test_samples_of_records_that_nobody_names_are_not_public(tmp_path: Path):
+    samples = saved(tmp_path / "samples-60.npz", drawn_from=np.array("run-1"))
+    assert "learned from records that nobody names" in refused(samples, "uci-digits")
+    load_public("public_data", str(samples), None)
+
+
+def test_where_samples_come_from_is_one_name(tmp_path: Path):
+    samples = saved(tmp_path / "samples.npz", drawn_from=np.array([["run", "1"]]))
+    with pytest.raises(InvalidDataError, match=r"'drawn_from' .*as one string"):
+        load(str(samples))
 
 
 # ---------------------------------------------------------------- places

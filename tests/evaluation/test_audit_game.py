@@ -17,7 +17,7 @@ from fedtranscribe.mechanisms import (
 )
 from fedtranscribe.privacy.accountant import delta_of, epsilon
 from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer, noise_std
-from fedtranscribe.privacy.events import Gaussian
+from fedtranscribe.privacy.events import Gaussian, PoissonGaussian
 from fedtranscribe.privacy.label_events import RandomizedResponse
 from fedtranscribe.privacy.units import Adjacency, Unit
 from tests.mechanisms_for import (
@@ -166,6 +166,17 @@ def test_the_risk_of_other_events_and_of_an_epsilon_alone():
     assert alone.advantage == pytest.approx(2 * q - 1, abs=1e-4)
     assert alone.found[0.1] >= risk.found[0.1] - 1e-4
     assert risk_of(Claim(None, DELTA), events) is None
+
+
+def test_the_risk_of_more_steps_than_the_grid_holds():
+    """It follows from ε and δ alone, and survives an ε whose power of e is no double."""
+    events = (PoissonGaussian(1e-3, 1.0, 2_000_001),)
+    claimed = epsilon(events, DELTA)
+    assert claimed > 710
+    assert risk_of(Claim(claimed, DELTA), events) == risk_of(Claim(claimed, DELTA), ())
+    risk = risk_of(Claim(0.5, DELTA), (PoissonGaussian(1e-6, 1.0, 2_000_001),))
+    assert risk is not None
+    assert risk.found[0.1] == pytest.approx(0.1 * math.exp(0.5) + DELTA)
 
 
 def test_no_attack_beats_the_risk_that_is_stated():

@@ -313,6 +313,74 @@ def test_a_service_begins_no_second_ledger(policy_file, file, tiny_data):
     assert marker.read_text() == f"{file.holder.ledger}\n"
 
 
+def trained_in(folder: Path, monkeypatch: pytest.MonkeyPatch, data: str) -> str:
+    """What the manifest of teachers calls data that were named relative to a folder."""
+    monkeypatch.chdir(folder)
+    described = TranscribeSettings(teacher="cnn-small", data=data)
+    return make_manifest(described, load(data).train, 2, "full").data
+
+
+@pytest.mark.parametrize("cwd", ["data", "/"])
+def test_a_first_ledger_is_seen_from_anywhere(policy_file, file, tiny_data, monkeypatch, cwd):
+    """The teachers were trained with a relative --data, and the service runs somewhere else."""
+    named = trained_in(tiny_data.parent, monkeypatch, tiny_data.name)
+    assert named == str(tiny_data)
+    rename_data(file, named)
+    first = tiny_data.parent / "npz%3Atiny.ledger.sqlite"
+    Ledger.open(first, "npz:tiny").close()
+    monkeypatch.chdir(tiny_data.parent if cwd == "data" else cwd)
+    with pytest.raises(SecondLedgerError, match=f"already, {first}"):
+        HolderService(file, Journal(None))
+
+
+def rename_data(file: HolderFile, named: str) -> None:
+    manifest = file.holder.teachers / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"data": named}))
+
+
+@pytest.mark.parametrize("cwd", ["data", "/"])
+def test_data_that_were_named_nowhere_have_to_be_named(
+    policy_file, file, tiny_data, monkeypatch, cwd
+):
+    """Teachers of an earlier version keep the path as it was typed."""
+    rename_data(file, tiny_data.name)
+    Ledger.open(tiny_data.parent / "npz%3Atiny.ledger.sqlite", "npz:tiny").close()
+    monkeypatch.chdir(tiny_data.parent if cwd == "data" else cwd)
+    with pytest.raises(ConfigError, match=r"Expected \[holder\] records: .*'tiny.npz'"):
+        HolderService(file, Journal(None))
+    assert not file.holder.ledger.exists()
+    wrong = {finding.name: finding.words for finding in examine(policy_file) if not finding.ok}
+    assert "[holder] records" in wrong["ledger"]
+    with policy_file.open("a") as policy:
+        policy.write(f'records = "{tiny_data}"\n')
+    with pytest.raises(SecondLedgerError):
+        HolderService(HolderFile.read(policy_file), Journal(None))
+
+
+def test_data_that_are_not_on_this_machine_are_told(
+    policy_file, file, tiny_data, caplog, tmp_path, monkeypatch
+):
+    """Teachers that were copied, or a container without the records."""
+    monkeypatch.setenv("HOME", str(tmp_path / "user"))
+    tiny_data.rename(tiny_data.with_name("elsewhere.npz"))
+    HolderService(file, Journal(None)).close()
+    assert "Cannot look for another ledger beside the data" in caplog.text
+    (found,) = (finding for finding in examine(policy_file) if finding.name == "ledger")
+    assert found.ok
+    assert f"{tiny_data} is not to be seen from here" in found.words
+    assert "put their first ledger in this one's place" in found.words
+
+
+def test_data_that_the_service_may_not_see_are_told(policy_file, file, monkeypatch):
+    def hidden(data: str) -> Path:
+        raise PermissionError(data)
+
+    monkeypatch.setattr("fedtranscribe.federation.holder_file.folder_of", hidden)
+    (found,) = (finding for finding in examine(policy_file) if finding.name == "ledger")
+    assert found.ok
+    assert "is not to be seen from here" in found.words
+
+
 def test_nobody_there_is_said(tmp_path):
     with pytest.raises(StorageError, match="holder serve"):
         call(tmp_path / "none.sock", wire.ANSWER, b"", 1, wait=0)

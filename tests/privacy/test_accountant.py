@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import binom
 
 from fedtranscribe.errors import ConfigError, UnsupportedAdjacencyError
 from fedtranscribe.privacy.accountant import (
@@ -11,6 +12,7 @@ from fedtranscribe.privacy.accountant import (
     DOMINATED,
     ON_GRID,
     ZCDP,
+    _most_joined,
     delta_of,
     epsilon,
     epsilon_filter,
@@ -20,7 +22,7 @@ from fedtranscribe.privacy.accountant import (
     sound_table,
 )
 from fedtranscribe.privacy.closed_forms import gaussian_epsilon, zcdp_epsilon
-from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian
+from fedtranscribe.privacy.events import MOST_COUNT, Event, Gaussian, PoissonGaussian
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
 from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.released_images import ReleasedImages
@@ -88,6 +90,30 @@ def test_the_grid_is_used_where_the_dominating_gaussian_is_loose() -> None:
     value, accountant = quote([event], DELTA)
     assert accountant == ON_GRID
     assert 1 < value <= epsilon_rdp([event], DELTA) <= 1.3 * value
+
+
+@pytest.mark.parametrize("coin", [0.5, 1 - 1e-9])
+@pytest.mark.parametrize("count", [3_000_000, 10**9, MOST_COUNT])
+def test_more_steps_than_the_librarys_quantile_can_count(count: int, coin: float) -> None:
+    """It is not a number there; what stands for it bounds the coins, and not by much."""
+    value, accountant = quote([PoissonGaussian(coin, 1.0, count)], DELTA)
+    assert accountant == DOMINATED
+    mean, spread = count * coin, math.sqrt(count * coin * (1 - coin))
+    lowest = gaussian_epsilon(math.sqrt(mean), DELTA)
+    highest = gaussian_epsilon(math.sqrt(min(count, mean + 8 * spread + 20)), DELTA / 2)
+    assert lowest <= value <= highest
+
+
+@pytest.mark.parametrize("share", [5e-6, 5e-12])
+@pytest.mark.parametrize(("count", "coin"), [(10, 0.3), (10**5, 1e-4), (10**6, 0.5), (10**6, 1.0)])
+def test_bernstein_lies_above_the_quantile(
+    monkeypatch: pytest.MonkeyPatch, count: int, coin: float, share: float
+) -> None:
+    exact = _most_joined(count, coin, share)
+    monkeypatch.setattr("fedtranscribe.privacy.accountant.binom.isf", lambda *_: math.nan)
+    bound = _most_joined(count, coin, share)
+    assert exact <= bound <= count
+    assert binom.sf(bound, count, coin) <= share
 
 
 def test_sampling_everybody_is_the_plain_gaussian() -> None:

@@ -16,7 +16,7 @@ from fedtranscribe.privacy.diffusion_noise import (
     smallest_boundary,
     sound_epsilon,
 )
-from fedtranscribe.privacy.events import Gaussian, PoissonGaussian, Together
+from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian, Together
 from fedtranscribe.privacy.published import TIME_STEPS
 from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.released_images import ReleasedImages
@@ -112,6 +112,31 @@ def test_phase_one_beyond_the_budget_names_the_smallest_boundary_that_fits() -> 
     assert fails is not None
     assert epsilon([fits], DELTA) < 1.0
     assert epsilon([fails], DELTA) > 1.0 * (1 - 3e-3)
+
+
+def test_a_refusal_composes_once_and_names_a_boundary_that_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A server may make a holder plan what does not fit, as often as it likes."""
+    composed: list[list[Event]] = []
+
+    def count(events: list[Event], delta: float) -> float:
+        composed.append(events)
+        return epsilon(events, delta)
+
+    monkeypatch.setattr("fedtranscribe.privacy.diffusion_noise.epsilon_of_plan", count)
+    plan = replace(SMALL, boundary=700)
+    with pytest.raises(ConfigError, match=r"boundary=700 >= \d+: Phase I alone") as refused:
+        calibrated(plan, 1.0, DELTA)
+    assert len({tuple(events) for events in composed}) <= 1
+    named = int(str(refused.value).split(">= ")[1].split(":")[0])
+    assert sound_epsilon(replace(plan, boundary=named, sigma=1e3), DELTA) < 1.0
+
+
+@pytest.mark.parametrize(("target", "delta"), [(1e-9, DELTA), (2e-4, 0.01)])
+def test_an_epsilon_that_cannot_be_told_from_none(target: float, delta: float) -> None:
+    with pytest.raises(ConfigError, match=f"epsilon={target:g}"):
+        calibrated(DpSadPlan(1_500, 100, 1.0, 1.0), target, delta)
 
 
 def test_no_boundary_fits_a_tiny_budget() -> None:

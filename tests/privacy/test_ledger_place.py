@@ -1,11 +1,13 @@
 """One data set, one ledger: every place where another could be is looked at."""
 
+import errno
 import os
 import stat
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -222,6 +224,84 @@ def test_a_published_set_may_have_ledgers_of_its_own(
     assert str(folder / NAME) in place.words
     assert not (folder / MARKER).exists()
     assert find(published=True).path == folder / NAME
+
+
+# ---------------------------------------------------------------- names and faults
+
+
+@pytest.mark.parametrize(
+    "data", ["癌" * 16, "癌" * 25, "癌" * 30, "clinic/" * 28 + "x", "癌" * 200]
+)
+def test_a_long_id_has_one_ledger_and_one_marker(folder: Path, tmp_path: Path, data: str) -> None:
+    """A name may have 255 bytes, and a quoted id has up to nine for a character."""
+    beside = begun(LedgerPlace.find(data, folder)).path
+    assert LedgerPlace.find(data, folder).path == beside
+    for end in ("", ".head"):
+        beside.with_name(beside.name + end).unlink()
+    begun(LedgerPlace.find(data, folder, tmp_path / "one.sqlite"))
+    for named in (None, tmp_path / "two.sqlite"):
+        with pytest.raises(SecondLedgerError, match=r"one\.sqlite"):
+            LedgerPlace.find(data, folder, named)
+
+
+def test_long_ids_that_begin_alike_are_two(folder: Path) -> None:
+    one, other = (LedgerPlace.find("癌" * 30 + end, folder).path for end in "ab")
+    assert one != other
+
+
+def test_a_ledger_under_the_uncut_name_of_an_earlier_version(folder: Path) -> None:
+    data = "癌" * 20
+    old = folder / f"{quote(data, safe='')}.ledger.sqlite"
+    Ledger.open(old, data).close()
+    with pytest.raises(SecondLedgerError, match="have a ledger already"):
+        LedgerPlace.find(data, folder)
+
+
+def test_a_marker_that_is_not_written_for_want_of_space_is_an_error(
+    find: Find, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise StorageError("No space left on device")
+
+    place = find(tmp_path / "book.sqlite")
+    monkeypatch.setattr(ledger_place, "write_atomically", full)
+    with pytest.raises(StorageError, match="No space"):
+        place.mark()
+
+
+def test_a_marker_that_may_not_be_written_is_left_out(
+    find: Find, folder: Path, user: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network's file system may refuse what modes allow."""
+
+    def forbidden(**options: Path) -> None:
+        if options["dir"] == folder:
+            raise PermissionError(errno.EACCES, "Permission denied")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    place = find(tmp_path / "book.sqlite")
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger_place.tempfile, "TemporaryFile", forbidden)
+        with pytest.raises(StorageError, match=f"Cannot write {user}.*No space"):
+            place.mark()
+        patch.setattr(Path, "mkdir", forbidden_folder)
+        place.mark()
+    assert not list(folder.iterdir())
+
+
+def forbidden_folder(*_: object, **__: object) -> None:
+    raise OSError(errno.EROFS, "Read-only file system")
+
+
+def test_a_fault_that_hides_a_marker_is_told(
+    find: Find, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(path: Path, encoding: str) -> str:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(Path, "read_text", broken)
+    with pytest.raises(StorageError, match=f"Cannot read {folder}.*Input/output error"):
+        find()
 
 
 # ---------------------------------------------------------------- another user

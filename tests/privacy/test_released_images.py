@@ -282,6 +282,22 @@ def test_extreme_distances_stay_finite(mu: float) -> None:
     assert event.exceeds(2.0, DELTA) == (mu >= 4)
 
 
+@pytest.mark.parametrize(("mu", "batch"), [(60.0, 10), (999.0, 10), (60.0, 3)])
+@BOTH
+def test_a_step_that_discloses_for_certain_has_a_figure(
+    adjacency: Adjacency, mu: float, batch: int
+) -> None:
+    """The library cannot compose a loss that is infinite with probability 1."""
+    event = ReleasedImages(mu, 10, batch, 1, adjacency)
+    assert loss._disclosed(loss.GRID).get_epsilon_for_delta(DELTA) == math.inf
+    one_in = event.distance if batch == 10 else 0.0
+    assert gaussian_epsilon(one_in, DELTA) <= epsilon([event], DELTA) < math.inf
+    both = Together((event, PoissonGaussian(0.01, 1.0, 10, adjacency)))
+    assert epsilon([event], DELTA) <= epsilon([both], DELTA) < math.inf
+    if mu < 100:
+        assert 0.3 <= delta_of([event], 1.0) <= 1.0
+
+
 def test_values_out_of_range() -> None:
     with pytest.raises(ConfigError, match="mu=-1"):
         ReleasedImages(-1, 10, 1)

@@ -11,10 +11,11 @@ import safetensors.torch
 import torch
 from safetensors import safe_open
 
-from fedtranscribe.errors import StorageError
+from fedtranscribe.errors import PrivacyError, StorageError
 from fedtranscribe.release import make_release, onnx_export, verify, writing
 from fedtranscribe.release.card import privacy_section
 from fedtranscribe.release.digests import sha256
+from fedtranscribe.release.loading import load
 from fedtranscribe.release.statement import Choice, LedgerTotal, Published, read_statement
 
 
@@ -320,6 +321,38 @@ def test_events_that_are_many_and_small_are_accounted_for_in_little_time(release
             lambda v, costs=costs: [e["release"].update(costs=costs) for e in v["events"]],
         )
         assert "epsilon" in failed(released), event
+
+
+@pytest.mark.parametrize("over", ["releases", "holders"])
+def test_events_that_take_minutes_are_refused_unseen(released, over, monkeypatch):
+    """Each of them takes seconds; nobody can be made to wait for hundreds."""
+
+    def never(*_: object) -> None:
+        raise AssertionError("composed")
+
+    def expensive(said: dict[str, Any]) -> None:
+        one = said["events"][0]
+        said["events"] = [
+            {
+                "holder": one["holder"] if over == "releases" else f"{one['holder']}-{number}",
+                "release": one["release"] | {"costs": {"record": {"zero-out": sampled(number)}}},
+            }
+            for number in range(21)
+        ]
+
+    def sampled(number: int) -> dict[str, Any]:
+        return {
+            **{"kind": "poisson-gaussian", "sampling_probability": 1e-3, "adjacency": "zero-out"},
+            **{"noise_multiplier": 0.034 + number * 1e-5, "count": 1},
+        }
+
+    change(released, expensive)
+    monkeypatch.setattr("fedtranscribe.privacy.loss.composed", never)
+    checks = {check.name: check for check in verify(released).checks}
+    assert not checks["epsilon"].ok
+    assert "need 21 compositions" in checks["epsilon"].words
+    with pytest.raises(PrivacyError, match="only 20 are carried out"):
+        load(released)
 
 
 # ---------------------------------------------------------------- the card

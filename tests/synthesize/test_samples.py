@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fedtranscribe.config import SynthesizeSettings
-from fedtranscribe.data import load
+from fedtranscribe.data import DrawnFrom, load
 from fedtranscribe.errors import ConfigError, StorageError, WeightsNotFoundError
 from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.result_parts import Diffusion
@@ -83,6 +83,10 @@ def test_an_archive_can_be_read_as_data(tmp_path: Path):
     split = load(str(tmp_path / "samples.npz"))
     assert len(split.train) + len(split.test) == 10
     assert split.train.class_names == ("cat", "dog", "emu")
+    assert split.train.drawn_from is None
+    for drawn in (DrawnFrom("run-1", "npz:scans"), DrawnFrom("run-1", None)):
+        write_samples(images, labels, tmp_path / "drawn.npz", 3, drawn_from=drawn)
+        assert load(str(tmp_path / "drawn.npz")).test.drawn_from == drawn
     write_samples(images, None, tmp_path / "without.npz", 0)
     with np.load(tmp_path / "without.npz") as arrays:
         assert arrays.files == ["images"]

@@ -96,6 +96,30 @@ def test_a_run_that_goes_on_leaves_the_limit_alone(begin: Begin) -> None:
     assert len(ledger.releases()) == 1
 
 
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        Budget(7, 1e-3, Unit.RECORD, Adjacency.REPLACE),
+        Budget(7, DELTA, Unit.HOLDER, Adjacency.ZERO_OUT),
+    ],
+)
+def test_an_attempt_that_was_refused_does_not_fix_the_kind_of_the_limit(
+    begin: Begin, tiny_data: Path, attempt: Budget
+) -> None:
+    place = find_ledger(load(str(tiny_data)).train, str(tiny_data), None)
+    every = {
+        unit: {adjacency: Gaussian(50.0) for adjacency in Adjacency}
+        for unit in (Unit.RECORD, Unit.HOLDER)
+    }
+    with pytest.raises(BudgetExhaustedError):
+        open_for_run(place, "no", None, attempt, [Release("m", 1, every)], lambda _: None)
+    ledger, said = begin("first", 5)
+    assert "under which nothing was booked, is 7 (record, zero-out, δ = 1e-05)" in said
+    assert ledger.budget == Budget(7, DELTA, *KIND), "ε was named, and stays"
+    assert facts_of(ledger)[1] == 7
+    assert begin("second", 1)[1] == ""
+
+
 def test_a_ledger_of_an_early_version_gets_a_limit_and_no_epsilon(
     begin: Begin, tiny_data: Path
 ) -> None:

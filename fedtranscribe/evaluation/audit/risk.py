@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fedtranscribe.errors import ConfigError
 from fedtranscribe.evaluation.audit.findings import Claim
 from fedtranscribe.privacy.accountant import delta_of
 from fedtranscribe.privacy.events import Event, Gaussian
@@ -18,6 +19,8 @@ FALSE_ALARMS = (0.001, 0.01, 0.1)
 """False positive rates at which an attack is quoted."""
 
 _POINTS = 200
+_LARGEST_EXPONENT = 700.0
+"""e to this power is still a double."""
 
 
 @dataclass(frozen=True)
@@ -67,17 +70,28 @@ def risk_of(claim: Claim, events: Sequence[Event]) -> Risk | None:
 
     Args:
         claim: ε and δ.
-        events: that cost them; without any, ε and δ alone are turned into a looser figure.
+        events: that cost them; without any, or where they are too many for their whole profile,
+            ε and δ alone are turned into a looser figure.
     """
     if claim.epsilon is None:
         return None
     if events and all(isinstance(event, Gaussian) for event in events):
         return _of_gaussian(math.sqrt(sum(event.gdp_mu**2 for event in events)))
-    if events:
-        top = max(claim.epsilon, 1.0) * 2
-        curve = [(e, delta_of(events, e)) for e in (top * i / _POINTS for i in range(_POINTS + 1))]
+    curve = _curve(events, max(claim.epsilon, 1.0) * 2) if events else None
+    if curve is not None:
         return _of_profile(curve, "trade-off function of the run's events")
     return _of_profile(_pair_profile(claim.epsilon, claim.delta), "trade-off function of (ε, δ)")
+
+
+def _curve(events: Sequence[Event], top: float) -> list[tuple[float, float]] | None:
+    """Points of δ(ε) up to an ε; None where the events are too many or too costly for a grid.
+
+    Their ε comes from a dominating Gaussian then, and ε and δ alone still bound every attack.
+    """
+    try:
+        return [(e, delta_of(events, e)) for e in (top * i / _POINTS for i in range(_POINTS + 1))]
+    except ConfigError:
+        return None
 
 
 def _of_gaussian(mu: float) -> Risk:
@@ -101,7 +115,7 @@ def _of_closed_form(mu: float) -> Risk:
 def _of_profile(curve: Sequence[tuple[float, float]], source: str) -> Risk:
     """From points of δ(ε); the first is ε = 0, where δ is the advantage."""
     found = {
-        rate: min(1.0, *(math.exp(epsilon) * rate + delta for epsilon, delta in curve))
+        rate: min(1.0, *(_exp(epsilon) * rate + delta for epsilon, delta in curve))
         for rate in FALSE_ALARMS
     }
     return Risk(min(1.0, curve[0][1]), found, source)
@@ -110,8 +124,12 @@ def _of_profile(curve: Sequence[tuple[float, float]], source: str) -> Risk:
 def _pair_profile(epsilon: float, delta: float) -> list[tuple[float, float]]:
     """δ at 0 and at ε, as one pair implies them."""
     # e^-ε (1 − δ − α) from below: at ε = 0 the two lines meet at this advantage.
-    advantage = 1 - 2 * (1 - delta) / (1 + math.exp(epsilon))
+    advantage = 1 - 2 * (1 - delta) / (1 + _exp(epsilon))
     return [(0.0, advantage), (epsilon, delta)]
+
+
+def _exp(epsilon: float) -> float:
+    return math.exp(epsilon) if epsilon < _LARGEST_EXPONENT else math.inf
 
 
 def _percent(share: float) -> str:
