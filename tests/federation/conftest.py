@@ -8,10 +8,10 @@ import pytest
 
 from fedtranscribe.config import DpsdSettings, FederationSettings, TeacherSettings
 from fedtranscribe.data import DataSplit, load
+from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.mechanisms import SeededBits, SeededNoise
-from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.runs.simulation import open_holder, partitions
 
 HOLDERS = 3

@@ -14,8 +14,8 @@ from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.query import Answer, RawAnswer
 from fedtranscribe.refusals import RefusalCode
-from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.runs.federate import federate
+from fedtranscribe.runs.in_process import InProcess
 from tests.federation.runs import go, ledger_file, start
 
 

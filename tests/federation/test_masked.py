@@ -9,12 +9,14 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedtranscribe.errors import ConfigError, ProtocolError, QuorumError
 from fedtranscribe import wire
+from fedtranscribe.data.partitions import holder_name
+from fedtranscribe.errors import ConfigError, ProtocolError, QuorumError
+from fedtranscribe.flower.client_app import make_client_app
+from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.holder.masking import Masking
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.flower.client_app import make_client_app
 from fedtranscribe.holder.replies import reply_to
 from fedtranscribe.mechanisms import SeededBits
 from fedtranscribe.methods.dpsd import DPSD
@@ -23,13 +25,11 @@ from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.query import ImageQuery, Kind
 from fedtranscribe.refusals import Refusal, RefusalCode
-from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.runs.in_process import InProcess
-from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.secagg import Members
 from fedtranscribe.secagg.protocol import relay
-from fedtranscribe.wire import masked as masked_wire
 from fedtranscribe.transcribe.rundir import STUDENT, RunDirectory
+from fedtranscribe.wire import masked as masked_wire
 from tests.federation.local_grid import LocalGrid
 from tests.federation.runs import go, ledger_file, start
 from tests.mechanisms_for import masked_mean_rows
@@ -157,9 +157,7 @@ def test_a_stuck_round_is_given_up_only_when_told_and_costs_again(masked, open_n
     rich = {i: HolderPolicy(epsilon=100, noise="secagg", dropouts=1, colluders=1) for i in range(M)}
     nodes = open_nodes(masked, rich)
     dead = {"now": {"holder-1", "holder-2"}}
-    transport = Failing(
-        nodes, lambda kind, name: kind == wire.SECAGG_SIGN and name in dead["now"]
-    )
+    transport = Failing(nodes, lambda kind, name: kind == wire.SECAGG_SIGN and name in dead["now"])
     with pytest.raises(QuorumError, match="abandon=true"):
         go(masked, transport, RunDirectory.create(tmp_path / "run", masked))
     # One is back, but the other has lost what it masked.
@@ -191,9 +189,7 @@ def _interrupted(*_: object) -> None:
 def test_a_round_that_nobody_opens_can_be_given_up(masked, open_nodes, tmp_path):
     rich = {i: HolderPolicy(epsilon=100, noise="secagg", dropouts=1, colluders=1) for i in range(M)}
     nodes, gone = open_nodes(masked, rich), {"now": {"holder-1", "holder-2"}}
-    transport = Failing(
-        nodes, lambda kind, name: kind == wire.SECAGG_OPEN and name in gone["now"]
-    )
+    transport = Failing(nodes, lambda kind, name: kind == wire.SECAGG_OPEN and name in gone["now"])
     with pytest.raises(QuorumError):
         go(masked, transport, RunDirectory.create(tmp_path / "run", masked))
     gone["now"] = set()

@@ -4,16 +4,16 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
-from fedtranscribe.errors import ProtocolError
-from fedtranscribe.flower.records import message_of, record_of
 from fedtranscribe import wire
+from fedtranscribe.errors import ProtocolError
+from fedtranscribe.flower.client_app import make_client_app
+from fedtranscribe.flower.over_flower import OverFlower
+from fedtranscribe.flower.records import message_of, record_of
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.flower.client_app import make_client_app
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.query import Kind
 from fedtranscribe.refusals import Refusal, RefusalCode
-from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.wire import queries
 from tests.federation.local_grid import LocalGrid
@@ -125,7 +125,7 @@ def broken(data: bytes) -> RecordDict:
     """A query whose images are no array."""
     content = record_of(query())
     image = Array(dtype="uint8", shape=(10, 1, 28, 28), stype="numpy.ndarray", data=data)
-    content["arrays"] = ArrayRecord({**content["arrays"], "images": image})
+    content["arrays"] = ArrayRecord({**content.array_records["arrays"], "images": image})
     return content
 
 

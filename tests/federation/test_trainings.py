@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 import torch
 
+from fedtranscribe import wire
 from fedtranscribe.config import FederationSettings, TrainingOptions
 from fedtranscribe.data import DataSplit, load
 from fedtranscribe.data.registry import PACKAGED
 from fedtranscribe.errors import ConfigError, HopelessPlanError, QuorumError
-from fedtranscribe import wire
-from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.flower.client_app import make_client_app
+from fedtranscribe.flower.over_flower import OverFlower
+from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.holder.replies import reply_to
 from fedtranscribe.mechanisms import SeededBits, SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.refusals import RefusalCode
-from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.runs.simulation import open_holder, partitions
 from fedtranscribe.runs.single_node import asked_of, train_at_holder

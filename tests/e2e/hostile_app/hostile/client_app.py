@@ -11,8 +11,8 @@ from pathlib import Path
 import grpc
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedtranscribe.errors import StorageError
 from fedtranscribe import wire
+from fedtranscribe.errors import StorageError
 from fedtranscribe.flower.relay import SOCKET, make_relay_app
 from fedtranscribe.service.link import METHODS, NAME, call, health_socket
 from fedtranscribe.wire.frames import unpack
@@ -44,7 +44,7 @@ def _code(socket: Path, frame: bytes) -> str:
         reply = unpack(call(socket, wire.ANSWER, frame, 60, wait=30))
     except StorageError as error:
         return str(error)
-    return str(reply.config_records[wire.TERMS].get("refusal"))
+    return str(reply.terms.get("refusal"))
 
 
 def _silence(over: threading.Event) -> Iterator[bytes]:

@@ -1,0 +1,168 @@
+"""The part that every run shares: networks, method, rounds, and what is kept of the result."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from fedtranscribe.config import RoundSettings, StudentSettings
+from fedtranscribe.data import ImageSet
+from fedtranscribe.mechanisms import NoiseSource
+from fedtranscribe.methods.dpsd import DPSD
+from fedtranscribe.methods.method import Method
+from fedtranscribe.methods.moments import MomentsMethod
+from fedtranscribe.privacy.units import Unit
+from fedtranscribe.query import Kind
+from fedtranscribe.rounds.plan import Plan
+from fedtranscribe.rounds.server import Events, Outcome, Server
+from fedtranscribe.rounds.transport import Transport
+from fedtranscribe.tracking import Report, ignore
+from fedtranscribe.transcribe.report import draw_curve, draw_images, figures_available
+from fedtranscribe.transcribe.rundir import RunDirectory, allowed_scores
+from fedtranscribe.transcribe.session import (
+    Progress,
+    StudentSide,
+    accuracy,
+    build_student_side,
+    pick_device,
+    predict,
+    sample_images,
+    save_networks,
+    silent,
+)
+
+_GRID = 50
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Images that a student is tested on.
+
+    Attributes:
+        images: held-out or public.
+        public: whether accuracy on them may be told; accuracy on anybody's own records is measured
+            once, at the end, and stays under `private/`.
+    """
+
+    images: ImageSet
+    public: bool
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What the rounds of a run have led to.
+
+    Attributes:
+        outcome: of the rounds.
+        scores: accuracies that may be told; None where none may.
+    """
+
+    outcome: Outcome
+    scores: dict[str, float] | None
+
+
+def learn(
+    settings: StudentSettings,
+    rounds: RoundSettings,
+    plan: Plan,
+    transport: Transport,
+    run: RunDirectory,
+    *,
+    public: ImageSet | None,
+    test: HeldOut | None,
+    others: Callable[[], dict[str, float]] = dict,
+    progress: Progress = silent,
+    report: Report = ignore,
+    events: Events | None = None,
+    noise: NoiseSource | None = None,
+) -> Learned:
+    """Carry out a plan: ask, learn, and write networks, accuracies and figures.
+
+    Args:
+        settings: of the student side.
+        rounds: how the rounds go on.
+        plan: of the run.
+        transport: reaches the holders.
+        run: its folder; an interrupted run goes on from its checkpoint.
+        public: images that the student starts from, or None.
+        test: what it is tested on, or None.
+        others: measures what else may be compared with the student, at the end.
+        progress: shows long work that nobody is asked in.
+        report: receives a line per round.
+        events: what has been booked, see `Server`.
+        noise: the server's own, for `central`; OS entropy unless a test says otherwise.
+
+    Raises:
+        QuorumError: in a round; the run can be resumed.
+    """
+    stored, facts = run.load_checkpoint(), plan.facts
+    side = build_student_side(
+        settings,
+        facts.classes,
+        facts.channels,
+        facts.size,
+        # What a checkpoint holds has been pre-trained already.
+        None if stored else public,
+        pick_device(settings.device),
+        progress,
+    )
+
+    def evaluate() -> float:
+        assert test is not None
+        return accuracy(side.student, test.images.images, test.images.labels)
+
+    # A student whose head comes from the answers alone is at chance before them.
+    if test is not None and stored is None and plan.kind is not Kind.MOMENTS:
+        run.write_scores({"public_set_alone": evaluate()})
+    told = test is not None and test.public
+    server = Server(
+        _method(settings, plan, side, run, public),
+        plan,
+        transport,
+        rounds,
+        run,
+        Unit(settings.unit),
+        evaluate=evaluate if told else None,
+        report=report,
+        events=events,
+        noise=noise,
+    )
+    outcome = server.serve(stored, progress)
+    if test is not None:
+        run.write_scores(others() | run.read_scores() | {"student": evaluate()})
+    save_networks(run, side)
+    scores = allowed_scores(run.read_scores()) if told else None
+    _draw(run, side, outcome, scores or {})
+    return Learned(outcome, scores)
+
+
+def _method(
+    settings: StudentSettings,
+    plan: Plan,
+    side: StudentSide,
+    run: RunDirectory,
+    public: ImageSet | None,
+) -> Method[Any]:
+    chosen = settings.dpsd.model_copy(update={"rows": plan.rows, "top_k": settings.top_k})
+    if plan.kind is Kind.MOMENTS:
+        return MomentsMethod(
+            side.student, side.generator, settings=chosen, rng=side.rng, run=run.run_id
+        )
+    return DPSD(
+        side.student,
+        side.generator,
+        kind=plan.kind,
+        settings=chosen,
+        rng=side.rng,
+        run=run.run_id,
+        public=public.images if public is not None else None,
+    )
+
+
+def _draw(run: RunDirectory, side: StudentSide, outcome: Outcome, scores: dict[str, float]) -> None:
+    if not figures_available():
+        return
+    images = sample_images(side.generator, _GRID, seed=0)
+    draw_images(images, predict(side.student, images), run.path / "images.png")
+    if outcome.curve[0]:
+        lines = {name.replace("_", " "): v for name, v in scores.items() if name != "student"}
+        draw_curve(*outcome.curve, lines, run.path / "accuracy.png")
