@@ -22,9 +22,9 @@ from typing import Any
 import psutil
 import torch
 
+from fedtranscribe import wire
 from fedtranscribe.config import TeacherSettings, TranscribeSettings
 from fedtranscribe.data import load
-from fedtranscribe import wire
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
@@ -32,6 +32,7 @@ from fedtranscribe.query import ImageQuery, Kind
 from fedtranscribe.service.link import call
 from fedtranscribe.teachers import Teachers, train_teachers
 from fedtranscribe.transcribe.preparation import make_manifest
+from fedtranscribe.wire import queries
 from fedtranscribe.wire.frames import pack, unpack
 
 RESULT = Path(__file__).parent / "results" / "holder_service.md"
