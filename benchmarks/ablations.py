@@ -8,7 +8,7 @@
 - teacher-discriminator: the generator learns from a teacher, not from the student (DPSD-T). That
   generator is NOT private; the student still is.
 
-Each variant is a callable handed to `DPSD` or `Holder`; the method knows nothing of them.
+Each variant is a callable handed to `DPSD` or `MeanGradients`; the method knows nothing of them.
 """
 
 import argparse
@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fedtranscribe.transcribe.plan import KINDS, TaskFacts, make_plan
 from torch import Tensor
+from utility import NoisyHolder, facts_of, plan_of
 
 from fedtranscribe.config import DpsdSettings, TranscribeSettings
 from fedtranscribe.data import DataSplit, NamedData, load
-from fedtranscribe.holder import Holder
+from fedtranscribe.holder.answering import Holder
+from fedtranscribe.holder.statistics import MeanGradients, by_kind
 from fedtranscribe.mechanisms import RowBound
 from fedtranscribe.methods.distillation import classic_distillation, gradient_of
 from fedtranscribe.methods.dpsd import DPSD, GeneratorLoss, generator_loss
@@ -32,10 +33,11 @@ from fedtranscribe.models import Classifier, build, load_state, restore
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.rounds.planning import KINDS
 from fedtranscribe.teachers import Teachers, train_teachers
 from fedtranscribe.teachers.training import shard_file
 from fedtranscribe.transcribe.preparation import make_manifest
-from fedtranscribe.transcribe.session import accuracy, build_student_side, public_images
+from fedtranscribe.transcribe.session import accuracy, build_student_side, public_images, silent
 
 RESULTS = Path(__file__).parent / "results"
 SHARDS = 250
@@ -119,8 +121,7 @@ def _run(
     ledger_path: Path,
 ) -> float:
     train, test = split.train, split.test
-    facts = TaskFacts(len(train), train.classes, train.channels, train.size)
-    plan = make_plan(settings, facts, SHARDS, "full")
+    plan = plan_of(settings, facts_of(train, SHARDS))
     private = NamedData.of("digits", split)
     public = public_images(settings, train.channels, train.size, private)
     device = torch.device("cpu")
@@ -130,7 +131,6 @@ def _run(
         side.student,
         side.generator,
         kind=KINDS[settings.privacy],
-        sharpness=plan.sharpness,
         settings=dpsd,
         rng=side.rng,
         run=ledger_path.stem,
@@ -139,19 +139,18 @@ def _run(
     )
     limit = Budget(LIMIT, settings.delta, Unit.RECORD, Adjacency.ZERO_OUT)
     with Ledger.open(ledger_path, train.data_id, limit) as ledger:
-        holder = Holder(
+        gradients = MeanGradients(
             teachers,
-            plan.mechanism,
-            ledger,
-            method.run,
-            positional_ids=train.positional,
             row_gradient=changes.get("row_gradient"),
-            gradient_bound=changes.get("gradient_bound", RowBound.UNIT),
+            bound=changes.get("gradient_bound", RowBound.UNIT),
+        )
+        holder = NoisyHolder(
+            Holder(by_kind([gradients]), ledger, method.run, positional_ids=train.positional), plan
         )
         while not method.finished:
             query = method.ask()
             method.learn(query, holder.answer(query))
-    method.finish(dpsd.finish_steps)
+    method.finish(silent)
     return accuracy(side.student, test.images, test.labels)
 
 

@@ -19,16 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fedtranscribe.runs.in_process import InProcess
 
 from fedtranscribe.data import load
+from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.flower.run_config import settings_from
 from fedtranscribe.runs.federate import federate
-from fedtranscribe.runs.simulation import (
-    holder_name,
-    open_holder,
-    partitions,
-)
+from fedtranscribe.runs.in_process import InProcess
+from fedtranscribe.runs.learning import HeldOut
+from fedtranscribe.runs.simulation import open_holder, partitions
 from fedtranscribe.tracking import PROGRESS
 from fedtranscribe.transcribe.rundir import RunDirectory
 
@@ -94,7 +92,7 @@ def in_process(chosen: dict[str, Any], folder: Path) -> dict[str, float]:
         InProcess(nodes),
         run,
         expected=settings.holders,
-        test=split.test,
+        test=HeldOut(split.test, public=True),
         report=report,
     )
     return _between(stamps)

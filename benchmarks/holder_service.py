@@ -32,6 +32,7 @@ from fedtranscribe.query import ImageQuery, Kind
 from fedtranscribe.service.link import call
 from fedtranscribe.teachers import Teachers, train_teachers
 from fedtranscribe.transcribe.preparation import make_manifest
+from fedtranscribe.wire import queries
 from fedtranscribe.wire.frames import pack, unpack
 
 RESULT = Path(__file__).parent / "results" / "holder_service.md"

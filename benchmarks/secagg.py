@@ -18,22 +18,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fedtranscribe.runs.in_process import InProcess, MakeMessage
-from flwr.app import RecordDict
 
 from fedtranscribe import wire
 from fedtranscribe.config import FederationSettings, TeacherSettings
 from fedtranscribe.data import load
+from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.mechanisms import OsNoise
 from fedtranscribe.privacy.calibrate import NoiseMode
-from fedtranscribe.query import ImageQuery, Kind
+from fedtranscribe.query import ImageQuery, Kind, Query
 from fedtranscribe.rounds.combining import combine
 from fedtranscribe.rounds.masked_sum import MaskedSum
-from fedtranscribe.rounds.plan import FederatedPlan, make_federated_plan
+from fedtranscribe.rounds.plan import Plan
+from fedtranscribe.rounds.planning import Asked, make_plan
 from fedtranscribe.rounds.standing import Standing
-from fedtranscribe.runs.simulation import holder_name, open_holder
+from fedtranscribe.rounds.transport import MakeMessage
+from fedtranscribe.runs.in_process import InProcess
+from fedtranscribe.runs.simulation import open_holder
+from fedtranscribe.wire import Message, queries
 
 RESULTS = Path(__file__).parent / "results" / "secagg.md"
 HOLDERS = (5, 20, 100)
@@ -46,7 +49,7 @@ class Clocked(InProcess):
 
     def exchange(
         self, message_type: str, holders: Sequence[str], make: MakeMessage
-    ) -> dict[str, RecordDict]:
+    ) -> dict[str, Message]:
         """As `InProcess`."""
         began = time.perf_counter()
         told = super().exchange(message_type, holders, make)
@@ -60,7 +63,7 @@ class NobodyComplains:
     def __init__(self) -> None:
         self.standing = Standing()
 
-    def complain(self, name: str, complaint: object, rows: int, *, charged: bool) -> None:
+    def complain(self, name: str, complaint: object, query: Query | None, *, charged: bool) -> None:
         raise AssertionError(f"{name}: {complaint}")
 
     def grown(self, name: str, head: tuple[int, str]) -> bool:
@@ -107,7 +110,8 @@ def one_mode(noise: str, holders: int, rows: int, rounds: int, folder: Path) -> 
     )
     transport = Clocked(nodes_of(settings, folder))
     roster = transport.capabilities()
-    plan = make_federated_plan(settings, roster)  # type: ignore[arg-type]
+    asked = Asked(settings, Kind.VOTE, NoiseMode(noise), settings.dropouts)
+    plan = make_plan(asked, roster)  # type: ignore[arg-type]
     round_of = masked_round if noise == "secagg" else central_round
     go = round_of(plan, transport, settings, folder)
     go(query("warm", rows))  # keys are agreed on, and everything is loaded
@@ -136,24 +140,24 @@ def nodes_of(settings: FederationSettings, folder: Path) -> list[Node]:
 
 
 def central_round(
-    plan: FederatedPlan, transport: Clocked, settings: FederationSettings, folder: Path
+    plan: Plan, transport: Clocked, settings: FederationSettings, folder: Path
 ) -> Callable[[ImageQuery], object]:
     def go(asked: ImageQuery) -> object:
-        def make(number: int, name: str) -> RecordDict:
+        def make(number: int, name: str) -> Message:
             return queries.ask(queries.Envelope(asked, plan.noise, "run", number))
 
         told = transport.exchange(wire.ANSWER, list(plan.roster), make)
         answers = [queries.read_answer(told[name], asked) for name in plan.roster]
-        return combine(answers, plan, OsNoise())
+        return combine(answers, plan, 0, OsNoise())
 
     return go
 
 
 def masked_round(
-    plan: FederatedPlan, transport: Clocked, settings: FederationSettings, folder: Path
+    plan: Plan, transport: Clocked, settings: FederationSettings, folder: Path
 ) -> Callable[[ImageQuery], object]:
     sums = MaskedSum(plan, transport, settings, "run", folder, NobodyComplains())
-    return partial(sums.settle, present=list(plan.roster))
+    return partial(sums.settle, noise=plan.noise, present=list(plan.roster))
 
 
 def query(name: str, rows: int) -> ImageQuery:
@@ -174,7 +178,7 @@ def write(lines: list[dict[str, Any]], rows: int, rounds: int) -> None:
         f"`python benchmarks/secagg.py`, {datetime.now(UTC):%Y-%m-%d}; votes on 28x28 grey images "
         f"over 10 classes, {rows:,} rows a round, mean of {rounds} rounds, one thread, a fifth of "
         "the holders may drop out and one may collude. One process plays everybody; a row of "
-        "`central` is an image of 784 bytes out and 10 float32 back.",
+        "`central` is an image of 784 bytes and 10 classes out, and 10 float32 back.",
         "",
         *table,
         "",

@@ -26,8 +26,8 @@ import grpc
 import numpy as np
 import psutil
 import torch
-from fedtranscribe.federation import records
 
+from fedtranscribe import wire
 from fedtranscribe.config import TeacherSettings, TranscribeSettings
 from fedtranscribe.data import load
 from fedtranscribe.privacy.calibrate import NoiseMode
@@ -39,6 +39,7 @@ from fedtranscribe.secagg.key_files import new_pair
 from fedtranscribe.service.link import METHODS, NAME, PIECE_BYTES, is_serving
 from fedtranscribe.teachers import train_teachers
 from fedtranscribe.transcribe.preparation import make_manifest
+from fedtranscribe.wire import masked, queries, trainings
 from fedtranscribe.wire.frames import pack, unpack
 
 RESULT = Path(__file__).parent / "results" / "soak.md"
@@ -151,13 +152,15 @@ def frame(
     terms: Mapping[str, str | int] | None = None,
 ) -> bytes:
     content = queries.ask(queries.Envelope(asked, plan, run))
-    content.config_records[wire.TERMS].update(terms or {})
+    content.terms.update(terms or {})
     return pack(content)
 
 
 def shaped(*shape: int) -> bytes:
+    """Images of a shape, and index sets that claim all the classes there could be of none."""
     content = queries.ask(queries.Envelope(query("x/shape"), GENTLE, "x"))
-    return pack(records.with_arrays(content, {"images": np.zeros(shape, np.uint8)}))
+    sets = np.zeros((0, 65_535), np.uint16)
+    return pack(content.and_arrays({"images": np.zeros(shape, np.uint8), "index_sets": sets}))
 
 
 def attacks(number: int) -> list[Attack]:
@@ -171,14 +174,14 @@ def attacks(number: int) -> list[Attack]:
         (wire.ANSWER, b"\xff" * 100_000, malformed),
         (wire.ANSWER, (1 << 40).to_bytes(8, "little") + bytes(1_000), malformed),
         (wire.ANSWER, shaped(4_000, 1, 0, 0), malformed),
-        (wire.ANSWER, frame(query(new), terms={"k": 65_535}), malformed),
+        (wire.ANSWER, frame(query(new), terms={"of-k": 65_535}), malformed),
         (wire.ANSWER, frame(query(new), terms={"query-id": "q" * 900_000}), malformed),
         (wire.ANSWER, frame(query(new, 1_001), run=run), policy),
         (wire.ANSWER, frame(query(new), free, run), "BUDGET_EXHAUSTED"),
         (wire.ANSWER, frame(query("honest/0", value=1 + number % 200)), "QUERY_CONFLICT"),
-        (wire.SECAGG_KEY, pack(masked_wire.ask_key(0, run, strangers)), "QUERY_CONFLICT"),
-        (wire.SECAGG_MASK, pack(masked_wire.ask_mask(0, run, new, {})), "QUERY_CONFLICT"),
-        (wire.SECAGG_SIGN, pack(masked_wire.ask_sign(0, "r" * 201, new, [])), malformed),
+        (wire.SECAGG_KEY, pack(masked.ask_key(0, run, strangers)), "QUERY_CONFLICT"),
+        (wire.SECAGG_MASK, pack(masked.ask_mask(0, run, new, {})), "QUERY_CONFLICT"),
+        (wire.SECAGG_SIGN, pack(masked.ask_sign(0, "r" * 201, new, [])), malformed),
         (
             wire.TRAIN,
             pack(trainings.ask_train(0, run, {"method": "dp-promise", "epsilon": 1e6}, 9.0)),
@@ -186,7 +189,7 @@ def attacks(number: int) -> list[Attack]:
         ),
         (wire.TRAIN, pack(trainings.ask_train(0, run, endless, 9.0)), malformed),
         (wire.MODEL, pack(trainings.ask_model(0, run)), "QUERY_CONFLICT"),
-        (wire.ANSWER, pack(Message.of({"protocol": 99})), "PROTOCOL_VERSION"),
+        (wire.ANSWER, pack(wire.Message.of({"protocol": 99})), "PROTOCOL_VERSION"),
     ]
 
 
@@ -219,7 +222,7 @@ def send(wanted: int, socket: Path, look: Callable[[], float]) -> tuple[Counter[
 def ask(channel: grpc.Channel, kind: str, content: bytes) -> str:
     pieces = (content[i : i + PIECE_BYTES] for i in range(0, len(content), PIECE_BYTES))
     reply = unpack(channel.stream_unary(f"/{NAME}/{METHODS[kind]}")(pieces, timeout=600))
-    return str(reply.config_records[wire.TERMS].get("refusal", "answered"))
+    return str(reply.terms.get("refusal", "answered"))
 
 
 def silence(socket: Path) -> str:

@@ -9,9 +9,9 @@ that nobody has. What its formula prints for our noise stands beside ours for co
 
 import json
 
-from fedtranscribe.transcribe.plan import TaskFacts, make_plan
-from utility import CASES, RESULTS
+from utility import CASES, RESULTS, plan_of
 
+from fedtranscribe.capabilities import Facts
 from fedtranscribe.config import TranscribeSettings
 
 # Table I of the paper: its own method, and the best of the other twelve at that ε.
@@ -67,8 +67,17 @@ def _printed(data: str, name: str) -> float:
     settings = TranscribeSettings(
         data=data, epsilon=case.epsilon, rows=case.dpsd.rows, dpsd=case.dpsd
     )
-    facts = TaskFacts(_RECORDS, _CLASSES, _CHANNELS, _SIZE)
-    return make_plan(settings, facts, case.shards, "full").published.epsilon
+    facts = Facts(
+        classes=_CLASSES,
+        channels=_CHANNELS,
+        size=_SIZE,
+        shards=case.shards,
+        positional_ids=True,
+        records=_RECORDS,
+    )
+    published = plan_of(settings, facts).published
+    assert published is not None  # of votes there is a figure
+    return published.epsilon
 
 
 if __name__ == "__main__":

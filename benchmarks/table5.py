@@ -20,21 +20,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fedtranscribe.runs.in_process import InProcess
-from fedtranscribe.transcribe.plan import KINDS
 from torch import Tensor
 from utility import UNSEEN, NoiselessHolder
 
 from fedtranscribe.config import BaselineSettings, DpsdSettings, FederationSettings, TeacherSettings
 from fedtranscribe.data import DataSplit, ImageSet, NamedData, load
+from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.errors import HopelessPlanError
 from fedtranscribe.flower.baselines import load_mean, train_locally
 from fedtranscribe.holder.node import Node
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.ensemble_distillation import dense, distil
 from fedtranscribe.models import build
+from fedtranscribe.rounds.planning import KINDS
 from fedtranscribe.runs.federate import federate
-from fedtranscribe.runs.simulation import holder_name, open_holder, partitions
+from fedtranscribe.runs.in_process import InProcess
+from fedtranscribe.runs.learning import HeldOut
+from fedtranscribe.runs.simulation import open_holder, partitions
 from fedtranscribe.teachers import Teachers
 from fedtranscribe.transcribe.rundir import RunDirectory
 from fedtranscribe.transcribe.session import (
@@ -42,6 +44,7 @@ from fedtranscribe.transcribe.session import (
     build_student_side,
     ensemble_accuracy,
     public_images,
+    silent,
 )
 
 RESULTS = Path(__file__).parent / "results"
@@ -151,6 +154,12 @@ def _nodes(settings: FederationSettings, split: DataSplit, folder: Path) -> list
     return nodes
 
 
+def _ensembles(settings: FederationSettings, folder: Path) -> list[Teachers]:
+    """The holders' teachers, once `_nodes` has trained them."""
+    homes = [folder / holder_name(number) for number in range(settings.holders)]
+    return [Teachers(home / "teachers", torch.device("cpu")) for home in homes]
+
+
 def _private(
     settings: FederationSettings, split: DataSplit, unseen: ImageSet, work: Path, method: str
 ) -> dict[str, Any]:
@@ -165,7 +174,7 @@ def _private(
             transport,
             RunDirectory.create(run, settings),
             expected=settings.holders,
-            test=unseen,
+            test=HeldOut(unseen, public=True),
         )
     except HopelessPlanError:
         hopeless = True
@@ -175,11 +184,11 @@ def _private(
             InProcess(nodes),
             RunDirectory.create(run, settings),
             expected=settings.holders,
-            test=unseen,
+            test=HeldOut(unseen, public=True),
         )
     told = result.to_json()
     ensemble = ensemble_accuracy(
-        [n.teachers for n in nodes if n.teachers], unseen.images, unseen.labels
+        _ensembles(settings, work / "shards"), unseen.images, unseen.labels
     )
     return {
         "student": told["accuracy"]["student"],
@@ -209,7 +218,8 @@ def _no_noise(
     settings = settings.model_copy(
         update={"shards": 1, "dpsd": _CLEAN, "rows": _CLEAN.rows, "teachers": teachers}
     )
-    ensembles = [n.teachers for n in _nodes(settings, split, work / "single") if n.teachers]
+    _nodes(settings, split, work / "single")
+    ensembles = _ensembles(settings, work / "single")
     train = split.train
     private = NamedData.of(settings.data, split)
     public = public_images(settings, train.channels, train.size, private)
@@ -220,7 +230,6 @@ def _no_noise(
         side.student,
         side.generator,
         kind=KINDS["vote"],
-        sharpness=1.0,
         settings=_CLEAN,
         rng=side.rng,
         run="no-noise",
@@ -230,7 +239,7 @@ def _no_noise(
     while not method.finished:
         query = method.ask()
         method.learn(query, holder.answer(query))
-    method.finish(_CLEAN.finish_steps)
+    method.finish(silent)
     return {
         "student": accuracy(side.student, unseen.images, unseen.labels),
         **ensemble_accuracy(ensembles, unseen.images, unseen.labels),
@@ -241,7 +250,7 @@ def _no_noise(
 def _baseline(
     method: str, settings: FederationSettings, split: DataSplit, unseen: ImageSet
 ) -> float:
-    """As `federation.baselines` does through Flower, minus Flower."""
+    """As `flower.baselines` does through Flower, minus Flower."""
     baseline, train = BaselineSettings(), split.train
     parts = partitions(settings, train)
     shape = train.classes, train.channels, train.size

@@ -18,6 +18,7 @@ points at most.
 import argparse
 import json
 import statistics
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,26 +27,32 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from fedtranscribe.transcribe.plan import KINDS, TaskFacts, make_plan
 from torch import Tensor
 
+from fedtranscribe.capabilities import Capabilities, Facts
 from fedtranscribe.config import DpsdSettings, TeacherSettings, TranscribeSettings
-from fedtranscribe.data import DataSplit, NamedData, load
-from fedtranscribe.holder import Holder
+from fedtranscribe.data import DataSplit, ImageSet, NamedData, load
+from fedtranscribe.holder.answering import Holder
+from fedtranscribe.holder.statistics import of_teachers
 from fedtranscribe.methods.dpsd import DPSD
+from fedtranscribe.methods.method import Combined
 from fedtranscribe.privacy.budget import Budget
+from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.query import Answer, ImageQuery
+from fedtranscribe.query import ImageQuery
+from fedtranscribe.rounds.plan import Plan
+from fedtranscribe.rounds.planning import KINDS, Asked, make_plan
 from fedtranscribe.teachers import Teachers, train_teachers
 from fedtranscribe.transcribe import prepare, transcribe
 from fedtranscribe.transcribe.finished import FinishedRun
-from fedtranscribe.transcribe.preparation import make_manifest
+from fedtranscribe.transcribe.preparation import OWN, make_manifest
 from fedtranscribe.transcribe.session import (
     accuracy,
     build_student_side,
     ensemble_accuracy,
     public_images,
+    silent,
 )
 
 RESULTS = Path(__file__).parent / "results"
@@ -122,10 +129,49 @@ class NoiselessHolder:
     def __init__(self, teachers: HasLogits) -> None:
         self._teachers = teachers
 
-    def answer(self, query: ImageQuery) -> Answer:
+    def answer(self, query: ImageQuery) -> Combined:
+        """At a noise of one the posterior's sharpness is one."""
         rows = [logits[0].softmax(-1) for logits in self._teachers.logits(query.images)]
         values = torch.stack(rows).mean(0).log().gather(1, query.index_sets)
-        return Answer(query.id, values, (0, "not private"))
+        return Combined(query.id, values, 1.0)
+
+
+class NoisyHolder:
+    """Answers through ledger and mechanism, as one machine's holder does."""
+
+    def __init__(self, holder: Holder, plan: Plan) -> None:
+        self._holder = holder
+        self._plan = plan
+
+    def answer(self, query: ImageQuery) -> Combined:
+        values = self._holder.answer(query, self._plan.noise).values
+        return Combined(query.id, values, self._plan.strength(0, 1))
+
+
+def facts_of(images: ImageSet, shards: int) -> Facts:
+    """What is public about records and their teachers."""
+    return Facts(
+        classes=images.classes,
+        channels=images.channels,
+        size=images.size,
+        shards=shards,
+        positional_ids=images.positional,
+        records=len(images),
+    )
+
+
+def plan_of(settings: TranscribeSettings, facts: Facts) -> Plan:
+    """The plan of one machine, with no limits but the ledger's."""
+    kind = KINDS[settings.privacy]
+    own = Capabilities(
+        **vars(facts),
+        name=OWN,
+        kinds=(kind,),
+        noise=NoiseMode.LOCAL,
+        rows_per_message=sys.maxsize,
+        rows_per_run=sys.maxsize,
+    )
+    return make_plan(Asked(settings, kind), {OWN: own})
 
 
 def main() -> None:
@@ -228,13 +274,11 @@ def measure(
     private = NamedData.of(data, split)
     public = public_images(settings, train.channels, train.size, private)
     side = build_student_side(settings, train.classes, train.channels, train.size, public, device)
-    facts = TaskFacts(len(train), train.classes, train.channels, train.size)
-    plan = make_plan(settings, facts, case.shards, "full")
+    plan = plan_of(settings, facts_of(train, case.shards))
     method = DPSD(
         side.student,
         side.generator,
         kind=KINDS[settings.privacy],
-        sharpness=plan.sharpness if case.epsilon else 1.0,
         settings=case.dpsd,
         rng=side.rng,
         run=f"{data}-{name}-{seed}-{time.time_ns()}",
@@ -244,7 +288,9 @@ def measure(
     limit = Budget(LIMIT, settings.delta, Unit.RECORD, Adjacency.ZERO_OUT)
     with Ledger.open(ledger_path, train.data_id, limit) as ledger:
         holder = (
-            Holder(teachers, plan.mechanism, ledger, method.run, positional_ids=True)
+            NoisyHolder(
+                Holder(of_teachers(teachers), ledger, method.run, positional_ids=True), plan
+            )
             if case.epsilon
             else NoiselessHolder(teachers)
         )
@@ -256,7 +302,7 @@ def measure(
             if case.epsilon
             else None
         )
-    method.finish(case.dpsd.finish_steps)
+    method.finish(silent)
     images, labels = split.test.images[UNSEEN], split.test.labels[UNSEEN]
     return {
         "student": accuracy(side.student, images, labels),

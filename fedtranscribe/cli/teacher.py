@@ -51,7 +51,7 @@ def train(
 
     from fedtranscribe.data import load
     from fedtranscribe.teachers import train_teachers
-    from fedtranscribe.transcribe.plan import training_mode
+    from fedtranscribe.transcribe.picking import training_mode
     from fedtranscribe.transcribe.preparation import make_manifest
     from fedtranscribe.transcribe.rundir import check_writable
     from fedtranscribe.transcribe.session import pick_device

@@ -294,6 +294,8 @@ class Node:
         """The holder's answering side over its open ledger, once the policy has agreed."""
         if query.kind not in self._statistics:
             raise Refusal(RefusalCode.POLICY)
+        # Noise that this kind cannot have makes no sense, whatever the policy says of it.
+        self._statistics[query.kind].mechanism(query, plan)
         with self._open_ledger() as ledger:
             self.policy.check(query, plan, ledger.rows(run, besides=query.id))
             self._admit(ledger, query.id, run, query.rows * query.width * _WORD_BYTES)

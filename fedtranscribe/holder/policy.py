@@ -37,7 +37,7 @@ class HolderPolicy(Settings):
     )
     delta: float = Field(default=1e-5, gt=0, lt=1)
     unit: Unit = Unit.RECORD
-    kinds: tuple[Kind, ...] = tuple(Kind)
+    kinds: tuple[Kind, ...] = (Kind.GRADIENT, Kind.LABEL, Kind.VOTE)
     trainers: tuple[Trainer, ...] = Field(
         default=(), description="private trainings on the records themselves"
     )

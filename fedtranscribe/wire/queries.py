@@ -127,6 +127,8 @@ def read_query(content: Message, expect: Expect) -> Envelope:
         own = _own_terms(terms)
         arrays = QUERIES[kind].ARRAYS
         forms = {name: form for name in arrays if (form := form_of(content, name)) is not None}
+        for name, form in forms.items():
+            _expect_type(name, form.dtype, arrays[name])
         expect(kind, {name: form.shape for name, form in forms.items()}, own)
         query = query_from(
             kind.value,
@@ -273,12 +275,22 @@ def _read_array(content: Message, name: str, dtype: torch.dtype) -> Tensor:
     Raises:
         KeyError, ValueError: there is none, or of a type that does not fit.
     """
+    if (form := form_of(content, name)) is not None:
+        _expect_type(name, form.dtype, dtype)
     array = array_of(content, name, _KINDS[dtype])
-    if array.dtype.itemsize > dtype.itemsize:
-        raise ValueError(f"{name!r} holds {array.dtype}")
     # torch knows few unsigned types, and no foreign byte order.
     wanted = np.int64 if dtype is torch.int64 else array.dtype.newbyteorder("=")
     return torch.from_numpy(array.astype(wanted)).to(dtype)
+
+
+def _expect_type(name: str, found: np.dtype, dtype: torch.dtype) -> None:
+    """Refuse numbers that `narrow` makes of no array of that type.
+
+    Raises:
+        ValueError: names the array.
+    """
+    if found.kind not in _KINDS[dtype] or found.itemsize > dtype.itemsize:
+        raise ValueError(f"{name!r} holds {found}")
 
 
 def _one_hot(values: Tensor) -> bool:

@@ -101,7 +101,7 @@ def test_a_holders_records_are_read_as_its_teachers_were(unstated: Path, tmp_pat
     def refuse(*_: object) -> None:
         raise AssertionError("no ledger is opened")
 
-    assert file().trainings(manifest, refuse).shape()[0] == 3  # type: ignore[union-attr]
+    assert file().trainings(manifest, refuse).facts().classes == 3  # type: ignore[union-attr]
     stated = file("classes = 3\n").trainings(silent, refuse)
     assert stated is not None
     with pytest.raises(InvalidDataError, match="key 'classes'"):

@@ -20,21 +20,23 @@ from typing import Any
 
 import numpy as np
 import torch
-from fedtranscribe.federation import masked_sum, round_progress
-from fedtranscribe.runs.in_process import InProcess, MakeMessage
-from flwr.app import RecordDict
 
 from fedtranscribe.config import DpsdSettings, FederationSettings, TeacherSettings
 from fedtranscribe.data import load
+from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.replies import reply_to
 from fedtranscribe.holder.round_store import RoundStore
 from fedtranscribe.mechanisms import SeededBits, SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.rounds import masked_sum, round_progress
+from fedtranscribe.rounds.transport import MakeMessage
 from fedtranscribe.runs.federate import federate
-from fedtranscribe.runs.simulation import holder_name, open_holder, partitions
+from fedtranscribe.runs.in_process import InProcess
+from fedtranscribe.runs.simulation import open_holder, partitions
 from fedtranscribe.transcribe import rundir
 from fedtranscribe.transcribe.rundir import RunDirectory
+from fedtranscribe.wire import Message
 from fedtranscribe.wire.frames import pack, unpack
 
 VICTIM = holder_name(1)
@@ -88,7 +90,7 @@ class WithMortalHolder(InProcess):
 
     def exchange(
         self, message_type: str, holders: Sequence[str], make: MakeMessage
-    ) -> dict[str, RecordDict]:
+    ) -> dict[str, Message]:
         told = super().exchange(message_type, [n for n in holders if n != VICTIM], make)
         if VICTIM in holders:
             reply = in_child(partial(self._answer, message_type, make(0, VICTIM)))
@@ -96,8 +98,8 @@ class WithMortalHolder(InProcess):
                 told[VICTIM] = unpack(reply)
         return told
 
-    def _answer(self, message_type: str, content: RecordDict) -> bytes:
-        query = content.config_records["terms"].get("query-id", RUN)
+    def _answer(self, message_type: str, content: Message) -> bytes:
+        query = content.terms.get("query-id", RUN)
         reaper = Reaper(self._log, f"{message_type} {query}:")
         reaper.watch(RoundStore, "put_run")
         reaper.watch(RoundStore, "put_round")

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from fedtranscribe.config import DpsdSettings, TeacherSettings, TranscribeSettings
-from fedtranscribe.holder import Holder
+from fedtranscribe.holder.answering import Holder
+from fedtranscribe.mechanisms import Mechanism
 from fedtranscribe.query import ImageQuery
 from fedtranscribe.transcribe import prepare, transcribe
 
@@ -45,10 +46,10 @@ def test_students_learn_from_answers_and_from_nothing_else(
         assert run["epsilon"] == pytest.approx(10, rel=1e-4)
         assert run["accuracy"]["student"] >= 3 * CHANCE
 
-    def only_noise(self: Holder, query: ImageQuery) -> torch.Tensor:
+    def only_noise(self: Holder, query: ImageQuery, mechanism: Mechanism) -> torch.Tensor:
         empty = torch.zeros(query.index_sets.shape)
-        return self.mechanism.privatise(empty, self.noise.for_query(query.id))
+        return mechanism.privatise(empty, self.noise.for_query(query.id))
 
-    monkeypatch.setattr(Holder, "_compute", only_noise)
+    monkeypatch.setattr(Holder, "_privatised", only_noise)
     noise = go(tmp_path / "noise", teachers, 0)["accuracy"]
     assert noise["student"] <= noise["public_set_alone"] + 0.1

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from fedtranscribe import wire
+from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.runs.simulation import holder_name
 from fedtranscribe.transcribe.rundir import STUDENT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]

@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-from fedtranscribe.runs.learning import HeldOut
-
 from fedtranscribe.config import FederationSettings
 from fedtranscribe.data import DataSplit
 from fedtranscribe.holder.node import Node
 from fedtranscribe.mechanisms import SeededNoise
 from fedtranscribe.rounds.transport import Transport
 from fedtranscribe.runs.federate import federate
+from fedtranscribe.runs.learning import HeldOut
 from fedtranscribe.transcribe.rundir import RunDirectory
 
 

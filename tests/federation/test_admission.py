@@ -12,18 +12,18 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
-from fedtranscribe.federation import (
-    holder,
-    protocol,
-    trainings,
-)
-from flwr.app import Array, ArrayRecord, Context, RecordDict
+from flwr.app import Array, ArrayRecord, Context
 
+from fedtranscribe import wire
 from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.config import SynthesizeSettings, build
 from fedtranscribe.errors import ConfigError, ProtocolError, StorageError
+from fedtranscribe.flower.client_app import make_client_app
 from fedtranscribe.flower.over_flower import OverFlower
+from fedtranscribe.flower.records import ARRAYS, message_of, record_of
+from fedtranscribe.holder import trainings
 from fedtranscribe.holder.policy import HolderPolicy
+from fedtranscribe.holder.replies import reply_to
 from fedtranscribe.names import LONGEST_NAME, expect_name
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
@@ -36,6 +36,9 @@ from fedtranscribe.service.service import HolderService
 from fedtranscribe.synthesize import dp_promise, dp_sad
 from fedtranscribe.synthesize.method import Facts
 from fedtranscribe.synthesize.methods import method_named
+from fedtranscribe.wire import masked as masked_wire
+from fedtranscribe.wire import queries
+from fedtranscribe.wire import trainings as training_wire
 from fedtranscribe.wire.frames import pack, unpack
 from tests.federation.local_grid import LocalGrid
 from tests.federation.test_service import booked, file, frame, policy_file, query, service, serving
@@ -48,7 +51,6 @@ GOOD = {
     "run": "run-1",
     "query-id": "q-1",
     "kind": "vote",
-    "k": 3,
     "mode": "local",
     "strength": 1.0,
     "holders": 1,
@@ -58,12 +60,21 @@ GOOD = {
 BAD_NAMES = ["", "x" * (LONGEST_NAME + 1), "two\nlines", "\x1b[31mred", "turned \u202e round"]
 
 
-def refusal(service: HolderService, content: RecordDict, kind: str = wire.ANSWER) -> str | None:
+def refusal(service: HolderService, content: wire.Message, kind: str = wire.ANSWER) -> str | None:
     return answered(service, pack(content), kind).get("refusal")
 
 
-def asked(images: np.ndarray, more: dict[str, np.ndarray] | None = None, **terms: Any):
-    return Message.of(GOOD | terms, {"images": images, **(more or {})})
+def asked(
+    images: np.ndarray, more: dict[str, np.ndarray] | None = None, **terms: Any
+) -> wire.Message:
+    rows = len(images) if images.ndim else 1
+    arrays = {"images": images, "index_sets": sets(rows), **(more or {})}
+    return wire.Message.of(GOOD | terms, arrays)
+
+
+def sets(rows: int, k: int = 3) -> np.ndarray:
+    """An index set per row: the first k classes."""
+    return np.tile(np.arange(k, dtype=np.uint16), (rows, 1))
 
 
 def pixels(rows: int = 10, *shape: int) -> np.ndarray:
@@ -76,16 +87,19 @@ def pixels(rows: int = 10, *shape: int) -> np.ndarray:
 @pytest.mark.parametrize(
     ("content", "code"),
     [
-        (asked(pixels(4_000, 1, 0, 0), k=65_535), "MALFORMED_QUERY"),
+        (asked(pixels(4_000, 1, 0, 0), {"index_sets": sets(0, 65_535)}), "MALFORMED_QUERY"),
+        (asked(pixels(4_000, 1, 0, 0), {"index_sets": sets(4_000, 0)}), "MALFORMED_QUERY"),
         (asked(pixels(4_000, 1, 0, 0)), "MALFORMED_QUERY"),
-        (asked(pixels(10), k=4), "MALFORMED_QUERY"),
-        (asked(pixels(10), k=65_535), "MALFORMED_QUERY"),
+        (asked(pixels(10), {"index_sets": sets(10, 4)}), "MALFORMED_QUERY"),
+        (asked(pixels(10), {"index_sets": sets(10, 65_535)}), "MALFORMED_QUERY"),
+        (asked(pixels(10), {"index_sets": sets(10).astype(np.int64)}), "MALFORMED_QUERY"),
         (asked(pixels(10, 3, 28, 28)), "MALFORMED_QUERY"),
         (asked(pixels(10).astype(np.int8)), "MALFORMED_QUERY"),
         (asked(np.zeros((), np.uint8)), "MALFORMED_QUERY"),
-        (asked(pixels(10), {"index-sets": np.zeros((10, 2), np.uint16)}), "MALFORMED_QUERY"),
-        (asked(pixels(10), {"student-logits": np.zeros((10, 9), np.float16)}), "MALFORMED_QUERY"),
-        (asked(pixels(10), {"student-logits": np.zeros((10, 3))}), "MALFORMED_QUERY"),
+        (asked(pixels(10).astype(np.uint16)), "MALFORMED_QUERY"),
+        (asked(pixels(10), {"index_sets": sets(9)}), "MALFORMED_QUERY"),
+        (asked(pixels(10), {"student_logits": np.zeros((10, 9), np.float16)}), "MALFORMED_QUERY"),
+        (asked(pixels(10), {"student_logits": np.zeros((10, 3))}), "MALFORMED_QUERY"),
         (asked(pixels(21)), "POLICY_REFUSED"),
     ],
 )
@@ -95,9 +109,10 @@ def test_shapes_are_refused_by_their_headers_alone(service, file, monkeypatch, c
     def made(*_: object) -> Any:
         raise AssertionError("something was allocated")
 
-    monkeypatch.setattr(protocol, "_all_classes", made)
-    monkeypatch.setattr(protocol, "array_of", made, raising=False)
-    assert refusal(service, content) == code
+    message = pack(content)
+    monkeypatch.setattr(queries, "array_of", made)
+    monkeypatch.setattr(queries, "query_from", made)
+    assert answered(service, message).get("refusal") == code
     assert booked(file) == 0
 
 
@@ -106,18 +121,18 @@ def test_a_header_that_claims_more_than_there_is_allocates_nothing(service, monk
     header = b"{'descr': '|u1', 'fortran_order': False, 'shape': (20, 1, 28, 28), }"
     header += b" " * (118 - len(header) - 1) + b"\n"
     lie = Array("uint8", (20, 1, 28, 28), "numpy.ndarray", b"\x93NUMPY\x01\x00v\x00" + header)
-    content = asked(pixels(10))
-    content[wire.ARRAYS] = ArrayRecord({"images": lie})
-    monkeypatch.setattr(protocol, "array_of", lambda *_: pytest.fail("read"), raising=False)
-    reply = holder.reply_to(content, wire.ANSWER, lambda _: service._node, "flower")
-    assert reply.config_records[wire.TERMS]["refusal"] == "MALFORMED_QUERY"
+    content = record_of(asked(pixels(10)))
+    content[ARRAYS] = ArrayRecord({**content.array_records[ARRAYS], "images": lie})
+    monkeypatch.setattr(queries, "array_of", lambda *_: pytest.fail("read"))
+    reply = reply_to(message_of(content), wire.ANSWER, lambda _: service._node, "flower")
+    assert reply.terms["refusal"] == "MALFORMED_QUERY"
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.float16, np.float32])
 def test_arrays_are_read_as_they_were_written(order, kind):
     values = np.asarray(np.arange(24).reshape(2, 3, 4), dtype=kind, order=order)
-    content = Message.of({}, {"values": values})
+    content = wire.Message.of({}, {"values": values})
     read = wire.array_of(content, "values", "uf")
     assert read.dtype == kind
     assert (read == values).all()
@@ -130,8 +145,8 @@ def test_arrays_are_read_as_they_were_written(order, kind):
 
 def test_headers_and_terms_of_a_frame_have_limits(service):
     many = {f"a{i}": np.zeros(0, np.uint8) for i in range(1_000)}
-    assert refusal(service, Message.of(GOOD, many)) == "MALFORMED_QUERY"
-    assert refusal(service, Message.of(GOOD | {"run": "x" * 1_000_001})) == "MALFORMED_QUERY"
+    assert refusal(service, wire.Message.of(GOOD, many)) == "MALFORMED_QUERY"
+    assert refusal(service, wire.Message.of(GOOD | {"run": "x" * 1_000_001})) == "MALFORMED_QUERY"
     deep = b"[" * 200_000 + b"]" * 200_000
     head = json.dumps({".": {"dtype": "U8", "shape": [len(deep)], "data_offsets": [0, len(deep)]}})
     nested = struct.pack("<Q", len(head)) + head.encode() + deep
@@ -140,12 +155,12 @@ def test_headers_and_terms_of_a_frame_have_limits(service):
 
 def test_as_many_lengths_as_names(service):
     """A million lengths beside no names became a million numbers before they were counted."""
-    content = Message.of(
+    content = wire.Message.of(
         {"holder": 0, "run": "r", "query-id": "q", "sealed": []},
         {"sealed": np.zeros(0, np.uint8), "sealed-lengths": np.zeros(1_000_000, np.uint32)},
     )
     with pytest.raises(ValueError, match="do not fit their names"):
-        masked_wire._bytes_of(content, "sealed")
+        masked_wire.bytes_of(content, "sealed")
 
 
 # ---------------------------------------------------------------- names
@@ -156,15 +171,15 @@ def test_one_rule_for_names_on_the_wire_and_in_the_ledger(service, file, bad, tm
     keyed = {"holder": 0, "run": "run-1", "names": ["a"], "dropouts": 0, "colluders": 1}
     contents = [(wire.ANSWER, asked(pixels(), **{part: bad})) for part in ("run", "query-id")]
     contents += [
-        (wire.SECAGG_KEY, Message.of(keyed | {"run": bad})),
-        (wire.SECAGG_KEY, Message.of(keyed | {"names": [bad]})),
+        (wire.SECAGG_KEY, wire.Message.of(keyed | {"run": bad})),
+        (wire.SECAGG_KEY, wire.Message.of(keyed | {"names": [bad]})),
         (wire.SECAGG_SIGN, masked_wire.ask_sign(0, "run-1", "q", [bad])),
         (wire.SECAGG_SIGN, masked_wire.ask_sign(0, bad, "q", ["a"])),
         (wire.SECAGG_SIGN, masked_wire.ask_sign(0, "run-1", bad, ["a"])),
         (wire.SECAGG_MASK, masked_wire.ask_mask(0, "run-1", "q", {bad: b"1"})),
         (wire.SECAGG_REVEAL, masked_wire.ask_reveal(0, "run-1", "q", {bad: b"1"})),
-        (wire.TRAIN, trainings.ask_train(0, bad, {}, 1.0)),
-        (wire.MODEL, trainings.ask_model(0, bad)),
+        (wire.TRAIN, training_wire.ask_train(0, bad, {}, 1.0)),
+        (wire.MODEL, training_wire.ask_model(0, bad)),
     ]
     for kind, content in contents:
         assert refusal(service, content, kind) == "MALFORMED_QUERY", kind
@@ -250,8 +265,8 @@ def test_keys_of_masked_sums_count_as_runs(settings, open_nodes):
 
     def ask(run: str) -> str | None:
         terms = {"holder": 0, "run": run, "names": names, "dropouts": 1, "colluders": 1}
-        reply = holder.reply_to(Message.of(terms), wire.SECAGG_KEY, lambda _: node, "f")
-        return reply.config_records[wire.TERMS].get("refusal")  # type: ignore[return-value]
+        reply = reply_to(wire.Message.of(terms), wire.SECAGG_KEY, lambda _: node, "f")
+        return reply.terms.get("refusal")
 
     assert [ask(run) for run in "abca"] == [None, None, "QUOTA_EXCEEDED", None]
 
@@ -282,13 +297,13 @@ def test_a_message_that_is_too_long_is_not_read_on(service, file):
             yield bytes(1_000_000)
 
     reply = unpack(service.take(wire.ANSWER, endless()))
-    assert reply.config_records[wire.TERMS]["refusal"] == "POLICY_REFUSED"
+    assert reply.terms["refusal"] == "POLICY_REFUSED"
     assert len(taken) == file.bytes_per_message // 1_000_000 + 1
 
 
 def test_long_messages_are_refused_by_a_code_over_the_socket(serving):
     reply = unpack(call(serving.holder.socket, wire.ANSWER, bytes(200_000_000), 60))
-    assert reply.config_records[wire.TERMS]["refusal"] == "POLICY_REFUSED"
+    assert reply.terms["refusal"] == "POLICY_REFUSED"
 
 
 def test_silent_streams_are_hung_up_on_and_health_is_apart(file, monkeypatch, request):
@@ -342,7 +357,7 @@ def trainer(policy_file, tiny_data) -> Iterator[HolderService]:
 
 
 def train(service: HolderService, asked_for: dict[str, Any], seconds: float = 1.0) -> str | None:
-    content = trainings.ask_train(0, "run-1", asked_for, seconds)
+    content = training_wire.ask_train(0, "run-1", asked_for, seconds)
     return refusal(service, content, wire.TRAIN)
 
 
@@ -424,7 +439,18 @@ def test_of_two_nodes_of_one_name_neither_takes_part():
 
     class Named:
         def __init__(self, name: str) -> None:
-            self.facts = Capabilities(name, 2, 1, 28, 1, False, (), NoiseMode.LOCAL, 1, 1)
+            self.facts = Capabilities(
+                name=name,
+                classes=2,
+                channels=1,
+                size=28,
+                shards=1,
+                positional_ids=False,
+                kinds=(),
+                noise=NoiseMode.LOCAL,
+                rows_per_message=1,
+                rows_per_run=1,
+            )
 
         def capabilities(self) -> Capabilities:
             return self.facts
@@ -432,7 +458,7 @@ def test_of_two_nodes_of_one_name_neither_takes_part():
     def open_node(context: Context, number: int) -> Any:
         return Named(calls[context.node_id])
 
-    grid = LocalGrid(holder.make_client_app(open_node), {node: {} for node in calls})
+    grid = LocalGrid(make_client_app(open_node), {node: {} for node in calls})
     transport = OverFlower(grid, [(node, 0) for node in calls], 60, 60)
     found = transport.capabilities()
     assert isinstance(found["clinic"], Capabilities)

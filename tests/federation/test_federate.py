@@ -4,7 +4,6 @@ import json
 import math
 
 import pytest
-from fedtranscribe.runs.in_process import InProcess
 
 from fedtranscribe.errors import ConfigError, HopelessPlanError, ProtocolError, QuorumError
 from fedtranscribe.holder.node import Node
@@ -16,6 +15,7 @@ from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.query import Answer, RawAnswer
 from fedtranscribe.refusals import RefusalCode
 from fedtranscribe.runs.federate import federate
+from fedtranscribe.runs.in_process import InProcess
 from tests.federation.runs import go, ledger_file, start
 
 

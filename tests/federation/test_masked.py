@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
-from fedtranscribe.runs.in_process import InProcess
 
 from fedtranscribe import wire
 from fedtranscribe.data.partitions import holder_name
@@ -26,6 +25,7 @@ from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.query import ImageQuery, Kind
 from fedtranscribe.refusals import Refusal, RefusalCode
+from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.secagg import Members
 from fedtranscribe.secagg.protocol import relay
 from fedtranscribe.transcribe.rundir import STUDENT, RunDirectory

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedtranscribe import wire
 from fedtranscribe.config import TeacherSettings, TranscribeSettings
 from fedtranscribe.data import load
 from fedtranscribe.errors import ConfigError, CorruptLedgerError, SecondLedgerError, StorageError
-from fedtranscribe import wire
 from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.flower.relay import make_relay_app
 from fedtranscribe.privacy.calibrate import NoiseMode
@@ -236,7 +236,7 @@ def test_the_relay_imports_no_torch():
 def test_a_relay_without_socket_or_service_refuses_generically(monkeypatch, tmp_path, caplog):
     monkeypatch.setattr("fedtranscribe.service.link._WAIT_SECONDS", 0.0)
     for config in ({}, {"holder-socket": str(tmp_path / "absent.sock")}):
-            transport = OverFlower(LocalGrid(make_relay_app(), {1: config}), [(1, 0)], 60, 60)
+        transport = OverFlower(LocalGrid(make_relay_app(), {1: config}), [(1, 0)], 60, 60)
         assert list(transport.capabilities().values()) == ["INTERNAL_ERROR"]
     assert "holder-socket" in caplog.text
 

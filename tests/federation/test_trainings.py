@@ -7,7 +7,6 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from fedtranscribe.runs.in_process import InProcess
 
 from fedtranscribe import wire
 from fedtranscribe.config import FederationSettings, TrainingOptions
@@ -22,6 +21,7 @@ from fedtranscribe.mechanisms import SeededBits, SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.refusals import RefusalCode
+from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.runs.simulation import open_holder, partitions
 from fedtranscribe.runs.single_node import asked_of, train_at_holder
 from fedtranscribe.synthesize.samples import open_run

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from fedtranscribe.runs.learning import HeldOut, learn
 
 from fedtranscribe.capabilities import Facts
 from fedtranscribe.config import RoundSettings, TranscribeSettings
@@ -18,6 +17,8 @@ from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.holder.statistics import Moments, by_kind, of_teachers
 from fedtranscribe.mechanisms import SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.query import Kind
+from fedtranscribe.runs.learning import HeldOut, learn
 from fedtranscribe.teachers import Teachers
 from fedtranscribe.transcribe import prepare, transcribe
 from fedtranscribe.transcribe.preparation import OWN, Prepared
@@ -26,6 +27,7 @@ from tests.conftest import TINY_DPSD
 from tests.federation.local_grid import LocalGrid
 
 NOISE = SeededNoise(3)
+POLICY = HolderPolicy(epsilon=51.0, kinds=tuple(Kind))
 
 
 def settings_for(asked: str, data: Path) -> TranscribeSettings:
@@ -55,8 +57,8 @@ def node_of(prepared: Prepared, run: Path, ledger: Path) -> Node:
         OWN,
         statistics,
         lambda: facts,
-        HolderPolicy(epsilon=51.0),
-        lambda: Ledger.open(ledger, images.data_id, HolderPolicy(epsilon=51.0).budget),
+        POLICY,
+        lambda: Ledger.open(ledger, images.data_id, POLICY.budget),
         noise=NOISE,
     )
 

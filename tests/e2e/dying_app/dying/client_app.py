@@ -12,8 +12,8 @@ from typing import Any
 from flwr.app import Context
 
 from fedtranscribe.flower.client_app import make_client_app
+from fedtranscribe.flower.simulated_holder import open_simulated
 from fedtranscribe.holder.node import Node
-from fedtranscribe.runs.simulation import open_simulated
 
 # In which round a holder dies at which stage, before or after it has done what it was asked for.
 _FATES = {

@@ -44,7 +44,7 @@ def _code(socket: Path, frame: bytes) -> str:
         reply = unpack(call(socket, wire.ANSWER, frame, 60, wait=30))
     except StorageError as error:
         return str(error)
-    return str(reply.config_records[wire.TERMS].get("refusal"))
+    return str(reply.terms.get("refusal"))
 
 
 def _silence(over: threading.Event) -> Iterator[bytes]:

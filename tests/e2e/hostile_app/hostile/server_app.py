@@ -6,14 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from fedtranscribe.federation import records
-from flwr.app import Context, Message, RecordDict
+from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
+from fedtranscribe import wire
+from fedtranscribe.flower.records import message_of, record_of
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.query import ImageQuery, Kind
 from fedtranscribe.secagg import Members
+from fedtranscribe.wire import masked, queries, trainings
 
 HOLDERS, TIMEOUT = 2, 900.0
 PLAN = NoisePlan(NoiseMode.CENTRAL, 100.0, HOLDERS)
@@ -32,11 +34,11 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def ask(
-    grid: Grid, nodes: list[int], what: dict[str, tuple[str, RecordDict]]
+    grid: Grid, nodes: list[int], what: dict[str, tuple[str, wire.Message]]
 ) -> dict[str, list[str]]:
     """What every node said to each message: a refusal code, or what else there is to tell."""
     messages = [
-        Message(content, node, kind, group_id=name)
+        Message(record_of(content), node, kind, group_id=name)
         for name, (kind, content) in what.items()
         for node in nodes
     ]
@@ -51,7 +53,7 @@ def _told(reply: Message) -> str:
         return f"Flower's error {reply.error.code}"
     if "told" in reply.content:
         return json.dumps(dict(reply.content.config_records["told"]))
-    return str(reply.content.config_records[wire.TERMS].get("refusal", "answered"))
+    return str(message_of(reply.content).terms.get("refusal", "answered"))
 
 
 def query(name: str = "evil/1", rows: int = 10, value: int = 0) -> ImageQuery:
@@ -59,20 +61,19 @@ def query(name: str = "evil/1", rows: int = 10, value: int = 0) -> ImageQuery:
     return ImageQuery(name, Kind.VOTE, images, torch.arange(3).repeat(rows, 1))
 
 
-def envelope(asked: ImageQuery, plan: NoisePlan = PLAN, run: str = "evil") -> RecordDict:
+def envelope(asked: ImageQuery, plan: NoisePlan = PLAN, run: str = "evil") -> wire.Message:
     return queries.ask(queries.Envelope(asked, plan, run))
 
 
-def attacks() -> dict[str, tuple[str, RecordDict]]:
+def attacks() -> dict[str, tuple[str, wire.Message]]:
     """By name; what each must be answered with stands in the test."""
-    huge = envelope(query("evil/2"))
-    huge.config_records[wire.TERMS]["k"] = 65_535
-    shaped = envelope(query("evil/3"))
-    records.with_arrays(shaped, {"images": np.zeros((4_000, 1, 0, 0), np.uint8)})
+    huge = envelope(query("evil/2")).and_arrays({"index_sets": np.zeros((0, 65_535), np.uint16)})
+    empty = np.zeros((4_000, 1, 0, 0), np.uint8)
+    shaped = envelope(query("evil/3")).and_arrays({"images": empty})
     giant = envelope(query("evil/4"))
-    giant.config_records[wire.TERMS]["run"] = "r" * 2_000_000
+    giant.terms["run"] = "r" * 2_000_000
     named = envelope(query("evil/5"))
-    named.config_records[wire.TERMS]["query-id"] = "q" * 201
+    named.terms["query-id"] = "q" * 201
     free = NoisePlan(NoiseMode.CENTRAL, 1e-9, HOLDERS)
     strangers = Members(("clinic", "mallory"), 0, 1)
     absurd = {"method": "dp-promise", "epsilon": 1e6}
@@ -85,10 +86,10 @@ def attacks() -> dict[str, tuple[str, RecordDict]]:
         "rows": (wire.ANSWER, envelope(query("evil/6", 1_001))),
         "budget": (wire.ANSWER, envelope(query("evil/7"), free)),
         "replay": (wire.ANSWER, envelope(query(value=1))),
-        "roster": (wire.SECAGG_KEY, masked_wire.ask_key(0, "evil", strangers)),
-        "sign": (wire.SECAGG_SIGN, masked_wire.ask_sign(0, "evil", "evil/1", ["clinic"])),
+        "roster": (wire.SECAGG_KEY, masked.ask_key(0, "evil", strangers)),
+        "sign": (wire.SECAGG_SIGN, masked.ask_sign(0, "evil", "evil/1", ["clinic"])),
         "absurd": (wire.TRAIN, trainings.ask_train(0, "evil", absurd, 3_600.0)),
         "endless": (wire.TRAIN, trainings.ask_train(0, "evil", endless, 3_600.0)),
-        "version": (wire.ANSWER, RecordDict()),
-        "junk": ("query.junk", RecordDict()),
+        "version": (wire.ANSWER, wire.Message()),
+        "junk": ("query.junk", wire.Message()),
     }
