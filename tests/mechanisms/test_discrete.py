@@ -289,7 +289,7 @@ def test_rows_that_are_no_numbers_become_zero_rows():
     scale = mechanism.grid.scale
     assert told[:2].abs().max() == 0
     assert told[3].tolist() == [0, 0, -scale]
-    with pytest.raises(ConfigError, match="k=3"):
+    with pytest.raises(ConfigError, match="3 numbers"):
         mechanism.privatise(rows[:, :2], Zeros())
 
 

@@ -69,7 +69,7 @@ def seeded(tmp_path_factory) -> Made:
     """With noise that anybody can draw again."""
     folder = tmp_path_factory.mktemp("seeded")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedtranscribe.holder.OsNoise", lambda: SeededNoise(0))
+        patch.setattr("fedtranscribe.holder.answering.OsNoise", lambda: SeededNoise(0))
         return local(folder, own_data(folder))
 
 
