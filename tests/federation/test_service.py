@@ -375,7 +375,7 @@ def test_data_that_the_service_may_not_see_are_told(policy_file, file, monkeypat
     def hidden(data: str) -> Path:
         raise PermissionError(data)
 
-    monkeypatch.setattr("fedtranscribe.federation.holder_file.folder_of", hidden)
+    monkeypatch.setattr("fedtranscribe.service.holder_file.folder_of", hidden)
     (found,) = (finding for finding in examine(policy_file) if finding.name == "ledger")
     assert found.ok
     assert "is not to be seen from here" in found.words
