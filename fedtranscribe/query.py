@@ -186,10 +186,12 @@ class MomentsQuery(Query):
         d = len(self.centre)
         if len(self.map) != d or not 1 <= self.map.shape[1] <= d:
             raise ConfigError(f"Expected a map [{d}, k] with k <= {d}, got {tuple(self.map.shape)}")
-        if self.features > MOST_FEATURES or self.classes < 0:
+        # A message may hold any scalar: 3.0 and True would pass for numbers of classes.
+        if type(self.classes) is not int or self.classes < 0:
+            raise ConfigError(f"Expected classes={self.classes!r} as a whole number >= 0.")
+        if self.features > MOST_FEATURES:
             raise ConfigError(
-                f"Expected classes={self.classes} >= 0 and at most {MOST_FEATURES - 1} features, "
-                f"got {self.map.shape[1]}."
+                f"Expected at most {MOST_FEATURES - 1} features, got {self.map.shape[1]}."
             )
         if not (bool(torch.isfinite(self.centre).all()) and bool(torch.isfinite(self.map).all())):
             raise ConfigError("Expected a finite centre and map.")

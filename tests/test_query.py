@@ -88,5 +88,11 @@ def test_a_query_about_moments_binds_its_classes_and_fits_its_answer():
         MomentsQuery("q", Kind.MOMENTS, torch.zeros(9_000), torch.ones(9_000, 5_000), 0)
 
 
+@pytest.mark.parametrize("classes", [3.0, True, "3", -1])
+def test_classes_of_moments_are_a_whole_number(classes):
+    with pytest.raises(ConfigError, match="whole number"):
+        MomentsQuery("q", Kind.MOMENTS, torch.zeros(5), torch.ones(5, 3), classes)
+
+
 def test_every_kind_has_a_form():
     assert set(QUERIES) == set(Kind)

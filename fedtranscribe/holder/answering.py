@@ -106,7 +106,7 @@ class Holder:
         """Charge a query before it is computed; whether its answer is stored already.
 
         Raises:
-            As `answer`.
+            ConfigError, ModelMismatchError, BudgetExhaustedError, QueryConflictError: as `answer`.
         """
         booking = self._booking(query, plan, self.mechanism(query, plan))
         return self.ledger.reserve(*booking).answer is not None
