@@ -234,10 +234,11 @@ def leaks(folder: Path) -> list[str]:
 def lines_drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of lines in accuracy.png; teachers get marked accuracies."""
     drawn: list[str] = []
-    for place in ("transcribe.transcription", "federation.run"):
-        name = f"fedtranscribe.{place}.draw_curve"
-        monkeypatch.setattr(name, lambda rows, values, lines, path: drawn.extend(lines))
-    for place in ("transcribe.transcription", "federation.simulated_apps"):
+    monkeypatch.setattr(
+        "fedtranscribe.runs.learning.draw_curve",
+        lambda rows, values, lines, path: drawn.extend(lines),
+    )
+    for place in ("transcribe.transcription", "flower.simulated"):
         monkeypatch.setattr(f"fedtranscribe.{place}.ensemble_accuracy", lambda *_: MARKED)
     return drawn
 

@@ -81,7 +81,7 @@ def holder_of(run, ledger) -> Holder:
 
 
 def cost(rows: int) -> Release:
-    return noisy_mean_rows(EnsembleLayout(2), 0.5, RowAnswer.VOTE).release(
+    return noisy_mean_rows(EnsembleLayout(20), 0.5, RowAnswer.VOTE).release(
         rows, positional_ids=False
     )
 

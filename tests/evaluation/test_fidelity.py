@@ -16,6 +16,7 @@ from fedtranscribe.errors import ConfigError, CorruptWeightsError, WeightsNotFou
 from fedtranscribe.evaluation import EvaluationSettings, features
 from fedtranscribe.evaluation.features import train_features
 from fedtranscribe.evaluation.fidelity import FeatureSource, feature_source, measure
+from fedtranscribe.result import RunSettings
 
 CPU = torch.device("cpu")
 SCANS = NamedData("scans.npz", "npz:scans")
@@ -47,7 +48,7 @@ def test_features_of_public_images_are_named_and_measured_right(digits, monkeypa
         return trained["network"]
 
     monkeypatch.setattr(features, "train_features", keep)
-    source = feature_source(EvaluationSettings(), {"public_data": "shapes"}, SCANS)
+    source = feature_source(EvaluationSettings(), RunSettings(public_data="shapes"), SCANS)
     assert "uci-digits" in source.words
     assert "not comparable with published FID" in source.words
     found = measure(digits[0], digits[1], source, CPU)
@@ -63,7 +64,7 @@ def test_features_of_public_images_are_named_and_measured_right(digits, monkeypa
 
 @pytest.mark.usefixtures("quick_features")
 def test_the_same_images_are_no_distance_apart(digits):
-    source = feature_source(EvaluationSettings(), {}, SCANS)
+    source = feature_source(EvaluationSettings(), RunSettings(), SCANS)
     found = measure(digits[1], digits[1], source, CPU)
     assert found["fid"] == pytest.approx(0, abs=1e-4)
     assert found["precision"] == found["recall"] == 1
@@ -71,14 +72,14 @@ def test_the_same_images_are_no_distance_apart(digits):
 
 @pytest.mark.usefixtures("quick_features")
 def test_colour_and_other_sizes_are_seen_too():
-    source = feature_source(EvaluationSettings(), {"public_data": "none"}, SCANS)
+    source = feature_source(EvaluationSettings(), RunSettings(public_data="none"), SCANS)
     images = torch.randint(0, 255, (40, 3, 32, 32)).to(torch.uint8)
     assert measure(images[:20], images[20:], source, CPU)["fid"] > 0
 
 
 @pytest.mark.usefixtures("quick_features")
 def test_too_few_real_images_leave_only_what_needs_none(digits):
-    source = feature_source(EvaluationSettings(), {}, SCANS)
+    source = feature_source(EvaluationSettings(), RunSettings(), SCANS)
     found = measure(digits[0], digits[1][:3], source, CPU)
     assert found["fid"] is found["precision"] is None
     assert found["inception_score"] >= 1
@@ -90,13 +91,13 @@ def test_a_labelled_public_set_of_the_run_is_preferred(tiny_data, monkeypatch):
         "fedtranscribe.evaluation.fidelity.registered",
         lambda name, root: asked.append(name) or ("network", name),
     )
-    feature_source(EvaluationSettings(), {"public_data": str(tiny_data)}, SCANS)
+    feature_source(EvaluationSettings(), RunSettings(public_data=str(tiny_data)), SCANS)
     assert asked == [str(tiny_data)]
 
 
 @pytest.mark.usefixtures("quick_features")
 def test_an_absent_public_set_is_replaced_and_the_result_says_so(tmp_path):
-    run = {"public_data": "fashion-mnist", "data_root": str(tmp_path)}
+    run = RunSettings(public_data="fashion-mnist", data_root=tmp_path)
     assert "uci-digits" in feature_source(EvaluationSettings(), run, SCANS).words
 
 
@@ -110,12 +111,12 @@ def test_no_feature_network_learns_from_the_private_records(tiny_data, tmp_path,
     copy = shutil.copy(tiny_data, tmp_path / "public.npz")
     for public, private in (("digits", digits), (str(copy), own), (str(tiny_data), own)):
         with pytest.raises(ConfigError, match="--inception FILE, or --no-fidelity") as error:
-            feature_source(EvaluationSettings(), {"public_data": public}, private)
+            feature_source(EvaluationSettings(), RunSettings(public_data=public), private)
         assert repr(public) in str(error.value)
         assert repr(private.spec) in str(error.value)
     assert not trained
     uci = NamedData.of("uci-digits", load("uci-digits"))
-    found = feature_source(EvaluationSettings(), {"public_data": "shapes"}, uci)
+    found = feature_source(EvaluationSettings(), RunSettings(public_data="shapes"), uci)
     assert "trained on digits" in found.words
     assert trained == ["digits"]
 
@@ -130,14 +131,14 @@ def test_training_is_deterministic():
 def test_absent_and_foreign_inception_weights_are_named(tmp_path):
     absent = EvaluationSettings(inception=tmp_path / "absent.pth")
     with pytest.raises(WeightsNotFoundError, match=r"absent\.pth"):
-        feature_source(absent, {}, SCANS)
+        feature_source(absent, RunSettings(), SCANS)
     foreign = tmp_path / "foreign.pth"
     foreign.write_bytes(b"not a pickle")
     with pytest.raises(CorruptWeightsError, match=r"foreign\.pth"):
-        feature_source(EvaluationSettings(inception=foreign), {}, SCANS)
+        feature_source(EvaluationSettings(inception=foreign), RunSettings(), SCANS)
     torch.save({"fc.weight": torch.zeros(2)}, foreign)
     with pytest.raises(CorruptWeightsError, match=r"foreign\.pth"):
-        feature_source(EvaluationSettings(inception=foreign), {}, SCANS)
+        feature_source(EvaluationSettings(inception=foreign), RunSettings(), SCANS)
 
 
 def test_a_path_and_a_download_contradict_each_other():
@@ -152,7 +153,7 @@ def test_an_unreachable_download_is_one_line(monkeypatch, digits):
         raise OSError("no network")
 
     monkeypatch.setattr(torch_fidelity, "calculate_metrics", unreachable)
-    source = feature_source(EvaluationSettings(download=True), {}, SCANS)
+    source = feature_source(EvaluationSettings(download=True), RunSettings(), SCANS)
     with pytest.raises(WeightsNotFoundError, match=r"no network.*--inception"):
         measure(digits[0], digits[1], source, CPU)
 
@@ -185,7 +186,7 @@ def test_agrees_with_the_command_line_of_torch_fidelity(channels: int, tmp_path:
     assert done.returncode == 0, done.stderr
     theirs = json.loads(done.stdout[done.stdout.index("{") :])
 
-    source = feature_source(EvaluationSettings(inception=weights), {}, SCANS)
+    source = feature_source(EvaluationSettings(inception=weights), RunSettings(), SCANS)
     assert source == FeatureSource(source.extractor, weights, True, source.words)
     assert "not comparable with published FID" in source.words
     ours = measure(fakes, reals, source, CPU)

@@ -124,6 +124,6 @@ def test_raw_rows_and_their_second_bounding_stay_within_the_room_for_rounding():
         exact = torch.rand(2_000, 10, generator=rng, dtype=torch.float64)
         bound = clip_rows if answer is RowAnswer.GRADIENT else simplex_rows
         exact = bound(exact)
-        raw = raw_mean_rows(layout, 1.0, answer).privatise(exact, OsNoise())
+        raw = raw_mean_rows(layout, 1.0, answer).raw(exact)
         moved = (bound(raw.double()) - exact).norm(dim=-1).max()
         assert 2 * float(moved) <= RAW_ROUNDING

@@ -49,7 +49,7 @@ def begin(tiny_data: Path) -> Begin:
 def facts_of(ledger: Ledger) -> tuple[float, float | None]:
     """What a result says: booked, and the limit."""
     facts = ledger_facts(ledger, DELTA, *KIND)
-    return facts["booked"], facts["limit"] and facts["limit"]["epsilon"]
+    return facts.booked, facts.limit and facts.limit.epsilon
 
 
 def test_a_new_ledger_has_a_limit_and_says_so(begin: Begin) -> None:
