@@ -39,7 +39,7 @@ _CLI = """# Command line
 Made from the program itself. `fedtranscribe COMMAND --help` says the same.
 
 Commands end with 0, or with the code of the kind of mistake that was made
-([errors](api/errors.md)); then standard error has one line that names the value and the mend.
+([errors](api/errors.md)); then standard error has one line that names the value and the fix.
 """
 
 _SETTINGS = """# Settings
@@ -124,7 +124,7 @@ def _command(command: Any, context: Any) -> str:
 
 
 def _help(text: str) -> Iterator[str]:
-    """Paragraphs; what click was told not to wrap is a listing."""
+    """Paragraphs; what click must not wrap is a listing."""
     for paragraph in text.strip().split("\n\n"):
         if paragraph.startswith("\b"):
             title, *lines = paragraph.removeprefix("\b").strip("\n").split("\n")

@@ -29,7 +29,7 @@ Examples:
 Its README says what to fill in. An existing folder is left alone.
 """
 
-_CHECK = """Check a folder before anything is started; each fault comes with its mend.
+_CHECK = """Check a folder before anything is started; each fault comes with its fix.
 
 \b
 Examples:

@@ -51,7 +51,7 @@ _ALL: Any = "all"
 
 
 class EvaluationSettings(Place):
-    """Everything `fedtranscribe evaluate` can be told; all of it is public."""
+    """Settings of `fedtranscribe evaluate`; all of them are public."""
 
     samples: int | None = Field(
         default=None,
@@ -99,7 +99,7 @@ class EvaluationSettings(Place):
 
 
 class AuditSettings(Place):
-    """Everything `fedtranscribe audit` can be told; all of it is public."""
+    """Settings of `fedtranscribe audit`; all of them are public."""
 
     attacks: tuple[str, ...] = Field(
         default=_ALL, description=f"all, none, or some of {', '.join(ATTACKS)}."

@@ -49,7 +49,7 @@ class RoundSettings(Settings):
 
 
 class FederationSettings(StudentSettings, RoundSettings):
-    """Everything that a federated run can be told; Flower's run-config and the CLI build it alike.
+    """Settings of a federated run; Flower's run-config and the command line build them alike.
 
     The last block describes a simulation, where one machine plays all holders.
     """

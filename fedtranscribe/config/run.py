@@ -115,7 +115,7 @@ class Place(Settings):
 
 
 class TrackingOptions(Settings):
-    """Who else is told of a run's progress; see `fedtranscribe.tracking`."""
+    """Where else a run's progress is reported; see `fedtranscribe.tracking`."""
 
     tensorboard: Annotated[bool, CIRCUMSTANCE, Topic.RUN] = Field(
         default=False, description="Write TensorBoard event files too."

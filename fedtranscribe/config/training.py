@@ -87,7 +87,7 @@ class DpSadOptions(RecordOptions):
 
 
 class TrainingOptions(Settings):
-    """What a private training can be told by whoever asks for it; `None` means: the profile's."""
+    """Settings of a private training that its caller may choose; `None` takes the profile's."""
 
     profile: Literal["quick", "paper"] = Field(
         default="quick", description="quick: minutes on two cores; paper: the paper's settings."

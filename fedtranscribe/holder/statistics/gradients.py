@@ -1,21 +1,20 @@
 """Gradients: the mean over teachers of their normalised gradients (DPSD Eq. 3)."""
 
-from collections.abc import Mapping
 from typing import Literal
 
 from torch import Tensor
 
-from fedtranscribe.holder.statistics.image_query import expect_fitting, expect_shapes
+from fedtranscribe.holder.statistics.image_query import OfTeachers
 from fedtranscribe.mechanisms import Mechanism, RowBound, gaussian_mechanism, mean_rows
 from fedtranscribe.mechanisms.mean_rows import mean_rows_bound
 from fedtranscribe.methods.distillation import RowGradient, decoupled_distillation, gradient_of
 from fedtranscribe.privacy.calibrate import RowAnswer
 from fedtranscribe.privacy.noise_plan import NoisePlan
-from fedtranscribe.query import ImageQuery, Kind, Scalar
+from fedtranscribe.query import ImageQuery, Kind
 from fedtranscribe.teachers import Teachers
 
 
-class MeanGradients:
+class MeanGradients(OfTeachers):
     """The mean over shards of bounded gradients of a distillation loss, by the student's logits.
 
     Args:
@@ -34,17 +33,9 @@ class MeanGradients:
         row_gradient: RowGradient | None = None,
         bound: Literal[RowBound.UNIT, RowBound.CLIP] = RowBound.UNIT,
     ) -> None:
-        self._teachers = teachers
+        super().__init__(teachers)
         self._row_gradient = row_gradient or gradient_of(decoupled_distillation)
         self._bound = bound
-
-    def expect(self, shapes: Mapping[str, tuple[int, ...]], terms: Mapping[str, Scalar]) -> int:
-        """See `Statistic`."""
-        return expect_shapes(shapes, self._teachers)
-
-    def check(self, query: ImageQuery) -> None:
-        """See `Statistic`."""
-        expect_fitting(query, self._teachers)
 
     def mechanism(self, query: ImageQuery, plan: NoisePlan) -> Mechanism:
         """See `Statistic`."""

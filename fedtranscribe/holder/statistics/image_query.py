@@ -1,10 +1,29 @@
-"""What every query about images has to fit."""
+"""What all statistics of teachers share: the queries about images that fit them."""
 
 from collections.abc import Mapping
 
 from fedtranscribe.errors import ConfigError, ModelMismatchError
-from fedtranscribe.query import ImageQuery
+from fedtranscribe.query import ImageQuery, Scalar
 from fedtranscribe.teachers import Teachers
+
+
+class OfTeachers:
+    """A statistic of teachers that are asked about images; see `Statistic`.
+
+    Args:
+        teachers: an ensemble on disjoint shards of the holder's records.
+    """
+
+    def __init__(self, teachers: Teachers) -> None:
+        self._teachers = teachers
+
+    def expect(self, shapes: Mapping[str, tuple[int, ...]], terms: Mapping[str, Scalar]) -> int:
+        """See `Statistic`."""
+        return expect_shapes(shapes, self._teachers)
+
+    def check(self, query: ImageQuery) -> None:
+        """See `Statistic`."""
+        expect_fitting(query, self._teachers)
 
 
 def expect_fitting(query: ImageQuery, teachers: Teachers) -> None:
