@@ -30,14 +30,16 @@ from fedtranscribe.mechanisms import RowBound
 from fedtranscribe.methods.distillation import classic_distillation, gradient_of
 from fedtranscribe.methods.dpsd import DPSD, GeneratorLoss, generator_loss
 from fedtranscribe.models import Classifier, build, load_state, restore
+from fedtranscribe.models.inference import accuracy
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.rounds.planning import KINDS
-from fedtranscribe.teachers import Teachers, train_teachers
+from fedtranscribe.runs.preparation import make_manifest
+from fedtranscribe.runs.student_side import build_student_side, public_images
+from fedtranscribe.teachers import Ensemble, train_teachers
 from fedtranscribe.teachers.training import shard_file
-from fedtranscribe.transcribe.preparation import make_manifest
-from fedtranscribe.transcribe.session import accuracy, build_student_side, public_images, silent
+from fedtranscribe.tracking import silent
 
 RESULTS = Path(__file__).parent / "results"
 SHARDS = 250
@@ -96,16 +98,16 @@ def main() -> None:
             stream.write(json.dumps(line) + "\n")
 
 
-def _teachers(settings: TranscribeSettings, split: DataSplit, work: Path) -> Teachers:
+def _teachers(settings: TranscribeSettings, split: DataSplit, work: Path) -> Ensemble:
     folder, device = work / "teachers", torch.device("cpu")
     work.mkdir(parents=True, exist_ok=True)
     manifest = make_manifest(settings, split.train, SHARDS, "full")
     quiet: Callable[[int, int], None] = lambda done, total: None  # noqa: E731
     train_teachers(split.train, manifest, folder, device=device, progress=quiet)
-    return Teachers(folder, device)
+    return Ensemble(folder, device)
 
 
-def _one_teacher(teachers: Teachers) -> Classifier:
+def _one_teacher(teachers: Ensemble) -> Classifier:
     m = teachers.manifest
     network = build(m.architecture, m.classes, m.channels, m.size)
     path = shard_file(teachers.folder, 0)
@@ -116,7 +118,7 @@ def _one_teacher(teachers: Teachers) -> Classifier:
 def _run(
     settings: TranscribeSettings,
     split: DataSplit,
-    teachers: Teachers,
+    teachers: Ensemble,
     changes: dict[str, Any],
     ledger_path: Path,
 ) -> float:

@@ -29,9 +29,9 @@ from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.query import ImageQuery, Kind
+from fedtranscribe.runs.preparation import make_manifest
 from fedtranscribe.service.link import call
-from fedtranscribe.teachers import Teachers, train_teachers
-from fedtranscribe.transcribe.preparation import make_manifest
+from fedtranscribe.teachers import Ensemble, train_teachers
 from fedtranscribe.wire import queries
 from fedtranscribe.wire.frames import pack, unpack
 
@@ -125,7 +125,7 @@ def make_teachers(shards: int, architecture: str, folder: Path) -> None:
 
 def bare_speed(folder: Path, shards: int) -> float:
     """Rows per second of the teachers alone, their votes added up."""
-    teachers = Teachers(folder, torch.device("cpu"))
+    teachers = Ensemble(folder, torch.device("cpu"))
     images = drawn(SMALLEST if shards > 1 else LARGEST, 0)
     teachers.verify()
     began, done = time.monotonic(), 0

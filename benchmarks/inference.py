@@ -4,9 +4,9 @@
     python benchmarks/inference.py --threads 2 --only cnn:50
 
 `disk` is how the package asked its teachers first, kept here as the yardstick: every shard's file
-read and checked for each query, one network after the other. The others are `Teachers` with its
+read and checked for each query, one network after the other. The others are `Ensemble` with its
 weights in memory. All answer in turn, the best of several rounds counts, each case has a process
-of its own. `fresh` is `disk` in rounds of its own before that: `Teachers` changes how the C library
+of its own. `fresh` is `disk` in rounds of its own before that: `Ensemble` changes how the C library
 treats freed memory (`keep_freed_memory`), which `disk` then gains from as well. What `fresh` loses
 depends on how the heap happens to lie. CPU seconds are those of the process: they bear other work
 on the machine where there is one thread, and count waiting threads where there are more.
@@ -33,7 +33,7 @@ from torch import Tensor
 
 from fedtranscribe.config import TeacherSettings
 from fedtranscribe.models import build, load_state, restore, save
-from fedtranscribe.teachers import Manifest, Teachers
+from fedtranscribe.teachers import Ensemble, Manifest
 from fedtranscribe.teachers.stacked import Way
 from fedtranscribe.teachers.training import shard_file
 
@@ -118,7 +118,7 @@ def _in_turn(case: Case, folder: Path, device: torch.device) -> dict[str, object
         return _from_disk(case, folder, images, device)
 
     best = _best({FRESH: disk}, case.rounds)
-    ensembles = {way: Teachers(folder, device, way=way) for way in Way}
+    ensembles = {way: Ensemble(folder, device, way=way) for way in Way}
     asks: dict[str, Ask] = {DISK: disk}
     asks |= {way: lambda way=way: ensembles[way].logits(images) for way in Way}
     answers = {way: torch.cat(list(ask())) for way, ask in asks.items()}  # reads the weights

@@ -34,11 +34,11 @@ from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.query import ImageQuery, Kind
+from fedtranscribe.runs.preparation import make_manifest
 from fedtranscribe.secagg import Members
 from fedtranscribe.secagg.key_files import new_pair
 from fedtranscribe.service.link import METHODS, NAME, PIECE_BYTES, is_serving
 from fedtranscribe.teachers import train_teachers
-from fedtranscribe.transcribe.preparation import make_manifest
 from fedtranscribe.wire import masked, queries, trainings
 from fedtranscribe.wire.frames import pack, unpack
 

@@ -32,20 +32,16 @@ from fedtranscribe.holder.node import Node
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.ensemble_distillation import dense, distil
 from fedtranscribe.models import build
+from fedtranscribe.models.inference import accuracy
 from fedtranscribe.rounds.planning import KINDS
+from fedtranscribe.run_directory import RunDirectory
 from fedtranscribe.runs.federate import federate
 from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.runs.learning import HeldOut
 from fedtranscribe.runs.simulation import open_holder, partitions
-from fedtranscribe.teachers import Teachers
-from fedtranscribe.transcribe.rundir import RunDirectory
-from fedtranscribe.transcribe.session import (
-    accuracy,
-    build_student_side,
-    ensemble_accuracy,
-    public_images,
-    silent,
-)
+from fedtranscribe.runs.student_side import build_student_side, public_images
+from fedtranscribe.teachers import Ensemble, ensemble_accuracy
+from fedtranscribe.tracking import silent
 
 RESULTS = Path(__file__).parent / "results"
 # MNIST, Fashion-MNIST, CIFAR-10 as printed; the paper's ε = 10 does not hold.
@@ -154,10 +150,10 @@ def _nodes(settings: FederationSettings, split: DataSplit, folder: Path) -> list
     return nodes
 
 
-def _ensembles(settings: FederationSettings, folder: Path) -> list[Teachers]:
+def _ensembles(settings: FederationSettings, folder: Path) -> list[Ensemble]:
     """The holders' teachers, once `_nodes` has trained them."""
     homes = [folder / holder_name(number) for number in range(settings.holders)]
-    return [Teachers(home / "teachers", torch.device("cpu")) for home in homes]
+    return [Ensemble(home / "teachers", torch.device("cpu")) for home in homes]
 
 
 def _private(
@@ -202,7 +198,7 @@ def _private(
 class _Joined:
     """Several holders' teachers as one ensemble."""
 
-    def __init__(self, ensembles: list[Teachers]) -> None:
+    def __init__(self, ensembles: list[Ensemble]) -> None:
         self._ensembles = ensembles
 
     def logits(self, images: Tensor) -> Iterator[Tensor]:

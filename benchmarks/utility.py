@@ -36,6 +36,7 @@ from fedtranscribe.holder.answering import Holder
 from fedtranscribe.holder.statistics import of_teachers
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.method import Combined
+from fedtranscribe.models.inference import accuracy
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
@@ -43,17 +44,12 @@ from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.query import ImageQuery
 from fedtranscribe.rounds.plan import Plan
 from fedtranscribe.rounds.planning import KINDS, Asked, make_plan
-from fedtranscribe.teachers import Teachers, train_teachers
-from fedtranscribe.transcribe import prepare, transcribe
-from fedtranscribe.transcribe.finished import FinishedRun
-from fedtranscribe.transcribe.preparation import OWN, make_manifest
-from fedtranscribe.transcribe.session import (
-    accuracy,
-    build_student_side,
-    ensemble_accuracy,
-    public_images,
-    silent,
-)
+from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.runs.finished import FinishedRun
+from fedtranscribe.runs.preparation import OWN, make_manifest
+from fedtranscribe.runs.student_side import build_student_side, public_images
+from fedtranscribe.teachers import Ensemble, ensemble_accuracy, train_teachers
+from fedtranscribe.tracking import silent
 
 RESULTS = Path(__file__).parent / "results"
 DATA = ("digits", "mnist", "fashion-mnist")
@@ -318,7 +314,7 @@ def measure(
 
 def _teachers(
     data: str, name: str, case: Case, split: DataSplit, options: argparse.Namespace
-) -> Teachers:
+) -> Ensemble:
     folder = options.work / f"{data}-{name}-teachers"
     folder.parent.mkdir(parents=True, exist_ok=True)
     settings = TranscribeSettings(data=data, teacher="cnn", teachers=case.teachers)
@@ -330,7 +326,7 @@ def _teachers(
         device=device,
         progress=lambda done, total: None,
     )
-    return Teachers(folder, device)
+    return Ensemble(folder, device)
 
 
 def _table(lines: list[dict]) -> str:

@@ -17,7 +17,9 @@ from typing import Annotated, Any, Self
 from pydantic import Field, StrictBool, field_validator
 
 from fedtranscribe.allowed import Why
+from fedtranscribe.errors import UnsupportedAdjacencyError
 from fedtranscribe.flat_parts import Part
+from fedtranscribe.privacy.ledger import ACCOUNTANT, Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 
 OWN_LABELS = "those of the records"
@@ -171,6 +173,19 @@ class LedgerFacts(Part):
     booked: Annotated[float | None, Why.COST]
     accountant: Annotated[str, Why.COST]
     limit: LedgerLimit | None
+
+    @classmethod
+    def of(cls, ledger: Ledger, delta: float, unit: Unit, adjacency: Adjacency) -> Self:
+        """Read them from an open ledger; the limit, where there is one, is what is called ε."""
+        highest = ledger.highest
+        try:
+            booked = ledger.total(delta, unit, adjacency).epsilon
+        except UnsupportedAdjacencyError:
+            booked = None
+        limit = None
+        if highest is not None and highest.fixed:
+            limit = LedgerLimit.model_validate(highest.to_json())
+        return cls(booked=booked, accountant=ACCOUNTANT, limit=limit)
 
 
 class Accuracy(Part):

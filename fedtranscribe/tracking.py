@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from fedtranscribe.allowed import expect_allowed
 from fedtranscribe.config import TrackingOptions
@@ -37,6 +37,18 @@ Report = Callable[[Mapping[str, Any]], None]
 
 def ignore(entry: Mapping[str, Any]) -> None:
     """Track nothing."""
+
+
+class Progress(Protocol):
+    """Shows long work; the command line draws a bar, tests pass `silent`."""
+
+    def __call__(self, stage: str, done: int, total: int) -> None:
+        """Say how far a stage is."""
+        ...
+
+
+def silent(stage: str, done: int, total: int) -> None:
+    """Show nothing."""
 
 
 class Tracker:

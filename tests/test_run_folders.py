@@ -32,12 +32,12 @@ from fedtranscribe.release import make_release
 from fedtranscribe.report import write_report
 from fedtranscribe.result import METRICS, REASONS
 from fedtranscribe.result_parts import Accuracy
+from fedtranscribe.run_directory import RunDirectory
+from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.runs.finished import FinishedRun
 from fedtranscribe.synthesize import prepare as prepare_synthesis
 from fedtranscribe.synthesize import synthesize
 from fedtranscribe.tracking import Tracker
-from fedtranscribe.transcribe import prepare, transcribe
-from fedtranscribe.transcribe.finished import FinishedRun
-from fedtranscribe.transcribe.rundir import RunDirectory
 from tests.conftest import TINY_DPSD, TINY_TEACHERS
 from tests.federation.local_grid import LocalGrid
 from tests.results import result_of

@@ -49,7 +49,7 @@ def audit_command(typed: dict[str, Any], runs: Runs, as_json: Json = False) -> N
     settings = build(AuditSettings, typed)
 
     from fedtranscribe.evaluation.audit import audit, expect_sound
-    from fedtranscribe.transcribe.finished import FinishedRun
+    from fedtranscribe.runs.finished import FinishedRun
 
     opened = [FinishedRun.open(path) for path in runs]
     audits = []

@@ -32,7 +32,7 @@ def evaluate_command(typed: dict[str, Any], runs: Runs, as_json: Json = False) -
     settings = build(EvaluationSettings, typed)
 
     from fedtranscribe.evaluation import check_libraries, evaluate
-    from fedtranscribe.transcribe.finished import FinishedRun
+    from fedtranscribe.runs.finished import FinishedRun
 
     check_libraries(settings)
     opened = [FinishedRun.open(path) for path in runs]

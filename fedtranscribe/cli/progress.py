@@ -18,7 +18,7 @@ from rich.text import Text
 from fedtranscribe.text import printable
 
 if TYPE_CHECKING:
-    from fedtranscribe.transcribe.session import Progress as ShowStage
+    from fedtranscribe.tracking import Progress as ShowStage
 
 
 class StageBars:

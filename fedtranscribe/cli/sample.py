@@ -42,6 +42,7 @@ def sample_command(
     as_json: Json = False,
 ) -> None:
     """Run it; the help text is `_EXAMPLES`."""
+    from fedtranscribe.models import pick_device
     from fedtranscribe.synthesize.samples import (
         chosen_labels,
         drawn_from,
@@ -49,7 +50,6 @@ def sample_command(
         open_run,
         write_samples,
     )
-    from fedtranscribe.transcribe.session import pick_device
 
     model, result = open_run(run, pick_device(build(Place, typed).device))
     model = model.told(steps, guidance)

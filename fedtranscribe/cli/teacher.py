@@ -50,11 +50,11 @@ def train(
     settings = build(TranscribeSettings, {**given, **typed, **own})
 
     from fedtranscribe.data import load
+    from fedtranscribe.models import pick_device
+    from fedtranscribe.run_directory import check_writable
+    from fedtranscribe.runs.picking import training_mode
+    from fedtranscribe.runs.preparation import make_manifest
     from fedtranscribe.teachers import train_teachers
-    from fedtranscribe.transcribe.picking import training_mode
-    from fedtranscribe.transcribe.preparation import make_manifest
-    from fedtranscribe.transcribe.rundir import check_writable
-    from fedtranscribe.transcribe.session import pick_device
 
     images = load(data, settings.data_root, settings.download, settings.own_data).train
     # One teacher is worth a whole network; hundreds of large ones are not to be had in minutes.
@@ -89,9 +89,9 @@ def info(
 def _describe(folder: Path, as_json: bool) -> None:
     import torch
 
-    from fedtranscribe.teachers import Teachers
+    from fedtranscribe.teachers import Ensemble
 
-    teachers = Teachers(folder, torch.device("cpu"))
+    teachers = Ensemble(folder, torch.device("cpu"))
     teachers.verify()
     described = teachers.manifest.model_dump(mode="json", exclude={"key", "complete", "version"})
     emit({"folder": str(folder), **described}, as_json, "Teachers")

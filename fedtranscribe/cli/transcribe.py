@@ -48,7 +48,7 @@ def transcribe_command(
     settings = build(TranscribeSettings, {**started, **given, **typed})
     folder = out or Path("runs") / f"transcribe-{datetime.now(UTC):%Y%m%d-%H%M%S}"
 
-    from fedtranscribe.transcribe import prepare, transcribe
+    from fedtranscribe.runs import prepare, transcribe
 
     with StageBars() as bars:
         prepared = prepare(settings, _generator(settings, bars))
@@ -73,8 +73,8 @@ def _generator(settings: TranscribeSettings, bars: StageBars) -> Any:
     """Samples of the given run, with its cost; None where there is none."""
     if settings.generator is None:
         return None
+    from fedtranscribe.models import pick_device
     from fedtranscribe.synthesize.pool import open_generator
-    from fedtranscribe.transcribe.session import pick_device
 
     return open_generator(
         settings.generator,

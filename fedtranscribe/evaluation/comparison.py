@@ -15,10 +15,10 @@ from typing import Any
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.evaluation.compared_run import ComparedRun, Spread, read_run
 from fedtranscribe.evaluation.figures import CurvePoint, draw_privacy_accuracy
+from fedtranscribe.figures import figures_available
 from fedtranscribe.files import write_atomically
+from fedtranscribe.run_directory import DAMAGED
 from fedtranscribe.text import markdown
-from fedtranscribe.transcribe.report import figures_available
-from fedtranscribe.transcribe.rundir import DAMAGED
 
 PRIVATE = "private"
 SPREAD_WORDS = "Over several runs: mean (lowest–highest) ± half of the 95 % interval of the mean."

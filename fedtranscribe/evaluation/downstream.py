@@ -11,7 +11,7 @@ from torch import Tensor
 from fedtranscribe.config.evaluation import NETS, SKLEARN, EvaluationSettings
 from fedtranscribe.evaluation.classifiers import make
 from fedtranscribe.evaluation.nets import predict, train_net
-from fedtranscribe.transcribe.session import Progress
+from fedtranscribe.tracking import Progress
 
 Predict = Callable[[Tensor], Tensor]
 

@@ -26,11 +26,12 @@ from fedtranscribe.evaluation.downstream import downstream
 from fedtranscribe.evaluation.fidelity import feature_source, measure
 from fedtranscribe.evaluation.figures import draw_classes, draw_neighbours
 from fedtranscribe.evaluation.neighbours import features_of, nearest, pixels
+from fedtranscribe.figures import figures_available
 from fedtranscribe.files import write_atomically
-from fedtranscribe.models import Classifier
-from fedtranscribe.transcribe.finished import FinishedRun
-from fedtranscribe.transcribe.report import figures_available
-from fedtranscribe.transcribe.session import Progress, pick_device, predict, silent
+from fedtranscribe.models import Classifier, pick_device
+from fedtranscribe.models.inference import predict
+from fedtranscribe.runs.finished import FinishedRun
+from fedtranscribe.tracking import Progress, silent
 
 EVALUATION = "evaluation.json"
 SAMPLES = "samples.png"

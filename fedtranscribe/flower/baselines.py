@@ -25,8 +25,8 @@ from fedtranscribe.models import Classifier, Generator
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.result import Result
 from fedtranscribe.result_parts import Accuracy, Federation, StatedGuarantee
+from fedtranscribe.run_directory import RunDirectory
 from fedtranscribe.tracking import Report
-from fedtranscribe.transcribe.rundir import RunDirectory
 
 log = logging.getLogger(__name__)
 

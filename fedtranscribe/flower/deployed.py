@@ -16,11 +16,11 @@ from fedtranscribe.errors import ConfigError, QuorumError
 from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.flower.run_config import make_server_app
 from fedtranscribe.rounds.roster import quorum
+from fedtranscribe.run_directory import RunDirectory
 from fedtranscribe.runs.federate import federate
 from fedtranscribe.runs.learning import HeldOut
 from fedtranscribe.runs.single_node import TRAINERS, train_at_holder
 from fedtranscribe.tracking import Tracker, check_tracking
-from fedtranscribe.transcribe.rundir import RunDirectory
 
 log = logging.getLogger(__name__)
 

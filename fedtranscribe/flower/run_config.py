@@ -12,8 +12,8 @@ from flwr.serverapp import Grid, ServerApp
 from fedtranscribe.config import FederationSettings, build
 from fedtranscribe.errors import ConfigError, FedtranscribeError
 from fedtranscribe.flower.run_files import ERROR, report_mistake
+from fedtranscribe.run_directory import check_writable
 from fedtranscribe.text import printable
-from fedtranscribe.transcribe.rundir import check_writable
 
 log = logging.getLogger(__name__)
 

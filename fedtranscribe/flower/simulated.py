@@ -22,9 +22,11 @@ from fedtranscribe.flower.client_app import make_client_app
 from fedtranscribe.flower.over_flower import Address, OverFlower
 from fedtranscribe.flower.run_config import make_server_app
 from fedtranscribe.flower.simulated_holder import open_simulated, simulated_part
-from fedtranscribe.models import Classifier, build, save_network
+from fedtranscribe.models import Classifier, build, pick_device, save_network
+from fedtranscribe.models.inference import accuracy
 from fedtranscribe.result import Result
 from fedtranscribe.result_parts import Accuracy
+from fedtranscribe.run_directory import STUDENT, RunDirectory
 from fedtranscribe.runs.federate import federate
 from fedtranscribe.runs.learning import HeldOut
 from fedtranscribe.runs.simulation import (
@@ -34,16 +36,9 @@ from fedtranscribe.runs.simulation import (
     partitions,
 )
 from fedtranscribe.runs.single_node import TRAINERS, train_at_holder
-from fedtranscribe.teachers import Teachers
+from fedtranscribe.runs.student_side import build_student_side, public_images
+from fedtranscribe.teachers import Ensemble, ensemble_accuracy
 from fedtranscribe.tracking import Tracker, check_tracking
-from fedtranscribe.transcribe.rundir import STUDENT, RunDirectory
-from fedtranscribe.transcribe.session import (
-    accuracy,
-    build_student_side,
-    ensemble_accuracy,
-    pick_device,
-    public_images,
-)
 
 log = logging.getLogger(__name__)
 
@@ -219,6 +214,6 @@ def _addresses(grid: Grid, holders: int) -> list[Address]:
 def _ensemble(settings: FederationSettings, out: Path, split: DataSplit) -> dict[str, float]:
     """How good the holders' teachers are on the first declared-public test images."""
     folders = [holders_folder(out) / holder_name(i) / "teachers" for i in range(settings.holders)]
-    teachers = [Teachers(f, pick_device(settings.device)) for f in folders if f.exists()]
+    teachers = [Ensemble(f, pick_device(settings.device)) for f in folders if f.exists()]
     shown = slice(_ENSEMBLE_IMAGES)
     return ensemble_accuracy(teachers, split.test.images[shown], split.test.labels[shown])

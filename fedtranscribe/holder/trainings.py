@@ -28,10 +28,10 @@ from fedtranscribe.mechanisms import BitSource, NoiseSource
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.reading import read_json_lines
 from fedtranscribe.result import Result, TrainedFacts
+from fedtranscribe.run_directory import DENOISER, RunDirectory
 from fedtranscribe.synthesize.preparation import Prepared, prepare
 from fedtranscribe.synthesize.run import describe
 from fedtranscribe.synthesize.training import Training
-from fedtranscribe.transcribe.rundir import DENOISER, RunDirectory
 from fedtranscribe.wire.trainings import TrainedNetwork, TrainingProgress
 
 _LEAST_SECONDS = 10.0

@@ -247,7 +247,7 @@ class StagedTraining(ABC, Generic[Stage, Settings]):
             "done": self.done,
             "denoiser": self.denoiser.state_dict(),
             "optimiser": None if self._optimiser is None else self._optimiser.state_dict(),
-            "ema": self.ema.state(),
+            "ema": self.ema.state_dict(),
             "rng": self._rng.get_state(),
             **self._own_state(),
         }
@@ -266,7 +266,7 @@ class StagedTraining(ABC, Generic[Stage, Settings]):
                     "give the same settings, or start a new run."
                 )
         self.denoiser.load_state_dict(state["denoiser"])
-        self.ema.load_state(state["ema"])
+        self.ema.load_state_dict(state["ema"])
         self._enter(type(self._end)(state["stage"]))
         self.done = state["done"]
         if self._optimiser is not None:

@@ -1,6 +1,7 @@
 """Classifiers, the generator, and their weights on disk."""
 
 from fedtranscribe.models.classifier import Classifier, InputAdapter
+from fedtranscribe.models.device import pick_device
 from fedtranscribe.models.generator import Generator
 from fedtranscribe.models.initialise import fixed_randomness, xavier_
 from fedtranscribe.models.portable import load_network, save_network
@@ -18,6 +19,7 @@ __all__ = [
     "is_small",
     "load_network",
     "load_state",
+    "pick_device",
     "read_metadata",
     "restore",
     "save",

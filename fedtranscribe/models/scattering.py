@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtranscribe.models.classifier import Classifier, InputAdapter
+from fedtranscribe.models.correlation import correlate
 
 NAME = "scatter"
 
@@ -50,7 +51,7 @@ class Scattering(nn.Module):
         # Constants of the code, so no part of the weights.
         self.register_buffer("fine", torch.cat(fine)[:, None], persistent=False)
         self.register_buffer("coarse", torch.cat(coarse)[:, None], persistent=False)
-        self.register_buffer("average", _bell(_AVERAGE)[None, None], persistent=False)
+        self.register_buffer("average", _bell(_AVERAGE), persistent=False)
 
     def forward(self, images: Tensor) -> Tensor:
         """float [n, ch, s, s] -> float [n, d]."""
@@ -58,10 +59,10 @@ class Scattering(nn.Module):
         coarse = _modulus(images, self.coarse, 2)
         second = _modulus(fine, self.coarse, 2)
         maps = [
-            _filtered(images, self.average, _STRIDE),
-            _filtered(fine, self.average, _STRIDE),
-            _filtered(coarse, self.average, _STRIDE // 2),
-            _filtered(second, self.average, _STRIDE // 2),
+            _averaged(images, self.average, _STRIDE),
+            _averaged(fine, self.average, _STRIDE),
+            _averaged(coarse, self.average, _STRIDE // 2),
+            _averaged(second, self.average, _STRIDE // 2),
         ]
         joined = torch.cat(maps, dim=1)
         if joined.shape[-1] > _POOLED_SIDE:
@@ -144,29 +145,35 @@ def _wavelet(std: float, angle: float, frequency: float) -> Tensor:
 
 
 def _bell(std: float) -> Tensor:
-    """A Gaussian window [p, p] of sum one."""
+    """A Gaussian line [p] of sum one."""
     half = math.ceil(4 * std)
     line = torch.exp(-torch.arange(-half, half + 1, dtype=torch.float64).square() / (2 * std**2))
-    return (torch.outer(line, line) / line.sum() ** 2).float()
+    return (line / line.sum()).float()
 
 
-def _filtered(images: Tensor, kernels: Tensor, stride: int) -> Tensor:
-    """Every channel with every kernel [q, 1, p, p]: [n, ch · q, ⌈s / stride⌉, ⌈s / stride⌉]."""
-    n, channels, size, _ = images.shape
-    half = kernels.shape[-1] // 2
-    single = images.reshape(n * channels, 1, size, size)
-    # Reflected as often as it takes where the image is smaller than half a kernel.
-    left = half
+def _averaged(maps: Tensor, line: Tensor, stride: int) -> Tensor:
+    """Every channel under a Gaussian window: [n, q, ⌈s / stride⌉, ⌈s / stride⌉].
+
+    The window is a product of two lines, so each axis is one matrix product, edges included.
+    """
+    half = len(line) // 2
+    rows = torch.eye(maps.shape[-1], dtype=maps.dtype, device=maps.device)
+    padded = _mirrored(rows, half)
+    along = padded.unfold(1, len(line), stride) @ line
+    return ((maps @ along).transpose(2, 3) @ along).transpose(2, 3)
+
+
+def _mirrored(rows: Tensor, left: int) -> Tensor:
+    """Rows [m, s] with `left` more entries on either side, mirrored at the edges."""
     while left > 0:
-        step = min(left, single.shape[-1] - 1)
-        single = F.pad(single, (step,) * 4, mode="reflect")
+        step = min(left, rows.shape[-1] - 1)
+        rows = F.pad(rows, (step, step), mode="reflect")
         left -= step
-    found = F.conv2d(single, kernels, stride=stride)
-    return found.reshape(n, channels * len(kernels), *found.shape[-2:])
+    return rows
 
 
 def _modulus(images: Tensor, kernels: Tensor, stride: int) -> Tensor:
     """|x ∗ ψ| for pairs of real and imaginary kernels: [n, ch · q / 2, …]."""
-    pairs = _filtered(images, kernels, stride).unflatten(1, (-1, 2))
+    pairs = correlate(images, kernels, stride).unflatten(1, (-1, 2))
     # The tiny number keeps the gradient finite where nothing is seen.
     return (pairs.square().sum(2) + _TINY).sqrt()

@@ -17,8 +17,8 @@ from fedtranscribe.release.describe import told
 from fedtranscribe.release.stamp import LOUD
 from fedtranscribe.release.statement import Choice, LedgerTotal, PrivacyStatement
 from fedtranscribe.result_parts import OWN_LABELS
+from fedtranscribe.runs.finished import FinishedRun
 from fedtranscribe.text import markdown
-from fedtranscribe.transcribe.finished import FinishedRun
 
 CARD = "card.md"
 

@@ -29,8 +29,8 @@ from fedtranscribe.release.statement import (
 )
 from fedtranscribe.result import SCORES, Result
 from fedtranscribe.result_parts import Answers, Federation, LedgerFacts
-from fedtranscribe.transcribe.finished import FinishedRun
-from fedtranscribe.transcribe.rundir import DAMAGED
+from fedtranscribe.run_directory import DAMAGED
+from fedtranscribe.runs.finished import FinishedRun
 
 THE_HOLDER = "the holder"
 """How events of a local run, which has one holder without a name, call it."""

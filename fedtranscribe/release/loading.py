@@ -19,12 +19,12 @@ from fedtranscribe.errors import (
 )
 from fedtranscribe.models import Classifier, Generator, load_network
 from fedtranscribe.models.diffusion import Synthesizer, load_synthesizer
+from fedtranscribe.models.inference import labelled_samples, predict
 from fedtranscribe.release.accounting import first_disagreement
 from fedtranscribe.release.digests import first_difference
 from fedtranscribe.release.stamp import stamp_of
 from fedtranscribe.release.statement import PrivacyStatement, read_statement
-from fedtranscribe.transcribe.rundir import DENOISER, GENERATOR, STUDENT
-from fedtranscribe.transcribe.session import labelled_samples, predict
+from fedtranscribe.run_directory import DENOISER, GENERATOR, STUDENT
 
 _BATCH = 250
 

@@ -20,7 +20,7 @@ from fedtranscribe.release.onnx_export import agrees
 from fedtranscribe.release.stamp import stamp_of
 from fedtranscribe.release.statement import STATEMENT, PrivacyStatement, read_statement
 from fedtranscribe.release.writing import ONNX
-from fedtranscribe.transcribe.rundir import DENOISER, STUDENT
+from fedtranscribe.run_directory import DENOISER, STUDENT
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from fedtranscribe.release.digests import sha256
 from fedtranscribe.release.onnx_export import export_onnx
 from fedtranscribe.release.stamp import refuse_unstamped
 from fedtranscribe.release.statement import STATEMENT, PrivacyStatement
-from fedtranscribe.transcribe.finished import FinishedRun
-from fedtranscribe.transcribe.rundir import DENOISER, GENERATOR, STUDENT
+from fedtranscribe.run_directory import DENOISER, GENERATOR, STUDENT
+from fedtranscribe.runs.finished import FinishedRun
 
 ONNX = "student.onnx"
 

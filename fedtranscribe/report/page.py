@@ -28,9 +28,9 @@ from fedtranscribe.report.facts import OWN_DATA, RunFacts, read_facts
 from fedtranscribe.report.spending import lines
 from fedtranscribe.report.verdict import CHANGES, UNITS, judge, tiny
 from fedtranscribe.result_parts import Answers, Diffusion
+from fedtranscribe.run_directory import DAMAGED
+from fedtranscribe.runs.finished import FinishedRun
 from fedtranscribe.text import printable
-from fedtranscribe.transcribe.finished import FinishedRun
-from fedtranscribe.transcribe.rundir import DAMAGED
 
 REPORT = "report.html"
 

@@ -25,8 +25,8 @@ from fedtranscribe.rounds.plan import Plan
 from fedtranscribe.rounds.roster import quorum
 from fedtranscribe.rounds.standing import Complaint, Standing
 from fedtranscribe.rounds.transport import Reply, Transport
+from fedtranscribe.run_directory import Checkpoint, RunDirectory
 from fedtranscribe.tracking import Report, ignore
-from fedtranscribe.transcribe.rundir import Checkpoint, RunDirectory
 
 if TYPE_CHECKING:
     from fedtranscribe.rounds.masked_sum import MaskedSum

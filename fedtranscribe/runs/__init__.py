@@ -1,5 +1,14 @@
 """Whole runs, from settings to a folder with a result.
 
-learning.py   what all runs share: networks, method, rounds, what is kept
-federate.py   holders that a transport reaches; simulation.py: those of one machine
+picking.py, preparation.py   transcribe: what is asked, and what it costs, before it is spent
+transcription.py             transcribe: one holder in this process
+federate.py, simulation.py   holders that a transport reaches, and those of one machine
+single_node.py               a private training at one holder
+learning.py                  what all of them share: networks, method, rounds, what is kept
+finished.py                  the run folder, opened again
 """
+
+from fedtranscribe.runs.preparation import Prepared, prepare
+from fedtranscribe.runs.transcription import transcribe
+
+__all__ = ["Prepared", "prepare", "transcribe"]

@@ -29,10 +29,10 @@ from fedtranscribe.rounds.planning import KINDS, Asked, make_plan
 from fedtranscribe.rounds.roster import enrol
 from fedtranscribe.rounds.server import Outcome
 from fedtranscribe.rounds.transport import Transport
+from fedtranscribe.run_directory import RunDirectory
 from fedtranscribe.runs.learning import HeldOut, learn
+from fedtranscribe.runs.student_side import public_images
 from fedtranscribe.tracking import Report, ignore
-from fedtranscribe.transcribe.rundir import RunDirectory
-from fedtranscribe.transcribe.session import public_images
 
 
 def federate(

@@ -6,30 +6,22 @@ from typing import Any
 
 from fedtranscribe.config import RoundSettings, StudentSettings
 from fedtranscribe.data import ImageSet
+from fedtranscribe.figures import draw_curve, draw_images, figures_available
 from fedtranscribe.mechanisms import NoiseSource
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.method import Method
 from fedtranscribe.methods.moments import MomentsMethod
+from fedtranscribe.models import pick_device
+from fedtranscribe.models.inference import accuracy, predict, sample_images
 from fedtranscribe.privacy.units import Unit
 from fedtranscribe.query import Kind
 from fedtranscribe.result_parts import Accuracy
 from fedtranscribe.rounds.plan import Plan
 from fedtranscribe.rounds.server import Events, Outcome, Server
 from fedtranscribe.rounds.transport import Transport
-from fedtranscribe.tracking import Report, ignore
-from fedtranscribe.transcribe.report import draw_curve, draw_images, figures_available
-from fedtranscribe.transcribe.rundir import RunDirectory
-from fedtranscribe.transcribe.session import (
-    Progress,
-    StudentSide,
-    accuracy,
-    build_student_side,
-    pick_device,
-    predict,
-    sample_images,
-    save_networks,
-    silent,
-)
+from fedtranscribe.run_directory import RunDirectory
+from fedtranscribe.runs.student_side import StudentSide, build_student_side, save_networks
+from fedtranscribe.tracking import Progress, Report, ignore, silent
 
 _GRID = 50
 

@@ -26,15 +26,15 @@ from fedtranscribe.holder.round_store import RoundStore
 from fedtranscribe.holder.statistics import of_teachers
 from fedtranscribe.holder.trainings import Trainings
 from fedtranscribe.mechanisms import BitSource, NoiseSource
+from fedtranscribe.models import pick_device
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Unit
+from fedtranscribe.runs.picking import training_mode
+from fedtranscribe.runs.preparation import make_manifest
 from fedtranscribe.runs.single_node import TRAINERS
 from fedtranscribe.secagg.key_files import SUFFIX, Identity, new_pair
-from fedtranscribe.teachers import Teachers, train_teachers
-from fedtranscribe.transcribe.picking import training_mode
-from fedtranscribe.transcribe.preparation import make_manifest
-from fedtranscribe.transcribe.session import pick_device
+from fedtranscribe.teachers import Ensemble, train_teachers
 
 # What simulated holders bear in masked sums, unless the settings say otherwise.
 _DROPOUTS, _COLLUDERS = 1, 1
@@ -126,7 +126,7 @@ def open_holder(
     manifest = make_manifest(described, part, settings.shards, mode)
     teachers = folder / "teachers"
     train_teachers(part, manifest, teachers, device=device, progress=lambda done, total: None)
-    ensemble = Teachers(teachers, device)
+    ensemble = Ensemble(teachers, device)
     return Node(
         holder_name(number),
         of_teachers(ensemble),

@@ -17,19 +17,19 @@ from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.config import FederationSettings
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError, HopelessPlanError, ProtocolError, QuorumError
+from fedtranscribe.figures import draw_images, figures_available
 from fedtranscribe.files import write_atomically
 from fedtranscribe.methods.local_training import train_locally
-from fedtranscribe.models import build
+from fedtranscribe.models import build, pick_device
 from fedtranscribe.models.diffusion import load_synthesizer
+from fedtranscribe.models.inference import accuracy
 from fedtranscribe.refusals import Refusal, RefusalCode
 from fedtranscribe.result import Result
 from fedtranscribe.result_parts import Accuracy, Federation
 from fedtranscribe.rounds.transport import Transport
+from fedtranscribe.run_directory import DENOISER, RunDirectory
 from fedtranscribe.synthesize.samples import ALL, chosen_labels
 from fedtranscribe.tracking import Report, ignore
-from fedtranscribe.transcribe.report import draw_images, figures_available
-from fedtranscribe.transcribe.rundir import DENOISER, RunDirectory
-from fedtranscribe.transcribe.session import accuracy, pick_device
 from fedtranscribe.wire import Message
 from fedtranscribe.wire.trainings import (
     TrainedNetwork,

@@ -11,12 +11,12 @@ from fedtranscribe.errors import FedtranscribeError
 from fedtranscribe.files import who_may_open
 from fedtranscribe.holder.round_store import RoundStore
 from fedtranscribe.holder.trainings import folder_size
+from fedtranscribe.models import pick_device
 from fedtranscribe.privacy.chain import Kind
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.service.holder_file import HolderFile
-from fedtranscribe.teachers import Manifest, Teachers
-from fedtranscribe.transcribe.session import pick_device
+from fedtranscribe.teachers import Ensemble, Manifest
 
 T = TypeVar("T")
 
@@ -113,8 +113,8 @@ def _settled(name: str, do: Callable[[], T]) -> tuple[T | None, Finding]:
     return found, Finding(name, True, found if isinstance(found, str) else "")
 
 
-def _teachers(file: HolderFile) -> Teachers:
-    teachers = Teachers(file.holder.teachers, pick_device(file.holder.device))
+def _teachers(file: HolderFile) -> Ensemble:
+    teachers = Ensemble(file.holder.teachers, pick_device(file.holder.device))
     teachers.verify()
     return teachers
 

@@ -31,12 +31,12 @@ from fedtranscribe.holder.kept_ledger import KeptLedger
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.replies import reply_to
 from fedtranscribe.holder.statistics import of_teachers
+from fedtranscribe.models import pick_device
 from fedtranscribe.refusals import Refusal, RefusalCode
 from fedtranscribe.service.holder_file import HolderFile
 from fedtranscribe.service.journal import Journal
 from fedtranscribe.service.link import METHODS, NAME, PIECE_BYTES, health_socket
-from fedtranscribe.teachers import Teachers
-from fedtranscribe.transcribe.session import pick_device
+from fedtranscribe.teachers import Ensemble
 from fedtranscribe.wire import Message
 from fedtranscribe.wire.frames import pack, unpack
 
@@ -141,7 +141,7 @@ def open_node(file: HolderFile) -> tuple[Node, KeptLedger]:
         LedgerError: the ledger is damaged, rolled back, of other data, or not the only one.
         ConfigError: no such device, or a key or roster that cannot be used.
     """
-    teachers = Teachers(file.holder.teachers, pick_device(file.holder.device))
+    teachers = Ensemble(file.holder.teachers, pick_device(file.holder.device))
     teachers.verify()
     manifest = teachers.manifest
     _expect_closed(file.holder.ledger.parent)

@@ -12,7 +12,7 @@ from typing import Any
 from fedtranscribe.config import SynthesizeSettings
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.methods.dp_promise import DpPromise, Stage
-from fedtranscribe.methods.dp_promise_settings import (
+from fedtranscribe.methods.dp_promise.settings import (
     DpPromiseSettings,
     NoisyImages,
     PhaseOne,

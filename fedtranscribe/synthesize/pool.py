@@ -4,6 +4,7 @@ Its samples are free to draw; what its training cost stays spent, and a student 
 both has cost both.
 """
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,25 @@ from fedtranscribe.synthesize.samples import (
     trained_on,
     write_samples,
 )
-from fedtranscribe.transcribe.preparation import GivenGenerator
+
+
+@dataclass(frozen=True)
+class GivenGenerator:
+    """A private generator that was trained before, as the source of queries.
+
+    Attributes:
+        run: its name in the ledger of its data.
+        data_id: of the data that it was trained on; None where the run's folder does not say.
+        samples: drawn from it; labelled by the classes that they were drawn for.
+        releases: what its training has cost.
+        public: the public images that it started from; None for none, and for drawn shapes.
+    """
+
+    run: str
+    data_id: str | None
+    samples: ImageSet
+    releases: tuple[Release, ...]
+    public: NamedData | None = None
 
 
 def open_generator(

@@ -7,10 +7,12 @@ import torch
 
 from fedtranscribe.config import SynthesizeSettings
 from fedtranscribe.data import DataSplit, NamedData, is_published, load
+from fedtranscribe.data.ledgers import ledger_of
 from fedtranscribe.errors import ConfigError, PrivacyError
 from fedtranscribe.mechanisms.bits import BitSource, OsBits
 from fedtranscribe.mechanisms.dpsgd import Backend
 from fedtranscribe.mechanisms.noise import NoiseSource, OsNoise
+from fedtranscribe.models import pick_device
 from fedtranscribe.models.diffusion import to_signed
 from fedtranscribe.privacy.accountant import guarantee, sound_table
 from fedtranscribe.privacy.ledger_place import LedgerPlace
@@ -21,8 +23,6 @@ from fedtranscribe.synthesize.method import Facts, Material, Method, MethodPlan,
 from fedtranscribe.synthesize.methods import method_named
 from fedtranscribe.synthesize.public import PublicImages, public_images
 from fedtranscribe.tracking import check_tracking
-from fedtranscribe.transcribe.booking import find_ledger
-from fedtranscribe.transcribe.session import pick_device
 
 Say = Callable[[str], None]
 
@@ -74,8 +74,8 @@ class Prepared:
 
     @property
     def ledger(self) -> LedgerPlace:
-        """Where the ledger of the data lies; raises as `find_ledger`."""
-        return find_ledger(self.split.train, self.settings.data, self.settings.ledger)
+        """Where the ledger of the data lies; raises as `ledger_of`."""
+        return ledger_of(self.split.train, self.settings.data, self.settings.ledger)
 
     @property
     def binding(self) -> str:

@@ -23,11 +23,13 @@ from torch import Tensor
 
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import FedtranscribeError
+from fedtranscribe.figures import draw_images, figures_available
 from fedtranscribe.mechanisms.bits import BitSource
 from fedtranscribe.mechanisms.noise import NoiseSource
 from fedtranscribe.models.diffusion import load_synthesizer
 from fedtranscribe.privacy.budget import DEFAULT_LIMIT, Budget
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.run_ledger import open_for_run
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.result import Result, Shown, with_private_scores
 from fedtranscribe.result_parts import (
@@ -38,14 +40,11 @@ from fedtranscribe.result_parts import (
     PublishedFigure,
     StatedGuarantee,
 )
+from fedtranscribe.run_directory import RunDirectory, check_writable
 from fedtranscribe.synthesize.preparation import Prepared, Say
 from fedtranscribe.synthesize.samples import ALL, chosen_labels
 from fedtranscribe.synthesize.training import OpenLedger, Trained, Training, forget_checkpoint
-from fedtranscribe.tracking import Tracker
-from fedtranscribe.transcribe.booking import ledger_facts, open_for_run
-from fedtranscribe.transcribe.report import draw_images, figures_available
-from fedtranscribe.transcribe.rundir import RunDirectory, check_writable
-from fedtranscribe.transcribe.session import Progress, silent
+from fedtranscribe.tracking import Progress, Tracker, silent
 
 # Synthetic images and labels, held-out images, device, progress -> accuracy; None if it failed.
 Judge = Callable[[Tensor, Tensor, ImageSet, torch.device, Progress], float | None]
@@ -280,4 +279,4 @@ def _ledger_facts(prepared: Prepared, open_ledger: OpenLedger) -> LedgerFacts | 
         return None
     settings = prepared.settings
     with open_ledger() as ledger:
-        return ledger_facts(ledger, settings.delta, Unit.RECORD, Adjacency(settings.adjacency))
+        return LedgerFacts.of(ledger, settings.delta, Unit.RECORD, Adjacency(settings.adjacency))

@@ -16,7 +16,7 @@ from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.files import unwritable, write_atomically
 from fedtranscribe.models.diffusion import Synthesizer, load_synthesizer
 from fedtranscribe.result import Result
-from fedtranscribe.transcribe.rundir import DENOISER
+from fedtranscribe.run_directory import DENOISER
 
 ALL, UNIFORM = "all", "uniform"
 

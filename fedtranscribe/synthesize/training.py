@@ -36,10 +36,10 @@ from fedtranscribe.models.diffusion import Synthesizer, save_synthesizer
 from fedtranscribe.models.unet import Denoiser
 from fedtranscribe.names import expect_name
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.run_directory import DENOISER, RunDirectory
 from fedtranscribe.synthesize.method import Trainer
 from fedtranscribe.synthesize.preparation import Prepared
 from fedtranscribe.tracking import Report, ignore
-from fedtranscribe.transcribe.rundir import DENOISER, RunDirectory
 from fedtranscribe.wire.trainings import TrainingProgress
 
 OpenLedger = Callable[[], AbstractContextManager[Ledger]]

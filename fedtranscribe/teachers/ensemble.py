@@ -35,8 +35,8 @@ HELD_MIB = 512
 _HEADS = 64  # heads in one matrix product
 
 
-class Teachers:
-    """The holder's teachers, opened from a folder made by `train_teachers`.
+class Ensemble:
+    """`Teachers` that are networks, opened from a folder made by `train_teachers`.
 
     Weights are read at the first query, and kept where all shards' together fit `held_mib`.
     Both that and how shards are put together follow from the public count of shards.

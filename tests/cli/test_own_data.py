@@ -16,11 +16,11 @@ from fedtranscribe.errors import ConfigError, DataNotFoundError, InvalidDataErro
 from fedtranscribe.evaluation.audit import plant, save_planted
 from fedtranscribe.flower.run_config import settings_from
 from fedtranscribe.release import make_release, verify
+from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.runs.finished import FinishedRun
 from fedtranscribe.service.holder_file import HolderFile
 from fedtranscribe.synthesize import prepare as prepare_synthesis
 from fedtranscribe.teachers import load_manifest
-from fedtranscribe.transcribe import prepare, transcribe
-from fedtranscribe.transcribe.finished import FinishedRun
 from tests.data.test_hostile_files import CONTENT, archive, npy
 from tests.data.test_pictures import png
 
@@ -92,7 +92,7 @@ def test_a_holders_records_are_read_as_its_teachers_were(unstated: Path, tmp_pat
         return HolderFile.read(config)
 
     train = load(str(unstated), own=OwnData(classes=3)).train
-    from fedtranscribe.transcribe.preparation import make_manifest
+    from fedtranscribe.runs.preparation import make_manifest
 
     settings = TranscribeSettings(data=str(unstated), classes=3)
     manifest = make_manifest(settings, train, 2, "full")

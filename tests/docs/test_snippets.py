@@ -17,7 +17,7 @@ import typer
 from fedtranscribe.cli import app
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.release import make_release
-from fedtranscribe.transcribe import prepare, transcribe
+from fedtranscribe.runs import prepare, transcribe
 from tests.conftest import TINY_DPSD, TINY_TEACHERS
 
 WITH_PYTHON = [page for page in pages.PAGES if pages.blocks(page, "python")]

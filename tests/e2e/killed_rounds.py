@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from fedtranscribe import run_directory
 from fedtranscribe.config import DpsdSettings, FederationSettings, TeacherSettings
 from fedtranscribe.data import load
 from fedtranscribe.data.partitions import holder_name
@@ -31,11 +32,10 @@ from fedtranscribe.mechanisms import SeededBits, SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.rounds import masked_sum, round_progress
 from fedtranscribe.rounds.transport import MakeMessage
+from fedtranscribe.run_directory import RunDirectory
 from fedtranscribe.runs.federate import federate
 from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.runs.simulation import open_holder, partitions
-from fedtranscribe.transcribe import rundir
-from fedtranscribe.transcribe.rundir import RunDirectory
 from fedtranscribe.wire import Message
 from fedtranscribe.wire.frames import pack, unpack
 
@@ -208,7 +208,7 @@ def kill_server(settings: FederationSettings, folder: Path, log: Path) -> None:
 
         def go(home: Path = home, number: int = number) -> bytes:
             reaper = Reaper(log, "server", number)
-            for module in (masked_sum, round_progress, rundir):
+            for module in (masked_sum, round_progress, run_directory):
                 # After one write is before the next.
                 reaper.watch(module, "write_atomically", after=False)
             return resume(settings, home)

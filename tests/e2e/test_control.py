@@ -14,7 +14,7 @@ from fedtranscribe.config import DpsdSettings, TeacherSettings, TranscribeSettin
 from fedtranscribe.holder.answering import Holder
 from fedtranscribe.mechanisms import Mechanism
 from fedtranscribe.query import ImageQuery
-from fedtranscribe.transcribe import prepare, transcribe
+from fedtranscribe.runs import prepare, transcribe
 
 CHANCE = 0.1
 

@@ -15,7 +15,7 @@ import pytest
 from fedtranscribe import wire
 from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.transcribe.rundir import STUDENT
+from fedtranscribe.run_directory import STUDENT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 

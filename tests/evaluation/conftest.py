@@ -14,9 +14,9 @@ from fedtranscribe.data.packaged import load_digits
 from fedtranscribe.data.registry import PACKAGED
 from fedtranscribe.evaluation import EvaluationSettings, features
 from fedtranscribe.models import Generator, build, save_network
-from fedtranscribe.transcribe import prepare, transcribe
-from fedtranscribe.transcribe.finished import FinishedRun
-from fedtranscribe.transcribe.rundir import GENERATOR, STUDENT, RunDirectory
+from fedtranscribe.run_directory import GENERATOR, STUDENT, RunDirectory
+from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.runs.finished import FinishedRun
 from tests.results import result_of
 
 TINY = EvaluationSettings(

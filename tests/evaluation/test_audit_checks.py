@@ -25,9 +25,9 @@ from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.query import ImageQuery, Kind
-from fedtranscribe.teachers import Teachers
+from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.teachers import Ensemble
 from fedtranscribe.teachers.training import shard_file
-from fedtranscribe.transcribe import prepare, transcribe
 from tests.conftest import TINY_DPSD, TINY_TEACHERS
 from tests.mechanisms_for import local, noisy_mean_rows
 from tests.results import changed, result_of
@@ -76,7 +76,7 @@ def query(name: str, rows: int = 4) -> ImageQuery:
 
 
 def holder_of(run, ledger) -> Holder:
-    teachers = Teachers(run / "private" / "teachers", torch.device("cpu"))
+    teachers = Ensemble(run / "private" / "teachers", torch.device("cpu"))
     return Holder(of_teachers(teachers), ledger, RUN, positional_ids=False)
 
 

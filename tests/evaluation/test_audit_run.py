@@ -16,8 +16,8 @@ from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer
 from fedtranscribe.privacy.release_plan import PrivacyPlan
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.release import make_release, verify
-from fedtranscribe.transcribe import prepare, transcribe
-from fedtranscribe.transcribe.finished import FinishedRun
+from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.runs.finished import FinishedRun
 from tests.conftest import TINY_DPSD
 from tests.evaluation.conftest import make_run
 from tests.mechanisms_for import noisy_mean_rows

@@ -9,7 +9,7 @@ from fedtranscribe.config.evaluation import NETS, QUICK, SKLEARN, EvaluationSett
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.evaluation.downstream import downstream
 from fedtranscribe.evaluation.nets import predict, train_net
-from fedtranscribe.transcribe.session import silent
+from fedtranscribe.tracking import silent
 from tests.evaluation.conftest import labelled
 
 CPU = torch.device("cpu")

@@ -11,8 +11,8 @@ from fedtranscribe.errors import ConfigError, DataNotFoundError
 from fedtranscribe.evaluation import EvaluationSettings, check_libraries, evaluate
 from fedtranscribe.evaluation.evaluate import OWN_RECORDS, STAMP
 from fedtranscribe.evaluation.neighbours import nearest, pixels
-from fedtranscribe.transcribe.finished import FinishedRun
-from fedtranscribe.transcribe.session import accuracy
+from fedtranscribe.models.inference import accuracy
+from fedtranscribe.runs.finished import FinishedRun
 from tests.evaluation.conftest import TINY, make_run
 
 pytestmark = pytest.mark.usefixtures("quick_features")

@@ -8,9 +8,9 @@ from fedtranscribe.data import DataSplit
 from fedtranscribe.holder.node import Node
 from fedtranscribe.mechanisms import SeededNoise
 from fedtranscribe.rounds.transport import Transport
+from fedtranscribe.run_directory import RunDirectory
 from fedtranscribe.runs.federate import federate
 from fedtranscribe.runs.learning import HeldOut
-from fedtranscribe.transcribe.rundir import RunDirectory
 
 
 def start(path: Path, settings: FederationSettings) -> RunDirectory:

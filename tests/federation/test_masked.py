@@ -25,10 +25,10 @@ from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.query import ImageQuery, Kind
 from fedtranscribe.refusals import Refusal, RefusalCode
+from fedtranscribe.run_directory import STUDENT, RunDirectory
 from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.secagg import Members
 from fedtranscribe.secagg.protocol import relay
-from fedtranscribe.transcribe.rundir import STUDENT, RunDirectory
 from fedtranscribe.wire import masked as masked_wire
 from tests.federation.local_grid import LocalGrid
 from tests.federation.runs import go, ledger_file, start

@@ -23,13 +23,13 @@ from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.query import ImageQuery, Kind
 from fedtranscribe.refusals import Refusal
+from fedtranscribe.runs.preparation import make_manifest
 from fedtranscribe.service.holder_file import HolderFile
 from fedtranscribe.service.journal import Journal, entries, refusals
 from fedtranscribe.service.link import call, is_serving
 from fedtranscribe.service.readiness import examine
 from fedtranscribe.service.service import HolderService, serve
 from fedtranscribe.teachers import train_teachers
-from fedtranscribe.transcribe.preparation import make_manifest
 from fedtranscribe.wire import queries
 from fedtranscribe.wire.frames import pack, unpack
 from tests.federation.local_grid import LocalGrid

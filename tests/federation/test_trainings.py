@@ -21,11 +21,11 @@ from fedtranscribe.mechanisms import SeededBits, SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.refusals import RefusalCode
+from fedtranscribe.run_directory import RunDirectory
 from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.runs.simulation import open_holder, partitions
 from fedtranscribe.runs.single_node import asked_of, train_at_holder
 from fedtranscribe.synthesize.samples import open_run
-from fedtranscribe.transcribe.rundir import RunDirectory
 from fedtranscribe.wire import trainings
 from tests.federation.local_grid import LocalGrid
 

@@ -1,11 +1,11 @@
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 
+from fedtranscribe.capabilities import Facts
 from fedtranscribe.errors import (
     BudgetExhaustedError,
     ConfigError,
@@ -28,11 +28,13 @@ CLASSES = 4
 
 
 class FakeTeachers:
-    """Two teachers with given logits, which count how often they are asked."""
+    """A family that is no network: it has given logits, and counts how often it is asked."""
 
     def __init__(self, *logits: torch.Tensor) -> None:
-        self.manifest = SimpleNamespace(channels=1, size=8, classes=CLASSES)
-        self.given, self.shards, self.asked = logits, len(logits), 0
+        self.given, self.asked = logits, 0
+        self.facts = Facts(
+            classes=CLASSES, channels=1, size=8, shards=len(logits), positional_ids=False
+        )
 
     def logits(self, images: torch.Tensor) -> Iterator[torch.Tensor]:
         self.asked += 1

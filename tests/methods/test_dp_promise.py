@@ -18,7 +18,7 @@ from fedtranscribe.methods.dp_promise import (
     Stage,
     paper_settings,
 )
-from fedtranscribe.methods.dp_promise_phase1 import published_regression
+from fedtranscribe.methods.dp_promise.phase1 import published_regression
 from fedtranscribe.models.sampling import Sampling
 from fedtranscribe.models.schedule import Schedule
 from fedtranscribe.models.unet import Denoiser, UNetSize, make_unet

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fedtranscribe.mechanisms.bits import SeededBits
 from fedtranscribe.mechanisms.noise import SeededNoise
 from fedtranscribe.methods.dp_promise import DpPromise, DpPromiseSettings, NoisyImages, PhaseOne
-from fedtranscribe.methods.dp_promise_phase1 import (
+from fedtranscribe.methods.dp_promise.phase1 import (
     NoisyRecords,
     published_regression,
     sound_regression,

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from fedtranscribe.mechanisms.draws import SharedDraws
 from fedtranscribe.methods.denoising import noise_losses
 from fedtranscribe.methods.dp_sad import Concatenation, Weighting
-from fedtranscribe.methods.dp_sad_losses import (
+from fedtranscribe.methods.dp_sad.losses import (
     Course,
     Rows,
     StudentLoss,

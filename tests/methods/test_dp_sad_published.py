@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from fedtranscribe.mechanisms.dpsgd import Backend, DpSgdPlan, DpSgdStep
 from fedtranscribe.mechanisms.noise import SeededNoise
-from fedtranscribe.methods.dp_sad_losses import Rows, StudentLoss
-from fedtranscribe.methods.dp_sad_published import add_published, published_step
+from fedtranscribe.methods.dp_sad.as_printed import add_published, published_step
+from fedtranscribe.methods.dp_sad.losses import Rows, StudentLoss
 
 C, STEPS = 0.5, 500
 PIXELS = 16

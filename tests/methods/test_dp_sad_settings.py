@@ -17,7 +17,7 @@ from fedtranscribe.methods.dp_sad import (
     paper_settings,
     tiny_settings,
 )
-from fedtranscribe.methods.dp_sad_optimisers import make_optimiser, set_rate
+from fedtranscribe.methods.dp_sad.networks import make_optimiser, set_rate
 from fedtranscribe.models.sampling import Sampling
 from fedtranscribe.privacy.accountant import epsilon
 from fedtranscribe.privacy.diffusion import Discriminator, Teacher

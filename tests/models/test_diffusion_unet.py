@@ -149,7 +149,7 @@ def test_the_mean_is_the_recursion_written_out():
     ema, expected = Ema(network, 0.5), 1.0
     for k, value in enumerate([3.0, -2.0, 5.0, 7.0, 11.0, 13.0, 2.0, 8.0, 1.0, 4.0], start=1):
         nn.init.constant_(network.weight, value)
-        ema.update(network)
+        ema.update_parameters(network)
         kept = min(0.5, (1 + k) / (10 + k))
         expected = kept * expected + (1 - kept) * value
         assert float(ema.network.weight) == pytest.approx(expected)
@@ -159,11 +159,10 @@ def test_a_restart_forgets_everything():
     network = nn.Linear(2, 2)
     ema, late = Ema(network, 0.9), nn.Linear(2, 2)
     for _ in range(50):
-        ema.update(network)
+        ema.update_parameters(network)
     ema.restart(late)
-    assert ema.updates == 0
     assert torch.equal(ema.network.weight, late.weight)
-    ema.update(network)
+    ema.update_parameters(network)
     # Two elevenths are kept after the first step, not nine tenths.
     torch.testing.assert_close(
         ema.network.weight, late.weight.lerp(network.weight, 9 / 11), rtol=1e-5, atol=1e-6
@@ -184,10 +183,10 @@ def test_averaging_goes_on_from_its_state():
     ema, other = Ema(network, 0.9), Ema(fresh, 0.9)
     for _ in range(3):
         nn.init.normal_(network.weight)
-        ema.update(network)
-    other.load_state(ema.state())
+        ema.update_parameters(network)
+    other.load_state_dict(ema.state_dict())
     for one in (ema, other):
-        one.update(network)
+        one.update_parameters(network)
     assert torch.equal(ema.network.weight, other.network.weight)
 
 

@@ -12,6 +12,7 @@ def test_public_names_are_exactly_these():
         "is_small",
         "load_network",
         "load_state",
+        "pick_device",
         "read_metadata",
         "restore",
         "save",

@@ -13,7 +13,7 @@ from fedtranscribe.flower.run_config import settings_from
 from fedtranscribe.flower.simulated import _serve, simulated_client_app
 from fedtranscribe.mechanisms import SeededNoise
 from fedtranscribe.release import make_release
-from fedtranscribe.transcribe import prepare, transcribe
+from fedtranscribe.runs import prepare, transcribe
 from tests.conftest import TINY_DPSD, TINY_TEACHERS
 from tests.federation.local_grid import LocalGrid
 

@@ -17,7 +17,7 @@ from fedtranscribe.errors import (
     StorageError,
 )
 from fedtranscribe.release import make_release, writing
-from fedtranscribe.transcribe.finished import FinishedRun
+from fedtranscribe.runs.finished import FinishedRun
 
 IN_A_FRESH_PROCESS = """
 import sys

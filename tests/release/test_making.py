@@ -12,7 +12,7 @@ from fedtranscribe.release import make_release, onnx_export, verify, writing
 from fedtranscribe.release.digests import sha256
 from fedtranscribe.release.stamp import LOUD
 from fedtranscribe.release.statement import SCHEMA_FILE, read_statement, schema
-from fedtranscribe.transcribe.finished import FinishedRun
+from fedtranscribe.runs.finished import FinishedRun
 
 EVERYTHING = {
     "student.safetensors",

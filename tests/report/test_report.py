@@ -19,7 +19,7 @@ from fedtranscribe.report import page, write_comparison, write_report
 from fedtranscribe.report.facts import OWN_DATA, read_facts
 from fedtranscribe.report.spending import lines
 from fedtranscribe.report.verdict import judge
-from fedtranscribe.transcribe import prepare, transcribe
+from fedtranscribe.runs import prepare, transcribe
 from tests.conftest import TINY_DPSD, TINY_TEACHERS
 from tests.mechanisms_for import noisy_mean_rows
 from tests.release.conftest import OWN, own_data

@@ -10,9 +10,9 @@ from fedtranscribe.data import load
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.evaluation import EvaluationSettings, evaluate
 from fedtranscribe.release import make_release
+from fedtranscribe.runs.finished import FinishedRun
 from fedtranscribe.synthesize import prepare, synthesize
 from fedtranscribe.synthesize.clusters import Clusters
-from fedtranscribe.transcribe.finished import FinishedRun
 
 
 def blobs(n: int, seed: int) -> torch.Tensor:

@@ -17,11 +17,10 @@ from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.release import make_release, verify
 from fedtranscribe.report.facts import read_facts
+from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.synthesize import prepare as prepare_synthesis
 from fedtranscribe.synthesize import synthesize
-from fedtranscribe.synthesize.pool import open_generator
-from fedtranscribe.transcribe import prepare, transcribe
-from fedtranscribe.transcribe.preparation import GivenGenerator
+from fedtranscribe.synthesize.pool import GivenGenerator, open_generator
 
 CPU = torch.device("cpu")
 

@@ -16,8 +16,8 @@ from fedtranscribe.evaluation.comparison import compare
 from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.release import make_release, verify
 from fedtranscribe.report import write_report
+from fedtranscribe.runs.finished import FinishedRun
 from fedtranscribe.synthesize import prepare, synthesize
-from fedtranscribe.transcribe.finished import FinishedRun
 
 pytestmark = pytest.mark.usefixtures("figures")
 

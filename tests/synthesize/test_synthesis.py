@@ -27,9 +27,9 @@ from fedtranscribe.privacy.chain import Kind
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.run_directory import RunDirectory
 from fedtranscribe.synthesize import Training, prepare, synthesize
 from fedtranscribe.synthesize.run import opened_ledger
-from fedtranscribe.transcribe.rundir import RunDirectory
 
 STEPS = 6
 

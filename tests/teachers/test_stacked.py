@@ -11,7 +11,7 @@ from fedtranscribe.config import TeacherSettings
 from fedtranscribe.errors import ConfigError, CorruptWeightsError, ModelMismatchError
 from fedtranscribe.models import Classifier, build, save
 from fedtranscribe.models.small import WIDTHS
-from fedtranscribe.teachers import Manifest, Teachers, stacked
+from fedtranscribe.teachers import Ensemble, Manifest, stacked
 from fedtranscribe.teachers.stacked import Stacked, Way, pick_way, portion, run_stacked
 from fedtranscribe.teachers.training import load_backbone, shard_file
 
@@ -75,7 +75,7 @@ def pictures(n: int, shape: tuple[int, int] = GREY) -> Tensor:
 
 
 def ask(folder: Path, way: Way, images: Tensor, held_mib: float = 64) -> Tensor:
-    return torch.cat(list(Teachers(folder, CPU, way=way, held_mib=held_mib).logits(images)))
+    return torch.cat(list(Ensemble(folder, CPU, way=way, held_mib=held_mib).logits(images)))
 
 
 @pytest.mark.parametrize("held_mib", [64, 0])
@@ -143,7 +143,7 @@ def test_rows_are_those_of_the_same_image_asked_alone(tmp_path: Path, way: Way):
 
 def test_weights_are_read_once_where_they_fit_and_each_time_where_not(tmp_path: Path):
     folder, images = folder_of(tmp_path / "a", 6), pictures(3)
-    kept, streamed = Teachers(folder, CPU), Teachers(folder, CPU, held_mib=0)
+    kept, streamed = Ensemble(folder, CPU), Ensemble(folder, CPU, held_mib=0)
     before = torch.cat(list(kept.logits(images)))
     assert torch.equal(torch.cat(list(streamed.logits(images))), before)
     save(network(77), shard_file(folder, 4))
@@ -161,7 +161,7 @@ def test_what_fits_is_decided_by_the_public_count_of_shards(tmp_path: Path):
     folder, images = folder_of(tmp_path / "a", 200, range(1, 200)), pictures(1)
     one = sum(value.nbytes for value in network(0).state_dict().values()) / 2**20
     for held_mib, kept in ((199 * one, False), (201 * one, True)):
-        teachers = Teachers(folder, CPU, held_mib=held_mib)
+        teachers = Ensemble(folder, CPU, held_mib=held_mib)
         first = torch.cat(list(teachers.logits(images)))
         save(network(77), shard_file(folder, 0))
         second = torch.cat(list(teachers.logits(images)))
@@ -173,7 +173,7 @@ def test_what_fits_is_decided_by_the_public_count_of_shards(tmp_path: Path):
 @pytest.mark.parametrize("way", list(Way))
 def test_broken_files_are_named_and_nothing_is_kept(tmp_path: Path, way: Way, held_mib: float):
     folder, images = folder_of(tmp_path / "a", 7), pictures(2)
-    teachers = Teachers(folder, CPU, way=way, held_mib=held_mib)
+    teachers = Ensemble(folder, CPU, way=way, held_mib=held_mib)
     path = shard_file(folder, 6)
     whole = path.read_bytes()
     path.write_bytes(whole[:-50])
@@ -207,7 +207,7 @@ def test_heads_are_one_product_and_equal_each_head_alone(
     for shard, head in heads.items():
         save(head, shard_file(tmp_path, shard))
     monkeypatch.setattr("fedtranscribe.teachers.ensemble._HEADS", 3)
-    teachers, images = Teachers(tmp_path, CPU), pictures(6, COLOUR)
+    teachers, images = Ensemble(tmp_path, CPU), pictures(6, COLOUR)
     got = list(teachers.logits(images))
     assert [tuple(block.shape) for block in got] == [(1, 6, CLASSES)] * 7
     with torch.no_grad():
@@ -230,8 +230,8 @@ def test_large_networks_go_one_after_the_other(tmp_path: Path):
     large = build("resnet18", CLASSES, *COLOUR, seed=5)
     save(large, shard_file(tmp_path, 1))
     with pytest.raises(ConfigError, match=r"way='loop'.*resnet18.*'vmap'"):
-        Teachers(tmp_path, CPU, way=Way.VMAP)
-    teachers, images = Teachers(tmp_path, CPU), pictures(2, COLOUR)
+        Ensemble(tmp_path, CPU, way=Way.VMAP)
+    teachers, images = Ensemble(tmp_path, CPU), pictures(2, COLOUR)
     assert teachers.way is Way.LOOP
     for _ in range(2):  # norms with running statistics stay as they were
         empty, there = teachers.logits(images)

@@ -9,9 +9,9 @@ from fedtranscribe.config import TeacherSettings, TranscribeSettings
 from fedtranscribe.data import ImageSet, assign_shards, load
 from fedtranscribe.errors import CorruptWeightsError, ModelError, StorageError
 from fedtranscribe.models import build, load_state, save
-from fedtranscribe.teachers import Manifest, Teachers, load_manifest, train_teachers
+from fedtranscribe.runs.preparation import make_manifest
+from fedtranscribe.teachers import Ensemble, Manifest, load_manifest, train_teachers
 from fedtranscribe.teachers.training import shard_file
-from fedtranscribe.transcribe.preparation import make_manifest
 
 CPU = torch.device("cpu")
 
@@ -92,7 +92,7 @@ def test_interrupted_training_goes_on_and_gives_the_same_teachers(
     with pytest.raises(KeyboardInterrupt):
         train_teachers(images, manifest, tmp_path / "b", device=CPU, progress=interrupt)
     with pytest.raises(StorageError, match="interrupted"):
-        Teachers(tmp_path / "b", CPU)
+        Ensemble(tmp_path / "b", CPU)
     train(images, manifest, tmp_path / "b")
     pairs = zip(states(tmp_path / "whole", 4), states(tmp_path / "b", 4), strict=True)
     for one, other in pairs:
@@ -117,7 +117,7 @@ def test_an_empty_shard_answers_nan_and_counts(
     train(few, manifest, tmp_path / "a")
     empty = set(range(6)) - set(assign_shards(few.ids, 6, bytes.fromhex(manifest.key)).tolist())
     assert empty, "six hashed records leave some of six shards empty"
-    teachers = Teachers(tmp_path / "a", CPU)
+    teachers = Ensemble(tmp_path / "a", CPU)
     answers = list(teachers.logits(few.images))
     assert len(answers) == teachers.shards == 6
     for shard, logits in enumerate(answers):
@@ -129,7 +129,7 @@ def test_an_empty_shard_answers_nan_and_counts(
 def test_heads_on_a_frozen_backbone_learn(images: ImageSet, tmp_path: Path):
     # Three classes that differ in brightness: a head per shard must tell them apart.
     train(images, manifest_for(images, 2, "resnet18", "heads"), tmp_path / "a")
-    teachers = Teachers(tmp_path / "a", CPU)
+    teachers = Ensemble(tmp_path / "a", CPU)
     votes = torch.cat(list(teachers.logits(images.images))).softmax(-1).mean(0)
     assert (votes.argmax(-1) == images.labels).float().mean() > 0.8
 
@@ -147,7 +147,7 @@ def test_foreign_manifests_and_nan_weights_are_refused(images: ImageSet, tmp_pat
     shard = shard_file(tmp_path / "a", 1)
     shard.write_bytes(b"not safetensors")
     with pytest.raises(CorruptWeightsError, match="shard-00001"):
-        Teachers(tmp_path / "a", CPU).verify()
+        Ensemble(tmp_path / "a", CPU).verify()
     (tmp_path / "a" / "manifest.json").write_text('{"version": 7}')
     with pytest.raises(ModelError, match="train the teachers again"):
         load_manifest(tmp_path / "a")
@@ -173,7 +173,7 @@ def test_a_manifest_is_held_against_the_weights_beside_it(tmp_path, wrong):
     }
     save(build("cnn-small", 3, 1, 28), shard_file(folder, 1))
     (folder / "manifest.json").write_text(json.dumps(facts))
-    assert Teachers(folder, torch.device("cpu")).shards == 2
+    assert Ensemble(folder, torch.device("cpu")).shards == 2
     (folder / "manifest.json").write_text(json.dumps(facts | wrong))
     with pytest.raises(ModelError):
-        Teachers(folder, torch.device("cpu"))
+        Ensemble(folder, torch.device("cpu"))

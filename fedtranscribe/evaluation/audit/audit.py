@@ -39,15 +39,15 @@ from fedtranscribe.evaluation.audit.membership import (
 )
 from fedtranscribe.evaluation.audit.risk import risk_of
 from fedtranscribe.evaluation.audit.run_game import play_run
+from fedtranscribe.figures import figures_available
 from fedtranscribe.files import write_atomically
 from fedtranscribe.mechanisms import BitSource
-from fedtranscribe.models import Classifier, Generator, is_small
+from fedtranscribe.models import Classifier, Generator, is_small, pick_device
 from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.runs.finished import FinishedRun
 from fedtranscribe.teachers.manifest import FILE as MANIFEST
-from fedtranscribe.transcribe.finished import FinishedRun
-from fedtranscribe.transcribe.report import figures_available
-from fedtranscribe.transcribe.session import Progress, pick_device, silent
+from fedtranscribe.tracking import Progress, silent
 
 AUDIT = "audit.json"
 INVERSION = "inversion.png"

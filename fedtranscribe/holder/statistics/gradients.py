@@ -39,7 +39,7 @@ class MeanGradients(OfTeachers):
 
     def mechanism(self, query: ImageQuery, plan: NoisePlan) -> Mechanism:
         """See `Statistic`."""
-        bound = mean_rows_bound(self._teachers.shards, RowAnswer.GRADIENT, query.k)
+        bound = mean_rows_bound(self._teachers.facts.shards, RowAnswer.GRADIENT, query.k)
         return gaussian_mechanism(bound, plan)
 
     def values(self, query: ImageQuery) -> Tensor:
@@ -48,4 +48,4 @@ class MeanGradients(OfTeachers):
         assert student is not None  # ImageQuery refuses it otherwise
         logits = self._teachers.logits(query.images)
         rows = (self._row_gradient(shard, student) for shard in logits)
-        return mean_rows(rows, query.index_sets, self._teachers.shards, self._bound)
+        return mean_rows(rows, query.index_sets, self._teachers.facts.shards, self._bound)

@@ -32,16 +32,16 @@ def expect_fitting(query: ImageQuery, teachers: Teachers) -> None:
     Raises:
         ModelMismatchError: names what was expected.
     """
-    manifest = teachers.manifest
-    expected = (manifest.channels, manifest.size, manifest.size)
+    facts = teachers.facts
+    expected = (facts.channels, facts.size, facts.size)
     if tuple(query.images.shape[1:]) != expected:
         raise ModelMismatchError(
             f"Expected query images of shape {expected}, got {tuple(query.images.shape[1:])}."
         )
     logits = query.student_logits
-    classes = manifest.classes if logits is None else logits.shape[1]
-    if int(query.index_sets.max()) >= manifest.classes or classes != manifest.classes:
-        raise ModelMismatchError(f"Expected queries over {manifest.classes} classes.")
+    classes = facts.classes if logits is None else logits.shape[1]
+    if int(query.index_sets.max()) >= facts.classes or classes != facts.classes:
+        raise ModelMismatchError(f"Expected queries over {facts.classes} classes.")
 
 
 def expect_shapes(shapes: Mapping[str, tuple[int, ...]], teachers: Teachers) -> int:
@@ -50,15 +50,15 @@ def expect_shapes(shapes: Mapping[str, tuple[int, ...]], teachers: Teachers) -> 
     Raises:
         ConfigError, KeyError, ValueError: a shape that the teachers cannot answer.
     """
-    manifest = teachers.manifest
+    facts = teachers.facts
     rows, *_ = shapes["images"] or (0,)
     _, k = shapes["index_sets"]
-    if rows < 1 or not 1 <= k <= manifest.classes:
-        raise ConfigError(f"Expected rows={rows} >= 1 and k={k} from 1 to {manifest.classes}.")
+    if rows < 1 or not 1 <= k <= facts.classes:
+        raise ConfigError(f"Expected rows={rows} >= 1 and k={k} from 1 to {facts.classes}.")
     expected = {
-        "images": (rows, manifest.channels, manifest.size, manifest.size),
+        "images": (rows, facts.channels, facts.size, facts.size),
         "index_sets": (rows, k),
-        "student_logits": (rows, manifest.classes),
+        "student_logits": (rows, facts.classes),
     }
     for name, shape in shapes.items():
         if shape != expected[name]:

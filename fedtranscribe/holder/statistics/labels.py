@@ -19,7 +19,7 @@ class Labels(OfTeachers):
 
     def mechanism(self, query: ImageQuery, plan: NoisePlan) -> Mechanism:
         """See `Statistic`."""
-        return label_mechanism(self._teachers.shards, query.k, plan)
+        return label_mechanism(self._teachers.facts.shards, query.k, plan)
 
     def values(self, query: ImageQuery) -> Tensor:
         """See `Statistic`."""

@@ -25,11 +25,11 @@ class MeanVotes(OfTeachers):
 
     def mechanism(self, query: ImageQuery, plan: NoisePlan) -> Mechanism:
         """See `Statistic`."""
-        bound = mean_rows_bound(self._teachers.shards, RowAnswer.VOTE, query.k)
+        bound = mean_rows_bound(self._teachers.facts.shards, RowAnswer.VOTE, query.k)
         return gaussian_mechanism(bound, plan)
 
     def values(self, query: ImageQuery) -> Tensor:
         """See `Statistic`."""
         logits = self._teachers.logits(query.images)
         rows = (F.softmax(shard.double(), dim=-1) for shard in logits)
-        return mean_rows(rows, query.index_sets, self._teachers.shards, RowBound.SIMPLEX)
+        return mean_rows(rows, query.index_sets, self._teachers.facts.shards, RowBound.SIMPLEX)

@@ -11,10 +11,11 @@ from fedtranscribe.data import DataSplit, is_published, load
 from fedtranscribe.errors import ConfigError, CorruptWeightsError
 from fedtranscribe.models import Classifier, Generator, load_network
 from fedtranscribe.models.diffusion import Synthesizer, load_synthesizer
+from fedtranscribe.models.inference import labelled_samples
 from fedtranscribe.result import Result
 from fedtranscribe.result_parts import OWN_LABELS
-from fedtranscribe.transcribe.rundir import DENOISER, GENERATOR, STUDENT
-from fedtranscribe.transcribe.session import Progress, labelled_samples, silent
+from fedtranscribe.run_directory import DENOISER, GENERATOR, STUDENT
+from fedtranscribe.tracking import Progress, silent
 
 _DIFFUSION_SAMPLES = 3_000
 

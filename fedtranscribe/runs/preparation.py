@@ -21,15 +21,13 @@ from fedtranscribe.data import (
     share_records,
 )
 from fedtranscribe.errors import ConfigError, ModelMismatchError
-from fedtranscribe.models import build
+from fedtranscribe.models import build, pick_device
 from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.query import Kind
 from fedtranscribe.rounds.plan import Plan
 from fedtranscribe.rounds.planning import Asked, make_plan
-from fedtranscribe.teachers import Manifest, Teachers, load_manifest
-from fedtranscribe.tracking import check_tracking
-from fedtranscribe.transcribe.picking import (
+from fedtranscribe.runs.picking import (
     TEACHER,
     TrainingMode,
     default_shards,
@@ -38,29 +36,13 @@ from fedtranscribe.transcribe.picking import (
     training_mode,
     with_source,
 )
-from fedtranscribe.transcribe.session import pick_device, public_images
+from fedtranscribe.runs.student_side import public_images
+from fedtranscribe.synthesize.pool import GivenGenerator
+from fedtranscribe.teachers import Ensemble, Manifest, load_manifest
+from fedtranscribe.tracking import check_tracking
 
 OWN = "own"
 """One machine is a federation of one holder; this is its name."""
-
-
-@dataclass(frozen=True)
-class GivenGenerator:
-    """A private generator that was trained before, as the source of queries.
-
-    Attributes:
-        run: its name in the ledger of its data.
-        data_id: of the data that it was trained on; None where the run's folder does not say.
-        samples: drawn from it; labelled by the classes that they were drawn for.
-        releases: what its training has cost.
-        public: the public images that it started from; None for none, and for drawn shapes.
-    """
-
-    run: str
-    data_id: str | None
-    samples: ImageSet
-    releases: tuple[Release, ...]
-    public: NamedData | None = None
 
 
 @dataclass
@@ -185,7 +167,7 @@ def _ensemble(
         build(settings.teacher, *shape, weights=settings.teacher_weights)
         shards = settings.shards or default_shards(len(facts))
         return shards, training_mode(settings.teacher, settings.teacher_weights)
-    given = Teachers(folder, device)
+    given = Ensemble(folder, device)
     given.check(facts.classes, facts.channels, facts.size)
     given.verify()
     if manifest.data_id != split.train.data_id:

@@ -1,33 +1,15 @@
-"""The ledger of the data as a run uses it: found, opened, limited, and with room for the plan."""
+"""The ledger of the data as a run opens it: limited, and with room for the plan."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedtranscribe.data import ImageSet, is_published
-from fedtranscribe.errors import UnsupportedAdjacencyError
 from fedtranscribe.privacy.budget import Budget
-from fedtranscribe.privacy.ledger import ACCOUNTANT, Ledger
+from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.ledger_place import LedgerPlace
 from fedtranscribe.privacy.release_plan import Release
-from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.result_parts import LedgerFacts, LedgerLimit
 
 Say = Callable[[str], None]
-
-
-def find_ledger(images: ImageSet, data: str, named: Path | None) -> LedgerPlace:
-    """Where the ledger of a run's data is, or will be.
-
-    Args:
-        images: the private records.
-        data: as the user named them.
-        named: the ledger that the user named.
-
-    Raises:
-        SecondLedgerError, StorageError: as `LedgerPlace.find`.
-    """
-    return LedgerPlace.find(images.data_id, images.folder, named, published=is_published(data))
 
 
 def open_for_run(
@@ -43,7 +25,7 @@ def open_for_run(
     A run that goes on keeps the limit in force, which others may have changed since it started.
 
     Args:
-        place: from `find_ledger`.
+        place: where it lies, from `ledger_of`.
         run: its name in the ledger.
         asked: ε of the limit, where the user asks for one.
         usual: the limit of a new ledger, where not; once something is booked only ε can be
@@ -96,20 +78,3 @@ def _set_limit(ledger: Ledger, path: Path, asked: float | None, usual: Budget, s
             f"limit of the ledger {path} changed from {before.epsilon:g} to {words}. The highest "
             f"limit is the ε of all runs, and only if no answer was the reason for the change."
         )
-
-
-def ledger_facts(ledger: Ledger, delta: float, unit: Unit, adjacency: Adjacency) -> LedgerFacts:
-    """What a run's result says of the ledger: what is booked, and the limit, which is called ε.
-
-    `booked` is None where an earlier run has no cost in this unit and adjacency, `limit` where the
-    ledger bounds nothing.
-    """
-    highest = ledger.highest
-    try:
-        booked = ledger.total(delta, unit, adjacency).epsilon
-    except UnsupportedAdjacencyError:
-        booked = None
-    limit = None
-    if highest is not None and highest.fixed:
-        limit = LedgerLimit.model_validate(highest.to_json())
-    return LedgerFacts(booked=booked, accountant=ACCOUNTANT, limit=limit)

@@ -20,8 +20,8 @@ import torch
 
 from fedtranscribe.mechanisms.noise import NoiseSource
 from fedtranscribe.mechanisms.per_sample import trainable
-from fedtranscribe.methods.dp_sad_losses import Rows, StudentLoss, output_of
-from fedtranscribe.methods.dp_sad_settings import DpSadSettings
+from fedtranscribe.methods.dp_sad.losses import Rows, StudentLoss, output_of
+from fedtranscribe.methods.dp_sad.settings import DpSadSettings
 from fedtranscribe.models.unet import Denoiser
 
 

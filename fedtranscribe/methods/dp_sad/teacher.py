@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from fedtranscribe.mechanisms.dpsgd import Inputs
 from fedtranscribe.mechanisms.draws import Draws, SharedDraws
 from fedtranscribe.methods.denoising import noise_losses, random_rows, random_steps
-from fedtranscribe.methods.dp_sad_optimisers import make_optimiser, set_rate
-from fedtranscribe.methods.dp_sad_settings import DpSadSettings, Optimiser
+from fedtranscribe.methods.dp_sad.networks import make_optimiser, set_rate
+from fedtranscribe.methods.dp_sad.settings import DpSadSettings, Optimiser
 from fedtranscribe.methods.private_records import PrivateRecords
 from fedtranscribe.models.ema import Ema
 from fedtranscribe.models.sampling import sample
@@ -74,14 +74,14 @@ class TeacherTraining:
         self.optimiser.zero_grad()
         noise_losses(self.network, *rows).mean().backward()
         self.optimiser.step()
-        self._ema.update(self.network)
+        self._ema.update_parameters(self.network)
 
     def private_step(self, done: int, total: int, records: PrivateRecords) -> None:
         """One step on private records (Algorithm 1, line 1, with or without protection)."""
         assert self.optimiser is not None
         set_rate(self.optimiser, self._settings.teacher_lr, done, total)
         records.step("teacher", done, self.network, noise_losses, self._rows, self.optimiser)
-        self._ema.update(self.network)
+        self._ema.update_parameters(self.network)
 
     def pool(self) -> tuple[Tensor, Tensor]:
         """Images and labels that a discriminator may learn on: the teacher's world.
@@ -106,13 +106,13 @@ class TeacherTraining:
         """Everything `load_state` needs."""
         return {
             "network": self.network.state_dict(),
-            "ema": self._ema.state(),
+            "ema": self._ema.state_dict(),
             "optimiser": None if self.optimiser is None else self.optimiser.state_dict(),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from `state()`, in the stage that it was made in."""
         self.network.load_state_dict(state["network"])
-        self._ema.load_state(state["ema"])
+        self._ema.load_state_dict(state["ema"])
         if self.optimiser is not None:
             self.optimiser.load_state_dict(state["optimiser"])

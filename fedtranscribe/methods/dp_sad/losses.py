@@ -22,7 +22,7 @@ from torch import Tensor
 
 from fedtranscribe.mechanisms.draws import Draws
 from fedtranscribe.methods.denoising import random_steps
-from fedtranscribe.methods.dp_sad_settings import Concatenation, DpSadSettings, Weighting
+from fedtranscribe.methods.dp_sad.settings import Concatenation, DpSadSettings, Weighting
 from fedtranscribe.models.discriminator import Discriminator
 from fedtranscribe.models.schedule import Schedule, spread
 from fedtranscribe.models.unet import Denoiser, drop_labels

@@ -9,8 +9,8 @@ import pytest
 from fedtranscribe import tracking
 from fedtranscribe.config import TrackingOptions
 from fedtranscribe.errors import ConfigError
+from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.tracking import Tracker
-from fedtranscribe.transcribe import prepare, transcribe
 
 
 def lines(run: Path) -> list[dict]:

@@ -24,7 +24,7 @@ from fedtranscribe.privacy.calibrate import gaussian_mu
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.transcribe import prepare, transcribe
+from fedtranscribe.runs import prepare, transcribe
 
 
 def spent(settings: TranscribeSettings) -> float:

@@ -8,6 +8,7 @@ import pytest
 
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.data import load
+from fedtranscribe.data.ledgers import ledger_of
 from fedtranscribe.errors import BudgetExhaustedError, SecondLedgerError
 from fedtranscribe.privacy.budget import DEFAULT_LIMIT, Budget
 from fedtranscribe.privacy.chain import Kind, canonical
@@ -15,9 +16,10 @@ from fedtranscribe.privacy.closed_forms import gaussian_mu
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.run_ledger import open_for_run
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.transcribe import prepare, transcribe
-from fedtranscribe.transcribe.booking import find_ledger, ledger_facts, open_for_run
+from fedtranscribe.result_parts import LedgerFacts
+from fedtranscribe.runs import prepare, transcribe
 
 DELTA = 1e-5
 KIND = (Unit.RECORD, Adjacency.ZERO_OUT)
@@ -38,7 +40,7 @@ def begin(tiny_data: Path) -> Begin:
 
     def start(run: str, epsilon: float, asked: float | None = None) -> tuple[Ledger, str]:
         said: list[str] = []
-        place, release = find_ledger(records, str(tiny_data), None), planned(epsilon)
+        place, release = ledger_of(records, str(tiny_data), None), planned(epsilon)
         ledger = open_for_run(place, run, asked, USUAL, [release], said.append)
         ledger.reserve(f"{run}/q", "h", release, run)
         return ledger, "\n".join(said)
@@ -48,7 +50,7 @@ def begin(tiny_data: Path) -> Begin:
 
 def facts_of(ledger: Ledger) -> tuple[float, float | None]:
     """What a result says: booked, and the limit."""
-    facts = ledger_facts(ledger, DELTA, *KIND)
+    facts = LedgerFacts.of(ledger, DELTA, *KIND)
     return facts.booked, facts.limit and facts.limit.epsilon
 
 
@@ -106,7 +108,7 @@ def test_a_run_that_goes_on_leaves_the_limit_alone(begin: Begin) -> None:
 def test_an_attempt_that_was_refused_does_not_fix_the_kind_of_the_limit(
     begin: Begin, tiny_data: Path, attempt: Budget
 ) -> None:
-    place = find_ledger(load(str(tiny_data)).train, str(tiny_data), None)
+    place = ledger_of(load(str(tiny_data)).train, str(tiny_data), None)
     every = {
         unit: {adjacency: Gaussian(50.0) for adjacency in Adjacency}
         for unit in (Unit.RECORD, Unit.HOLDER)
@@ -123,7 +125,7 @@ def test_an_attempt_that_was_refused_does_not_fix_the_kind_of_the_limit(
 def test_a_ledger_of_an_early_version_gets_a_limit_and_no_epsilon(
     begin: Begin, tiny_data: Path
 ) -> None:
-    place = find_ledger(load(str(tiny_data)).train, str(tiny_data), None)
+    place = ledger_of(load(str(tiny_data)).train, str(tiny_data), None)
     with Ledger.open(place.path, place.data_id) as ledger:
         unlimited = {**USUAL.to_json(), "epsilon": None}
         with ledger._book.writing():

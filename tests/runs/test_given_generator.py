@@ -12,8 +12,8 @@ from fedtranscribe.privacy.accountant import epsilon
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.transcribe import prepare, transcribe
-from fedtranscribe.transcribe.preparation import GivenGenerator
+from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.synthesize.pool import GivenGenerator
 
 TRAINED = Gaussian(1.5, 1)
 

@@ -1,11 +1,8 @@
-"""The student side of a run: public images, networks, accuracy and samples."""
+"""The student side of a run before its first query: public images and pre-trained networks."""
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,87 +13,13 @@ from fedtranscribe.errors import ConfigError
 from fedtranscribe.methods.moments import fit_public_map
 from fedtranscribe.methods.pretraining import pretrain_generator, train_classifier
 from fedtranscribe.models import Classifier, Generator, build, save_network
-from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.models.scattering import NAME as SCATTER
-from fedtranscribe.teachers import Teachers
-from fedtranscribe.transcribe.rundir import GENERATOR, STUDENT, RunDirectory
+from fedtranscribe.run_directory import GENERATOR, STUDENT, RunDirectory
+from fedtranscribe.tracking import Progress, silent
 
 _PUBLIC_SHAPES = 8_000
 # So many public images show the axes of the student's features well enough.
 _AXES = 4_000
-_EVALUATION_BATCH = 250
-
-
-class Progress(Protocol):
-    """Shows long work; the command line draws a bar, tests pass `silent`."""
-
-    def __call__(self, stage: str, done: int, total: int) -> None:
-        """Say how far a stage is."""
-        ...
-
-
-def silent(stage: str, done: int, total: int) -> None:
-    """Show nothing."""
-
-
-def pick_device(name: str) -> torch.device:
-    """Turn `auto`, `cpu`, `cuda`, `cuda:1`, `mps` into a device that works.
-
-    Raises:
-        ConfigError: unknown, or not on this machine.
-    """
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError):
-        raise ConfigError(
-            f"--device {name} is not available on this machine; use --device cpu or auto."
-        ) from None
-    return device
-
-
-def accuracy(network: Classifier, images: Tensor, labels: Tensor) -> float:
-    """Share of right answers on uint8 images [n, ch, s, s]."""
-    return int((predict(network, images) == labels).sum()) / len(labels)
-
-
-def predict(network: Classifier, images: Tensor) -> Tensor:
-    """Likeliest class of each uint8 image [n, ch, s, s]: int64 [n]."""
-    device = next(network.parameters()).device
-    network.eval()
-    with torch.no_grad():
-        parts = [
-            network(part.to(device).float() / 255).argmax(-1).cpu()
-            for part in images.split(_EVALUATION_BATCH)
-        ]
-    return torch.cat(parts)
-
-
-def ensemble_accuracy(
-    ensembles: Sequence[Teachers], images: Tensor, labels: Tensor
-) -> dict[str, float]:
-    """Mean accuracy of single teachers, and that of their summed votes, on declared-public images.
-
-    Args:
-        ensembles: of one holder or of several; their teachers count alike.
-        images: uint8 [n, ch, s, s].
-        labels: int64 [n].
-
-    Returns:
-        {"single_teacher": …, "ensemble": …}; empty shards do not count.
-    """
-    votes, single, there = torch.zeros(()), 0.0, 0
-    for logits in chain.from_iterable(teachers.logits(images) for teachers in ensembles):
-        for teacher in logits:
-            if not bool(torch.isfinite(teacher).all()):
-                continue
-            votes = votes + teacher.softmax(-1)
-            single += float((teacher.argmax(-1) == labels).float().mean())
-            there += 1
-    ensemble = float((votes.argmax(-1) == labels).float().mean()) if there else 0.0
-    return {"single_teacher": single / max(there, 1), "ensemble": ensemble}
 
 
 @dataclass
@@ -205,37 +128,3 @@ def save_networks(run: RunDirectory, side: StudentSide) -> None:
     """Write the two networks that may be released."""
     save_network(side.student, run.path / STUDENT)
     save_network(side.generator, run.path / GENERATOR)
-
-
-def labelled_samples(
-    generator: Generator | Synthesizer,
-    student: Classifier | None,
-    n: int,
-    seed: int,
-    done: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[Tensor, Tensor]:
-    """Synthetic images uint8 [n, ch, s, s] and their labels int64 [n]: post-processing.
-
-    The student labels what a generator makes; a diffusion model is asked for every class alike,
-    and one without labels gives 0 to all.
-    """
-    if isinstance(generator, Synthesizer):
-        labels = torch.arange(n) % max(1, generator.classes)
-        return generator.draw(labels, seed, done), labels
-    assert student is not None
-    images = sample_images(generator, n, seed)
-    return images, predict(student, images)
-
-
-def sample_images(generator: Generator, n: int, seed: int) -> Tensor:
-    """Synthetic images uint8 [n, ch, s, s] from a public seed."""
-    device = next(generator.parameters()).device
-    rng = torch.Generator().manual_seed(seed)
-    generator.eval()
-    latent = torch.randn(n, generator.latent_dim, generator=rng)
-    with torch.no_grad():
-        parts = [
-            (generator(part.to(device)).clamp(0, 1) * 255).round().to(torch.uint8).cpu()
-            for part in latent.split(_EVALUATION_BATCH)
-        ]
-    return torch.cat(parts)

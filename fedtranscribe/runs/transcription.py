@@ -11,13 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from fedtranscribe.config import RoundSettings, TranscribeSettings
+from fedtranscribe.data.ledgers import ledger_of
 from fedtranscribe.errors import FedtranscribeError
+from fedtranscribe.figures import figures_available
 from fedtranscribe.holder.answering import Holder
 from fedtranscribe.holder.statistics import Moments, Statistic, by_kind, of_teachers
 from fedtranscribe.privacy.accountant import guarantee, sound_table
 from fedtranscribe.privacy.budget import DEFAULT_LIMIT, Budget
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
+from fedtranscribe.privacy.run_ledger import Say, open_for_run
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.query import Kind
 from fedtranscribe.result import Result, Shown, with_private_scores
@@ -25,18 +28,16 @@ from fedtranscribe.result_parts import (
     AccuracyCurve,
     Answers,
     CountedGenerator,
+    LedgerFacts,
     PublishedFigure,
     StatedGuarantee,
 )
+from fedtranscribe.run_directory import RunDirectory, check_writable
 from fedtranscribe.runs.learning import HeldOut, Learned, learn
 from fedtranscribe.runs.own_holder import OwnHolder
-from fedtranscribe.teachers import Teachers, train_teachers
-from fedtranscribe.tracking import Tracker
-from fedtranscribe.transcribe.booking import Say, find_ledger, ledger_facts, open_for_run
-from fedtranscribe.transcribe.preparation import OWN, Prepared, make_manifest
-from fedtranscribe.transcribe.report import figures_available
-from fedtranscribe.transcribe.rundir import RunDirectory, check_writable
-from fedtranscribe.transcribe.session import Progress, ensemble_accuracy, silent
+from fedtranscribe.runs.preparation import OWN, Prepared, make_manifest
+from fedtranscribe.teachers import Ensemble, ensemble_accuracy, train_teachers
+from fedtranscribe.tracking import Progress, Tracker, silent
 
 
 def transcribe(
@@ -131,7 +132,7 @@ def _guaranteed(settings: TranscribeSettings, releases: tuple[Release, ...]) -> 
 
 def _open_ledger(prepared: Prepared, run: RunDirectory, say: Say) -> Ledger:
     settings = prepared.settings
-    place = find_ledger(prepared.split.train, settings.data or "", settings.ledger)
+    place = ledger_of(prepared.split.train, settings.data or "", settings.ledger)
     usual = Budget(DEFAULT_LIMIT, settings.delta, Unit(settings.unit), Adjacency.ZERO_OUT)
     return open_for_run(place, run.run_id, settings.budget, usual, prepared.releases, say)
 
@@ -183,7 +184,7 @@ def _private_side(
     return of_teachers(teachers), others
 
 
-def _teachers(prepared: Prepared, run: RunDirectory, progress: Progress) -> Teachers:
+def _teachers(prepared: Prepared, run: RunDirectory, progress: Progress) -> Ensemble:
     folder, mode = prepared.teacher_folder, prepared.mode
     if folder is None:
         assert mode is not None  # whoever has no teachers yet knows how to train them
@@ -194,7 +195,7 @@ def _teachers(prepared: Prepared, run: RunDirectory, progress: Progress) -> Teac
             progress("teachers on disjoint shards", done, total)
 
         train_teachers(train, manifest, folder, device=prepared.device, progress=show)
-    return Teachers(folder, prepared.device)
+    return Ensemble(folder, prepared.device)
 
 
 def _result(prepared: Prepared, run: RunDirectory, holder: Holder, learned: Learned) -> Result:
@@ -212,7 +213,9 @@ def _result(prepared: Prepared, run: RunDirectory, holder: Holder, learned: Lear
             signal=plan.forecast.signal,
             teachers=plan.facts.shards,
         ),
-        ledger=ledger_facts(holder.ledger, settings.delta, Unit(settings.unit), Adjacency.ZERO_OUT),
+        ledger=LedgerFacts.of(
+            holder.ledger, settings.delta, Unit(settings.unit), Adjacency.ZERO_OUT
+        ),
         data=settings.data,
         class_names=names,
         public_data=settings.public_data if prepared.generator is None else None,

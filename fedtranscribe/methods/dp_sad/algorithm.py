@@ -8,10 +8,10 @@
 Where the paper is unsound or silent we follow the project's decisions:
 
 - A record's gradient is clipped over the student's parameters, and the noise is not divided by T;
-  Eq. 17 as printed is in `dp_sad_published.py`, and has no guarantee.
+  Eq. 17 as printed is in `as_printed.py`, and has no guarantee.
 - Gradients are divided by the expected batch of a true Poisson batch, and by C (through Adam's
   constant): the paper's C = 1e-6 with plain SGD would move nothing.
-- Every network predicts noise; losses, guidance and both players' objectives: `dp_sad_losses.py`.
+- Every network predicts noise; losses, guidance and both players' objectives: `losses.py`.
 - Weights are averaged. Each stage hands on its averages, and samples come from them.
 - Without noise (σ = 0) gradients are not clipped either, marked not private.
 
@@ -43,42 +43,21 @@ from fedtranscribe.errors import ConfigError
 from fedtranscribe.mechanisms.bits import BitSource
 from fedtranscribe.mechanisms.dpsgd import Backend
 from fedtranscribe.mechanisms.noise import NoiseSource
-from fedtranscribe.methods.dp_sad_adversary import Adversary
-from fedtranscribe.methods.dp_sad_losses import Course, StudentLoss
-from fedtranscribe.methods.dp_sad_networks import Networks, make_networks
-from fedtranscribe.methods.dp_sad_optimisers import make_optimiser, set_rate
-from fedtranscribe.methods.dp_sad_published import published_caveats, published_step
-from fedtranscribe.methods.dp_sad_settings import (
-    Concatenation,
+from fedtranscribe.methods.dp_sad.adversary import Adversary
+from fedtranscribe.methods.dp_sad.as_printed import published_caveats, published_step
+from fedtranscribe.methods.dp_sad.losses import Course, StudentLoss
+from fedtranscribe.methods.dp_sad.networks import Networks, make_optimiser, set_rate
+from fedtranscribe.methods.dp_sad.settings import (
     DpSadSettings,
     Gradients,
-    Optimiser,
     Start,
-    Weighting,
-    paper_settings,
-    tiny_settings,
 )
-from fedtranscribe.methods.dp_sad_teacher import TeacherTraining
+from fedtranscribe.methods.dp_sad.teacher import TeacherTraining
 from fedtranscribe.methods.input_checks import check_images, checked_labels, checked_public
 from fedtranscribe.methods.private_records import PrivateRecords
 from fedtranscribe.methods.record_images import RecordImages
 from fedtranscribe.methods.staged import StagedTraining, Steps, uncounted
 from fedtranscribe.privacy.release_plan import Release
-
-__all__ = [
-    "Concatenation",
-    "DpSad",
-    "DpSadSettings",
-    "Gradients",
-    "Networks",
-    "Optimiser",
-    "Stage",
-    "Start",
-    "Weighting",
-    "make_networks",
-    "paper_settings",
-    "tiny_settings",
-]
 
 
 class Stage(StrEnum):
@@ -265,7 +244,7 @@ class DpSad(StagedTraining[Stage, DpSadSettings]):
             self._published_step(loss, course)
         else:
             self._records.step("student", done, self.denoiser, loss, course.rows, self._optimiser)
-        self.ema.update(self.denoiser)
+        self.ema.update_parameters(self.denoiser)
         if self._adversary is not None:
             self._adversary.step(done, total, self.denoiser, course, self._records)
 

@@ -1,13 +1,18 @@
-"""The three networks of DP-SAD, with the weights that they start from."""
+"""The three networks of DP-SAD: the weights that they start from, and what takes their steps."""
 
+import math
 from dataclasses import dataclass
 
 import torch
+from torch import nn
+from torch.optim import Optimizer
 
-from fedtranscribe.methods.dp_sad_settings import Concatenation, DpSadSettings
+from fedtranscribe.methods.dp_sad.settings import Concatenation, DpSadSettings, Optimiser
 from fedtranscribe.models.discriminator import Discriminator
 from fedtranscribe.models.initialise import fixed_randomness, xavier_
 from fedtranscribe.models.unet import Denoiser, make_unet
+
+_ADAM_EPS = 1e-8
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,3 +63,23 @@ def make_networks(
         seen = 2 * channels if pairs else channels
         discriminator = Discriminator(seen, image_size, classes, seed).to(device)
     return Networks(teacher.to(device), student.to(device), discriminator)
+
+
+def make_optimiser(kind: Optimiser, network: nn.Module, divisor: float = 1.0) -> Optimizer:
+    """Over all parameters; the rate is set before each step.
+
+    Args:
+        kind: Adam, or plain SGD, which divides by nothing.
+        network: that learns.
+        divisor: what gradients are divided by first, C where they were clipped to it. Adam does not
+            see their scale but for its constant, so that is multiplied instead.
+    """
+    if kind is Optimiser.SGD:
+        return torch.optim.SGD(network.parameters())
+    return torch.optim.Adam(network.parameters(), eps=_ADAM_EPS * divisor)
+
+
+def set_rate(optimiser: Optimizer, first: float, done: int, total: int) -> None:
+    """The half cosine from `first` at step 0 to 0 after `total` steps (CosineAnnealingLR)."""
+    for group in optimiser.param_groups:
+        group["lr"] = first * (1 + math.cos(math.pi * done / total)) / 2

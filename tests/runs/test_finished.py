@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fedtranscribe.errors import ConfigError, CorruptWeightsError, StorageError
-from fedtranscribe.transcribe import prepare, transcribe
-from fedtranscribe.transcribe.finished import FinishedRun
+from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.runs.finished import FinishedRun
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@
 
 Where the paper is unsound or silent we follow the project's decisions:
 
-- Phase I as printed gives its images away; the default is the sound one of `dp_promise_phase1.py`,
+- Phase I as printed gives its images away; the default is the sound one of `phase1.py`,
   over t > S. S itself comes to Phase II, where one time step more costs nothing.
 - Gradients are divided by the expected batch, never by |I|, which the noise's scale would reveal.
 - Labels stay out of Phase I: it uses the null label, as pre-training does.
@@ -44,17 +44,16 @@ from fedtranscribe.mechanisms.draws import KEY_WORDS, Draws, OwnDraws, SharedDra
 from fedtranscribe.mechanisms.noise import NoiseSource
 from fedtranscribe.mechanisms.poisson import shuffled
 from fedtranscribe.methods.denoising import noise_losses, random_rows, random_steps
-from fedtranscribe.methods.dp_promise_phase1 import (
+from fedtranscribe.methods.dp_promise.phase1 import (
     NoisyRecords,
     Regression,
     published_regression,
     sound_regression,
 )
-from fedtranscribe.methods.dp_promise_settings import (
+from fedtranscribe.methods.dp_promise.settings import (
     DpPromiseSettings,
     NoisyImages,
     PhaseOne,
-    paper_settings,
 )
 from fedtranscribe.methods.input_checks import check_images, checked_labels, checked_public
 from fedtranscribe.methods.private_records import PrivateRecords
@@ -62,8 +61,6 @@ from fedtranscribe.methods.record_images import RecordImages
 from fedtranscribe.methods.staged import StagedTraining, Steps
 from fedtranscribe.models.unet import Denoiser, drop_labels
 from fedtranscribe.privacy.release_plan import Release
-
-__all__ = ["DpPromise", "DpPromiseSettings", "NoisyImages", "PhaseOne", "Stage", "paper_settings"]
 
 
 class Stage(StrEnum):
@@ -201,7 +198,7 @@ class DpPromise(StagedTraining[Stage, DpPromiseSettings]):
 
     def _one_step(self) -> None:
         super()._one_step()
-        self.ema.update(self.denoiser)
+        self.ema.update_parameters(self.denoiser)
 
     def _pretraining_step(self) -> None:
         """Ordinary training on public images, all time steps, null label."""

@@ -12,8 +12,8 @@ from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.query import Kind
 from fedtranscribe.rounds.plan import Plan
 from fedtranscribe.rounds.planning import Asked, make_plan
-from fedtranscribe.transcribe import prepare
-from fedtranscribe.transcribe.picking import default_shards, kind_of, training_mode
+from fedtranscribe.runs import prepare
+from fedtranscribe.runs.picking import default_shards, kind_of, training_mode
 
 OWN = Capabilities(
     name="own",

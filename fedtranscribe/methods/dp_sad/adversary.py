@@ -8,9 +8,9 @@ from torch import Tensor
 from fedtranscribe.mechanisms.dpsgd import Inputs
 from fedtranscribe.mechanisms.draws import Draws, SharedDraws
 from fedtranscribe.methods.denoising import random_rows
-from fedtranscribe.methods.dp_sad_losses import Course, discriminator_losses, output_of, shown
-from fedtranscribe.methods.dp_sad_optimisers import make_optimiser, set_rate
-from fedtranscribe.methods.dp_sad_settings import DpSadSettings
+from fedtranscribe.methods.dp_sad.losses import Course, discriminator_losses, output_of, shown
+from fedtranscribe.methods.dp_sad.networks import make_optimiser, set_rate
+from fedtranscribe.methods.dp_sad.settings import DpSadSettings
 from fedtranscribe.methods.private_records import PrivateRecords
 from fedtranscribe.models.discriminator import Discriminator
 from fedtranscribe.models.unet import Denoiser

@@ -8,8 +8,8 @@ from fedtranscribe.errors import ConfigError, HopelessPlanError
 from fedtranscribe.holder.answering import Holder
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.transcribe import prepare, transcribe
-from fedtranscribe.transcribe.picking import with_source
+from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.runs.picking import with_source
 from tests.conftest import TINY_DPSD
 
 

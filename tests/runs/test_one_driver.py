@@ -18,11 +18,11 @@ from fedtranscribe.holder.statistics import Moments, by_kind, of_teachers
 from fedtranscribe.mechanisms import SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.query import Kind
+from fedtranscribe.run_directory import GENERATOR, STUDENT, RunDirectory
+from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.runs.learning import HeldOut, learn
-from fedtranscribe.teachers import Teachers
-from fedtranscribe.transcribe import prepare, transcribe
-from fedtranscribe.transcribe.preparation import OWN, Prepared
-from fedtranscribe.transcribe.rundir import GENERATOR, STUDENT, RunDirectory
+from fedtranscribe.runs.preparation import OWN, Prepared
+from fedtranscribe.teachers import Ensemble
 from tests.conftest import TINY_DPSD
 from tests.federation.local_grid import LocalGrid
 
@@ -50,7 +50,7 @@ def node_of(prepared: Prepared, run: Path, ledger: Path) -> Node:
         positional_ids=images.positional,
     )
     if plan.facts.shards:
-        statistics = of_teachers(Teachers(run / "private" / "teachers", torch.device("cpu")))
+        statistics = of_teachers(Ensemble(run / "private" / "teachers", torch.device("cpu")))
     else:
         statistics = by_kind([Moments(images, torch.device("cpu"))])
     return Node(
@@ -104,7 +104,7 @@ class Hidden:
 
 sys.meta_path.insert(0, Hidden())
 import fedtranscribe.cli, fedtranscribe.evaluation, fedtranscribe.release, fedtranscribe.report
-import fedtranscribe.synthesize, fedtranscribe.transcribe, fedtranscribe.wire.frames
+import fedtranscribe.synthesize, fedtranscribe.runs, fedtranscribe.wire.frames
 """
 
 

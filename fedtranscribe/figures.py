@@ -1,7 +1,9 @@
 """Results as figures: a grid of synthetic images and the accuracy curve."""
 
+import math
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from fedtranscribe.errors import StorageError
@@ -26,13 +28,21 @@ def draw_images(images: Tensor, labels: Tensor, path: Path) -> None:
         labels: int64 [n], the student's.
         path: PNG to write.
     """
-    figure, axes = _subplots((len(images) + _COLUMNS - 1) // _COLUMNS, _COLUMNS)
-    for axis in axes.flat:
-        axis.axis("off")
-    for axis, image, label in zip(axes.flat, images, labels.tolist(), strict=False):
-        picture = image.permute(1, 2, 0).numpy()
-        axis.imshow(picture.squeeze(), cmap="gray", vmin=0, vmax=255)
-        axis.set_title(str(label), fontsize=7, pad=1)
+    from matplotlib.figure import Figure
+
+    n, channels, size, _ = images.shape
+    rows = math.ceil(n / _COLUMNS)
+    # One picture of all: axes of their own for each would take seconds.
+    high, wide = size + max(4, size // 3), size + max(2, size // 8)
+    sheet = torch.full((channels, rows * high, _COLUMNS * wide), 255, dtype=torch.uint8)
+    figure = Figure(figsize=(_COLUMNS * 0.6, rows * 0.7), layout="constrained")
+    axis = figure.subplots()
+    for place, (image, label) in enumerate(zip(images, labels.tolist(), strict=True)):
+        top, left = place // _COLUMNS * high + high - size, place % _COLUMNS * wide
+        sheet[:, top : top + size, left : left + size] = image
+        axis.text(left + size / 2, top - 1, str(label), fontsize=7, ha="center", va="bottom")
+    axis.imshow(sheet.permute(1, 2, 0).numpy().squeeze(), cmap="gray", vmin=0, vmax=255)
+    axis.axis("off")
     _save(figure, path)
 
 
@@ -56,13 +66,6 @@ def draw_curve(rows: list[int], values: list[float], lines: dict[str, float], pa
     axis.legend(fontsize=8, loc="lower right")
     axis.grid(alpha=0.3)
     _save(figure, path)
-
-
-def _subplots(rows: int, columns: int):
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(columns * 0.6, rows * 0.7), layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=False)
 
 
 def _save(figure, path: Path) -> None:

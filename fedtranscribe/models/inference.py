@@ -1,0 +1,62 @@
+"""What trained networks give: classes, accuracy and samples."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from fedtranscribe.models.classifier import Classifier
+from fedtranscribe.models.diffusion import Synthesizer
+from fedtranscribe.models.generator import Generator
+
+_BATCH = 250
+
+
+def accuracy(network: Classifier, images: Tensor, labels: Tensor) -> float:
+    """Share of right answers on uint8 images [n, ch, s, s]."""
+    return int((predict(network, images) == labels).sum()) / len(labels)
+
+
+def predict(network: Classifier, images: Tensor) -> Tensor:
+    """Likeliest class of each uint8 image [n, ch, s, s]: int64 [n]."""
+    device = next(network.parameters()).device
+    network.eval()
+    with torch.no_grad():
+        parts = [
+            network(part.to(device).float() / 255).argmax(-1).cpu() for part in images.split(_BATCH)
+        ]
+    return torch.cat(parts)
+
+
+def labelled_samples(
+    generator: Generator | Synthesizer,
+    student: Classifier | None,
+    n: int,
+    seed: int,
+    done: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[Tensor, Tensor]:
+    """Synthetic images uint8 [n, ch, s, s] and their labels int64 [n]: post-processing.
+
+    The student labels what a generator makes; a diffusion model is asked for every class alike,
+    and one without labels gives 0 to all.
+    """
+    if isinstance(generator, Synthesizer):
+        labels = torch.arange(n) % max(1, generator.classes)
+        return generator.draw(labels, seed, done), labels
+    assert student is not None
+    images = sample_images(generator, n, seed)
+    return images, predict(student, images)
+
+
+def sample_images(generator: Generator, n: int, seed: int) -> Tensor:
+    """Synthetic images uint8 [n, ch, s, s] from a public seed."""
+    device = next(generator.parameters()).device
+    rng = torch.Generator().manual_seed(seed)
+    generator.eval()
+    latent = torch.randn(n, generator.latent_dim, generator=rng)
+    with torch.no_grad():
+        parts = [
+            (generator(part.to(device)).clamp(0, 1) * 255).round().to(torch.uint8).cpu()
+            for part in latent.split(_BATCH)
+        ]
+    return torch.cat(parts)
