@@ -238,7 +238,7 @@ def lines_drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         "fedtranscribe.runs.learning.draw_curve",
         lambda rows, values, lines, path: drawn.extend(lines),
     )
-    for place in ("transcribe.transcription", "flower.simulated"):
+    for place in ("runs.transcription", "flower.simulated"):
         monkeypatch.setattr(f"fedtranscribe.{place}.ensemble_accuracy", lambda *_: MARKED)
     return drawn
 

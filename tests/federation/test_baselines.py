@@ -20,8 +20,15 @@ from fedtranscribe.flower.baselines import (
 )
 from fedtranscribe.flower.run_config import settings_from
 from fedtranscribe.flower.simulated import _serve, simulated_client_app
+from fedtranscribe.methods import ensemble_distillation
 from fedtranscribe.models import Classifier, Generator, build
 from tests.federation.local_grid import LocalGrid
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ensemble_distillation, "_DENSE_ROUNDS", 4)
+    monkeypatch.setattr(ensemble_distillation, "_GENERATOR_STEPS", 3)
 
 
 @pytest.fixture

@@ -35,7 +35,7 @@ TINY = {
     "dp_promise": {
         "phase1": False,
         "phase2_batch": 4,
-        "phase2_epochs": 0.3,
+        "phase2_epochs": 0.1,
         "copies": 1,
     },
 }

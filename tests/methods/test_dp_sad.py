@@ -118,7 +118,7 @@ def test_the_student_may_start_where_the_teacher_ended():
 def test_samples_are_those_of_the_averaged_student():
     method = run()
     method.train()
-    assert method.ema.updates == 2
+    assert method.ema.n_averaged == 1 + 2
     labels = torch.arange(4) % CLASSES
     images = method.sample(labels, torch.Generator().manual_seed(0))
     assert images.shape == (4, 1, SIDE, SIDE)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedtranscribe.config import BaselineSettings
+from fedtranscribe.methods import ensemble_distillation
 from fedtranscribe.methods.ensemble_distillation import dense, distil, mean_logits
 from fedtranscribe.models import Classifier, Generator, build
 
@@ -17,6 +18,12 @@ def stripes(n: int, rng: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
     for i, label in enumerate(labels.tolist()):
         images[i, :, 9 * label : 9 * label + 9] += 150
     return images.to(torch.uint8), labels
+
+
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ensemble_distillation, "_DENSE_ROUNDS", 4)
+    monkeypatch.setattr(ensemble_distillation, "_GENERATOR_STEPS", 3)
 
 
 @pytest.fixture(scope="module")
