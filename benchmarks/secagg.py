@@ -26,7 +26,7 @@ from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.mechanisms import OsNoise
-from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.query import ImageQuery, Kind, Query
 from fedtranscribe.rounds.combining import combine
 from fedtranscribe.rounds.masked_sum import MaskedSum

@@ -30,9 +30,9 @@ import torch
 from fedtranscribe import wire
 from fedtranscribe.config import TeacherSettings, TranscribeSettings
 from fedtranscribe.data import load
-from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.query import ImageQuery, Kind
 from fedtranscribe.runs.preparation import make_manifest
 from fedtranscribe.secagg import Members

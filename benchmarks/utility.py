@@ -38,9 +38,8 @@ from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.method import Combined
 from fedtranscribe.models.inference import accuracy
 from fedtranscribe.privacy.budget import Budget
-from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.query import ImageQuery
 from fedtranscribe.rounds.plan import Plan
 from fedtranscribe.rounds.planning import KINDS, Asked, make_plan

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fedtranscribe.models.headers import MOST_CHANNELS, MOST_CLASSES, MOST_SIDE
 from fedtranscribe.names import expect_name
-from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.query import Kind
 
 MOST_SHARDS = 1_000_000

@@ -191,6 +191,11 @@ class RunDirectory:
             ) from None
 
     @property
+    def generator_state(self) -> "StateFile":
+        """Where the training of a generator, which asks nothing, can go on."""
+        return StateFile(self.path / "checkpoints" / "generator.pt")
+
+    @property
     def _answer(self) -> Path:
         return self.path / "checkpoints" / "answer.pt"
 
@@ -220,11 +225,44 @@ class RunDirectory:
         return self.path / SCORES
 
 
+class StateFile:
+    """One state, replaced as a whole.
+
+    Args:
+        path: the file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def load(self) -> dict[str, Any] | None:
+        """What was stored last; None at the start.
+
+        Raises:
+            StorageError: the file is not readable.
+        """
+        if not self._path.exists():
+            return None
+        try:
+            return torch.load(self._path, weights_only=True)
+        except Exception as error:  # torch raises many kinds for a damaged file
+            raise StorageError(
+                f"{self._path} is damaged ({type(error).__name__}); delete it and resume: what it "
+                "holds is computed again, and costs nothing."
+            ) from None
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Replace it."""
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        write_atomically(self._path, buffer.getvalue())
+
+
 def check_writable(path: Path) -> None:
     """Fail before any work if a run could not be stored there.
 
     Raises:
-        StorageError: names the folder and the mend.
+        StorageError: names the folder and the fix.
     """
     probe = path / ".probe"
     try:

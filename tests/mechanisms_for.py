@@ -9,9 +9,9 @@ from fedtranscribe.mechanisms import (
     moments_bound,
 )
 from fedtranscribe.mechanisms.masked import masked_noise_std
-from fedtranscribe.privacy.calibrate import ROUNDING, EnsembleLayout, NoiseMode, RowAnswer
+from fedtranscribe.privacy.calibrate import ROUNDING, EnsembleLayout
 from fedtranscribe.privacy.noise_plan import NoisePlan
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
 
 # Any width will do where no mask is put on.
 K = 10

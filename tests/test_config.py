@@ -46,9 +46,9 @@ def test_broken_toml_is_one_error(tmp_path: Path):
 def test_what_may_change_on_resume():
     """A name that joins must change no answer, and no result but by how it was computed."""
     anywhere = {"device", "data_root", "download", "max_gib", "tensorboard", "tracker"}
-    assert marked(Mark.RESUMABLE, TranscribeSettings) == anywhere | {"out"}
+    assert marked(Mark.RESUMABLE, TranscribeSettings) == anywhere | {"out", "with_generator"}
     assert marked(Mark.RESUMABLE, FederationSettings) == anywhere | {
-        *("out", "resume", "force", "abandon", "quorum", "slice_seconds"),
+        *("out", "with_generator", "resume", "force", "abandon", "quorum", "slice_seconds"),
         *("timeout", "first_timeout", "retries", "retry_after"),
     }
     assert marked(Mark.RESUMABLE, SynthesizeSettings) == anywhere | {

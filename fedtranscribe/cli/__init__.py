@@ -5,7 +5,9 @@ of mistake (see `fedtranscribe.errors`); a traceback is always our mistake.
 """
 
 import os
+import signal
 import sys
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -30,7 +32,7 @@ from fedtranscribe.cli.teacher import teacher_app
 from fedtranscribe.cli.transcribe import transcribe_command
 from fedtranscribe.errors import ConfigError, FedtranscribeError, StorageError
 
-_INTERRUPTED = 130
+_INTERRUPTED, _TERMINATED = 130, 143
 
 # Read when torch is loaded. By default its threads wait spinning, which beside another busy process
 # makes training ten times slower.
@@ -72,9 +74,18 @@ def _root(
         typer.echo(context.get_help())
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: a run ends as after Ctrl-C, and says how to go on with it."""
+
+
 def main() -> None:
     """Run the command line and exit with its code."""
+    signal.signal(signal.SIGTERM, _terminate)
     sys.exit(run(sys.argv[1:]))
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated
 
 
 def run(arguments: list[str]) -> int:
@@ -89,6 +100,8 @@ def run(arguments: list[str]) -> int:
         return _complain(str(error), error.exit_code)
     except _USAGE_ERROR as error:
         return _complain(_usage(error), ConfigError.exit_code)
+    except Terminated:
+        return _complain("terminated.", _TERMINATED)
     except (KeyboardInterrupt, typer.Abort):
         code = _INTERRUPTED
     except OSError as error:

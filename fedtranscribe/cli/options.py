@@ -7,8 +7,7 @@ import typer
 
 from fedtranscribe.cli.settings_options import about
 from fedtranscribe.config import FederationSettings, RunOptions, StudentSettings, Topic
-from fedtranscribe.privacy.calibrate import NoiseMode, RowAnswer
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
 
 Epsilon = Annotated[float, typer.Option(help="Target ε of the whole plan.")]
 Delta = Annotated[float, typer.Option(help=about(RunOptions, "delta"))]

@@ -33,13 +33,7 @@ from fedtranscribe.cli.options import (
 from fedtranscribe.cli.output import emit
 from fedtranscribe.privacy.accountant import epsilon as epsilon_of_plan
 from fedtranscribe.privacy.accountant import quote
-from fedtranscribe.privacy.calibrate import (
-    EnsembleLayout,
-    NoiseMode,
-    RowAnswer,
-    label_epsilon0,
-    row_mu,
-)
+from fedtranscribe.privacy.calibrate import EnsembleLayout, label_epsilon0, row_mu
 from fedtranscribe.privacy.calibrate import noise_std as calibrated_std
 from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian
 from fedtranscribe.privacy.forecasts import Forecast, label_forecast
@@ -51,7 +45,7 @@ from fedtranscribe.privacy.published import (
     sampling_probability,
     sgd_steps,
 )
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
 
 privacy_app = group("Privacy calculators: what a plan costs, needs and can carry.")
 calibrate_app = group("How much noise a target ε needs.")

@@ -1,8 +1,10 @@
 """What commands that make a run share: settings out of three places, and its privacy at the end."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from fedtranscribe.catalogue import expect_data, expect_network
 from fedtranscribe.cli.output import say, show_table
 from fedtranscribe.config import read_toml
 from fedtranscribe.errors import ConfigError
@@ -30,6 +32,24 @@ def layers(config: Path | None, out: Path | None, *, resume: bool) -> Layers:
         started = read_toml(out / "config.toml")
         started.pop("run", None)
     return started, read_toml(config) if config is not None else {}
+
+
+def expect_known(*data: str | None, networks: Iterable[str | None] = ()) -> None:
+    """Refuse unknown names before torch or any data are loaded, which takes seconds.
+
+    Args:
+        data: data sets by name or path; None for those that nobody named.
+        networks: architectures, or folders of teachers.
+
+    Raises:
+        DataNotFoundError, UnknownArchitectureError: suggest close names.
+    """
+    for name in data:
+        if name is not None:
+            expect_data(name)
+    for name in networks:
+        if name is not None and not Path(name).is_dir():
+            expect_network(name)
 
 
 def show_privacy(result: Result) -> None:

@@ -83,7 +83,7 @@ def simulate_command(
         bars.say(f"run folder: {folder}")
         try:
             _simulate(app, chosen, federation, bars)
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, SystemExit):
             if "resume" in app.defaults:
                 bars.say(f"go on with the same settings and: --resume --out {folder}")
             raise

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from fedtranscribe.cli.options import Json, Out, Resume, SettingsFile
 from fedtranscribe.cli.output import emit, say, say_path
 from fedtranscribe.cli.progress import StageBars
-from fedtranscribe.cli.runs import layers, show_privacy
+from fedtranscribe.cli.runs import expect_known, layers, show_privacy
 from fedtranscribe.cli.settings_options import settings_options, table_options
 from fedtranscribe.config import SynthesizeSettings, build
 from fedtranscribe.errors import ConfigError
@@ -47,6 +47,7 @@ def synthesize_command(
 ) -> None:
     """Run it; the help text is `_EXAMPLES`."""
     settings = _settings(typed, config, out, resume)
+    expect_known(settings.data)
     folder = out or Path("runs") / f"synthesize-{datetime.now(UTC):%Y%m%d-%H%M%S}"
 
     from fedtranscribe.synthesize import prepare, synthesize

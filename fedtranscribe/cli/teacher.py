@@ -8,6 +8,7 @@ import typer
 from fedtranscribe.cli.options import Json, group
 from fedtranscribe.cli.output import emit
 from fedtranscribe.cli.progress import StageBars
+from fedtranscribe.cli.runs import expect_known
 from fedtranscribe.cli.settings_options import GroupedCommand, about, settings_options
 from fedtranscribe.config import OwnData, Topic, TranscribeSettings, build, read_toml
 
@@ -48,6 +49,7 @@ def train(
     given = read_toml(config) if config else {}
     own = {"data": data, "teacher": arch, "shards": shards}
     settings = build(TranscribeSettings, {**given, **typed, **own})
+    expect_known(settings.data, networks=[settings.teacher])
 
     from fedtranscribe.data import load
     from fedtranscribe.models import pick_device

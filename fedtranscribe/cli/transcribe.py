@@ -7,7 +7,7 @@ from typing import Any
 from fedtranscribe.cli.options import Force, Json, Out, Resume, SettingsFile
 from fedtranscribe.cli.output import emit, say, say_path, show_table
 from fedtranscribe.cli.progress import StageBars
-from fedtranscribe.cli.runs import layers, show_privacy
+from fedtranscribe.cli.runs import expect_known, layers, show_privacy
 from fedtranscribe.cli.settings_options import settings_options
 from fedtranscribe.config import TranscribeSettings, build
 from fedtranscribe.result import Shown
@@ -26,6 +26,7 @@ Examples:
   fedtranscribe transcribe --data scans.npz --epsilon 5 --out runs/scans
   fedtranscribe transcribe --generator runs/diffusion          # ask its samples, add its cost
   fedtranscribe transcribe --resume --out runs/scans           # go on after an interrupt
+  fedtranscribe transcribe --no-generator                      # the student alone, sooner
 
 Without a teacher, student, shards or rows the student learns from noisy moments of the
 records; with one of them, from answers of teachers on disjoint shards (DPSD).
@@ -34,7 +35,7 @@ Settings of the method itself go into --config FILE, tables [dpsd] and [teachers
 """
 
 
-@settings_options(TranscribeSettings)
+@settings_options(TranscribeSettings, flags={"with_generator": "--with-generator/--no-generator"})
 def transcribe_command(
     typed: dict[str, Any],
     out: Out = None,
@@ -46,6 +47,7 @@ def transcribe_command(
     """Run it; the help text is `_EXAMPLES`."""
     started, given = layers(config, out, resume=resume)
     settings = build(TranscribeSettings, {**started, **given, **typed})
+    expect_known(settings.data, networks=(settings.teacher, settings.student))
     folder = out or Path("runs") / f"transcribe-{datetime.now(UTC):%Y%m%d-%H%M%S}"
 
     from fedtranscribe.runs import prepare, transcribe

@@ -101,6 +101,10 @@ class StudentSettings(RunOptions):
     out: Annotated[Path | None, CIRCUMSTANCE, Topic.RUN] = Field(
         default=None, description="Run folder."
     )
+    with_generator: Annotated[bool, Mark.RESUMABLE, Topic.RUN] = Field(
+        default=True,
+        description="Train a generator after the student; later is free, with --resume.",
+    )
     dpsd: Annotated[DpsdSettings, Mark.NO_OPTION] = DpsdSettings()
 
     @property

@@ -1,12 +1,12 @@
 """One name or path -> the data set."""
 
-import difflib
 import logging
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from fedtranscribe.catalogue import DATA_SETS, MEDMNIST, unknown_data
 from fedtranscribe.config import UNSTATED, OwnData
 from fedtranscribe.data.archives import load_archive
 from fedtranscribe.data.cifar10_jpeg import load_cifar10_jpeg
@@ -26,7 +26,6 @@ PACKAGED: dict[str, Callable[[], DataSplit]] = {
     "digits": load_digits,
     "uci-digits": load_uci_digits,
 }
-_MEDMNIST = "medmnist:"
 # By name: a path behind the prefix is nobody's benchmark.
 _MEDMNIST_SET = re.compile(
     r"medmnist:(blood|breast|chest|derma|oct|organa|organc|organs|path|pneumonia|retina|tissue)"
@@ -36,7 +35,7 @@ _MEDMNIST_SET = re.compile(
 
 def available() -> list[str]:
     """Names that `load` knows, in the order of a help text; paths come on top."""
-    return [*PACKAGED, *IDX_SETS, *TORCHVISION_SETS, "cifar10-jpeg", f"{_MEDMNIST}<name>"]
+    return list(DATA_SETS)
 
 
 def load(
@@ -55,8 +54,8 @@ def load(
         InvalidDataError: present but unusable.
         ConfigError: `own` contradicts what the set states itself.
     """
-    if spec.startswith(_MEDMNIST):
-        return load_medmnist(spec.removeprefix(_MEDMNIST), root, download, own)
+    if spec.startswith(MEDMNIST):
+        return load_medmnist(spec.removeprefix(MEDMNIST), root, download, own)
     if spec in available():
         return _as_stated(_named(spec, root, download), own)
     path = Path(spec).expanduser()
@@ -66,7 +65,7 @@ def load(
         return load_archive(path, own)
     if path.is_dir():
         return load_folder(path, own)
-    raise DataNotFoundError(_unknown(spec))
+    raise unknown_data(spec)
 
 
 def _named(spec: str, root: Path | None, download: bool) -> DataSplit:
@@ -126,19 +125,13 @@ def is_published(specs: str) -> bool:
 
 def is_benchmark(name: str) -> bool:
     """Whether one name, and no path, is that of a published benchmark."""
-    known = not name.startswith(_MEDMNIST) and name in available()
+    known = not name.startswith(MEDMNIST) and name in available()
     return known or _MEDMNIST_SET.fullmatch(name) is not None
 
 
 def folder_of(spec: str) -> Path | None:
     """Where the data of a path lie, if it is one and they are there; None for names."""
     path = Path(spec).expanduser()
-    if spec in available() or spec.startswith(_MEDMNIST) or not spec or not path.exists():
+    if spec in available() or spec.startswith(MEDMNIST) or not spec or not path.exists():
         return None
     return path if path.is_dir() else path.resolve().parent
-
-
-def _unknown(spec: str) -> str:
-    close = difflib.get_close_matches(spec, available(), n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(available())}"
-    return f"No data set or path {spec!r}; {hint}"

@@ -17,9 +17,9 @@ from fedtranscribe.holder.statistics import Statistic
 from fedtranscribe.holder.trainings import Trainings
 from fedtranscribe.mechanisms import BitSource, MaskedShare, NoiseSource, OsBits, OsNoise
 from fedtranscribe.mechanisms.masked import residues
-from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.query import Answer, Kind, Query, RawAnswer, Scalar
 from fedtranscribe.refusals import Refusal, RefusalCode, refusing
 from fedtranscribe.secagg import Advert, Task

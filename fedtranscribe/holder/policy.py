@@ -9,9 +9,8 @@ from pydantic import Field
 
 from fedtranscribe.config import Settings
 from fedtranscribe.privacy.budget import Budget
-from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.noise_plan import NoisePlan
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.query import Kind, Query
 from fedtranscribe.refusals import Refusal, RefusalCode
 

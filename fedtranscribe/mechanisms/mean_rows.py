@@ -14,8 +14,8 @@ from fedtranscribe.mechanisms.normalize import (
     simplex_rows,
     unit_rows,
 )
-from fedtranscribe.privacy.calibrate import DIAMETERS, EnsembleLayout, RowAnswer
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.calibrate import DIAMETERS, EnsembleLayout
+from fedtranscribe.privacy.units import Adjacency, RowAnswer, Unit
 
 _BOUNDS = {RowBound.UNIT: unit_rows, RowBound.CLIP: clip_rows, RowBound.SIMPLEX: simplex_rows}
 

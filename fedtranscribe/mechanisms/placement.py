@@ -8,8 +8,8 @@ from fedtranscribe.mechanisms.bounded import Bound
 from fedtranscribe.mechanisms.gaussian import CentralNoise, LocalNoise
 from fedtranscribe.mechanisms.labels import ExponentialVoteLabels, TopKRandomizedResponse
 from fedtranscribe.mechanisms.masked import MaskedShare
-from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.units import NoiseMode
 
 Labels = TopKRandomizedResponse | ExponentialVoteLabels
 Mechanism = LocalNoise | CentralNoise | MaskedShare | Labels

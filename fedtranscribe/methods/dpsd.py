@@ -41,7 +41,7 @@ from fedtranscribe.methods.distillation import (
     gradient_of,
     posterior_labels,
 )
-from fedtranscribe.methods.method import Combined, Show
+from fedtranscribe.methods.method import Combined, Kept, Show
 from fedtranscribe.models import Classifier, Generator
 from fedtranscribe.query import ImageQuery, Kind
 
@@ -186,6 +186,9 @@ class DPSD:
     def finish(self, show: Show) -> None:
         """More student updates on the answered rows alone: free, since nothing new is asked."""
         self._train_student(self.settings.finish_steps, finishing=True, show=show)
+
+    def finish_generator(self, show: Show, kept: Kept) -> None:
+        """Nothing: it was trained in the rounds."""
 
     @property
     def part(self) -> int:

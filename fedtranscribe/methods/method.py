@@ -14,6 +14,18 @@ Show = Callable[[str, int, int], None]
 """Called with a stage of long work, steps done, and steps in all."""
 
 
+class Kept(Protocol):
+    """A place for one state, outside of checkpoints of the rounds."""
+
+    def load(self) -> dict[str, Any] | None:
+        """What was stored last; None at the start."""
+        ...
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Replace it."""
+        ...
+
+
 @dataclass(frozen=True)
 class Combined:
     """All holders' answers to a query, as one: private, so anyone may see and keep it.
@@ -79,7 +91,16 @@ class Method(Protocol[Q]):
         ...
 
     def finish(self, show: Show) -> None:
-        """What can be learned without asking anything more: free."""
+        """What the student can learn without asking anything more: free."""
+        ...
+
+    def finish_generator(self, show: Show, kept: Kept) -> None:
+        """What the generator still has to learn from the finished student: free.
+
+        Args:
+            show: receives every step.
+            kept: where a long training lies, so that an interrupted one goes on.
+        """
         ...
 
     def state(self) -> dict[str, Any]:

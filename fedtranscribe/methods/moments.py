@@ -16,7 +16,6 @@ Guarantee:
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,10 +23,12 @@ from torch import Tensor
 
 from fedtranscribe.config import DpsdSettings
 from fedtranscribe.mechanisms import MomentSums
-from fedtranscribe.methods.dpsd import generator_loss
-from fedtranscribe.methods.method import Combined, Show
+from fedtranscribe.methods.course import Course, run_courses
+from fedtranscribe.methods.method import Combined, Kept, Show
+from fedtranscribe.methods.moments_generator import MomentsMatching
+from fedtranscribe.methods.pretraining import GeneratorPretraining
 from fedtranscribe.models import Classifier, Generator, fixed_randomness
-from fedtranscribe.models.scattering import BIAS, UnitFeatures
+from fedtranscribe.models.scattering import UnitFeatures
 from fedtranscribe.query import Kind, MomentsQuery, query_from
 
 _BATCH = 250
@@ -38,11 +39,6 @@ _PRIVATE_FLOOR = 0.3
 _RIDGE = 1.5
 # Ridge regression gives differences of about one between classes; as logits they want to be sharper
 _SHARPNESS = 10.0
-_GENERATOR_LR = 1e-3
-# Going back through the features takes a hundredth of a second per image.
-_GENERATOR_BATCH = 64
-# Weight of the distance between moments, which is about one at the start.
-_MATCHING = 10.0
 _QUESTIONS = ("moments-0", "moments-1")
 
 
@@ -84,6 +80,7 @@ class MomentsMethod:
         settings: public hyper-parameters of the generator.
         rng: source of z; it needs no secrecy.
         run: prefix of query ids, unique for the ledger.
+        public: images that the generator starts from, uint8 [m, ch, h, w], or None.
     """
 
     stage = "moments"
@@ -96,12 +93,14 @@ class MomentsMethod:
         settings: DpsdSettings,
         rng: torch.Generator,
         run: str,
+        public: Tensor | None = None,
     ) -> None:
         self.student = student
         self.generator = generator
         self.rng = rng
         self._settings = settings
         self._run = run
+        self._public = public
         self._learned: list[tuple[MomentsQuery, Combined]] = []
 
     @property
@@ -145,14 +144,22 @@ class MomentsMethod:
         return {}
 
     def finish(self, show: Show) -> None:
-        """Train the generator against the finished student: free."""
+        """Nothing: the last answer has set the student."""
 
-        def progress(done: int, total: int) -> None:
-            show("generator", done, total)
-
+    def finish_generator(self, show: Show, kept: Kept) -> None:
+        """Train the generator on public images, then against the finished student: free."""
         query, answer = self._learned[-1]
-        sums = moments_of(query, answer)
-        train_generator(self.generator, self.student, sums, self._settings, self.rng, progress)
+        sums, images, settings = moments_of(query, answer), self._public, self._settings
+
+        def on_public() -> Course:
+            assert images is not None
+            return GeneratorPretraining(self.generator, images, settings.pretrain_steps, self.rng)
+
+        def on_moments() -> Course:
+            return MomentsMatching(self.generator, self.student, sums, settings, self.rng)
+
+        courses = [on_moments] if images is None else [on_public, on_moments]
+        run_courses(courses, self.generator, self.rng, show, kept)
 
     def state(self) -> dict[str, Any]:
         """Everything `load_state` needs to go on as if nothing had happened; tensors on CPU."""
@@ -227,53 +234,3 @@ def _features(student: Classifier) -> UnitFeatures:
     if not isinstance(student.backbone, UnitFeatures):
         raise ValueError(f"Expected a student of fixed features, got {student.architecture!r}.")
     return student.backbone
-
-
-def train_generator(
-    generator: Generator,
-    student: Classifier,
-    moments: MomentSums,
-    settings: DpsdSettings,
-    rng: torch.Generator,
-    progress: Callable[[int, int], None],
-) -> float:
-    """Teach the generator images whose features have the records' moments: free.
-
-    The loss is that of DPSD Eq. 8, with the finished student as the judge, plus the distance
-    between the sums by class of what is generated, classed by the student, and those that the
-    holder told (DP-MERF, on features of ours).
-
-    Args:
-        generator: maps z [n, latent] to images; trained in place.
-        student: after `set_head`; only judges.
-        moments: the answer to the second question.
-        settings: of the method.
-        rng: source of z.
-        progress: called with (steps done, steps in all).
-
-    Returns:
-        Loss of the last step.
-    """
-    assert moments.by_class is not None
-    device = next(generator.parameters()).device
-    # The constant entry counts the records, class by class.
-    shares = moments.by_class[-1].clamp_min(0)
-    constant = math.sqrt(1 + BIAS**2) / BIAS
-    target = (moments.by_class / (shares.sum() * constant).clamp_min(1)).float().to(device)
-    optimiser = torch.optim.Adam(generator.parameters(), lr=_GENERATOR_LR, betas=(0.5, 0.99))
-    student.eval().requires_grad_(False)
-    generator.train()
-    loss = torch.zeros(())
-    for step in range(settings.moments_steps):
-        z = torch.randn(_GENERATOR_BATCH, generator.latent_dim, generator=rng).to(device)
-        images = generator(z)
-        features = student.features(images)
-        classes = student.head(features).softmax(-1)
-        distance = (features.T @ classes / len(z) - target).square().sum() / target.square().sum()
-        loss = _MATCHING * distance + generator_loss(student, images, settings)
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        optimiser.step()
-        progress(step + 1, settings.moments_steps)
-    student.requires_grad_(True)
-    return float(loss.detach())

@@ -1,17 +1,16 @@
 """What public images alone can teach generator and student, before any holder is asked.
 
-Both functions see public data only; nothing here costs budget.
+All of it sees public data only; nothing here costs budget.
 """
 
-from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.optim.lr_scheduler import LinearLR
 
 from fedtranscribe.models import Classifier, Generator, fixed_randomness
-
-Progress = Callable[[int, int], None]
 
 _BATCH = 128
 _LR = 2e-3
@@ -39,44 +38,63 @@ class _Encoder(nn.Module):
         return mean, log_variance.clamp(-8, 8)
 
 
-def pretrain_generator(
-    generator: Generator, images: Tensor, steps: int, rng: torch.Generator, progress: Progress
-) -> float:
-    """Train the generator in place as the decoder of a variational autoencoder.
+class GeneratorPretraining:
+    """Trains a generator in place as the decoder of a variational autoencoder; a `Course`.
 
     Args:
         generator: maps z [n, latent] to images in [0, 1].
         images: public images, uint8 [n, ch, s, s].
         steps: optimiser steps.
         rng: source of batches and of z.
-        progress: called with (steps done, steps in all).
-
-    Returns:
-        Mean reconstruction loss of the last step, in nats per image.
     """
-    device = next(generator.parameters()).device
-    _, channels, size, _ = images.shape
-    with fixed_randomness(rng.initial_seed()):
-        encoder = _Encoder(channels, size, generator.latent_dim).to(device)
-    parameters = [*generator.parameters(), *encoder.parameters()]
-    optimiser = torch.optim.Adam(parameters, lr=_LR)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimiser, 1.0, 0.01, max(steps, 1))
-    generator.train()
-    reconstruction = torch.zeros(())
-    for step in range(steps):
-        batch = images[torch.randint(0, len(images), (_BATCH,), generator=rng)]
-        real = batch.to(device).float() / 255
-        mean, log_variance = encoder(real)
-        noise = torch.randn(mean.shape, generator=rng).to(device)
-        decoded = generator(mean + (log_variance / 2).exp() * noise)
+
+    name = "generator on public images"
+
+    def __init__(
+        self, generator: Generator, images: Tensor, steps: int, rng: torch.Generator
+    ) -> None:
+        self.steps, self.done = steps, 0
+        self._generator, self._images, self._rng = generator, images, rng
+        self._device = next(generator.parameters()).device
+        _, channels, size, _ = images.shape
+        with fixed_randomness(rng.initial_seed()):
+            encoder = _Encoder(channels, size, generator.latent_dim)
+        self._encoder = encoder.to(self._device)
+        parameters = [*generator.parameters(), *encoder.parameters()]
+        self._optimiser = torch.optim.Adam(parameters, lr=_LR)
+        self._schedule = LinearLR(self._optimiser, 1.0, 0.01, max(steps, 1))
+
+    def step(self) -> float:
+        """One step; its reconstruction loss in nats per image."""
+        picked = torch.randint(0, len(self._images), (_BATCH,), generator=self._rng)
+        real = self._images[picked].to(self._device).float() / 255
+        mean, log_variance = self._encoder(real)
+        noise = torch.randn(mean.shape, generator=self._rng).to(self._device)
+        decoded = self._generator.train()(mean + (log_variance / 2).exp() * noise)
         reconstruction = F.binary_cross_entropy(decoded, real, reduction="sum") / _BATCH
         kl = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1).mean()
-        optimiser.zero_grad(set_to_none=True)
+        self._optimiser.zero_grad(set_to_none=True)
         (reconstruction + _KL_WEIGHT * kl).backward()
-        optimiser.step()
-        schedule.step()
-        progress(step + 1, steps)
-    return float(reconstruction.detach())
+        self._optimiser.step()
+        self._schedule.step()
+        self.done += 1
+        return float(reconstruction.detach())
+
+    def state(self) -> dict[str, Any]:
+        """See `Course`."""
+        return {
+            "done": self.done,
+            "encoder": self._encoder.state_dict(),
+            "optimiser": self._optimiser.state_dict(),
+            "schedule": self._schedule.state_dict(),
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """See `Course`."""
+        self.done = state["done"]
+        self._encoder.load_state_dict(state["encoder"])
+        self._optimiser.load_state_dict(state["optimiser"])
+        self._schedule.load_state_dict(state["schedule"])
 
 
 def train_classifier(

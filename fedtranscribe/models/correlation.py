@@ -51,7 +51,9 @@ class _Correlation(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any, *gradients: Tensor
+    ) -> tuple[Tensor, None, None]:
         (kernels,) = ctx.saved_tensors
         phases = _phases(kernels, ctx.stride)
         found = F.conv2d(gradients[0], phases, padding=phases.shape[-1] - 1)

@@ -43,7 +43,7 @@ class Ema(AveragedModel, Generic[Network]):
         self.update_parameters(network)  # the first one after none is taken as it is
 
 
-def _step(decay: float, mean: Tensor, value: Tensor, averaged: Tensor) -> Tensor:
+def _step(decay: float, mean: Tensor, value: Tensor, averaged: Tensor | int) -> Tensor:
     if not mean.is_floating_point():
         return value
     done = int(averaged)

@@ -1,13 +1,12 @@
 """One name -> a classifier for the task at hand."""
 
-import difflib
 from functools import partial
 from pathlib import Path
 
+from fedtranscribe.catalogue import NETWORKS, torchvision_networks, unknown_network
 from fedtranscribe.errors import (
     ConfigError,
     ModelMismatchError,
-    UnknownArchitectureError,
     WeightsNotFoundError,
 )
 from fedtranscribe.models.classifier import Classifier
@@ -15,18 +14,17 @@ from fedtranscribe.models.headers import expect_fit
 from fedtranscribe.models.initialise import fixed_randomness
 from fedtranscribe.models.scattering import NAME as SCATTER
 from fedtranscribe.models.scattering import build_scatter
-from fedtranscribe.models.small import WIDTHS, build_small
+from fedtranscribe.models.small import build_small
 from fedtranscribe.models.weights import State, load_state, restore
-from fedtranscribe.models.zoo import build_zoo, zoo_names
+from fedtranscribe.models.zoo import build_zoo
 
 IMAGENET = "imagenet"
-_OWN = (*WIDTHS, SCATTER)
 _AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 
 
 def available() -> list[str]:
     """Names that `build` knows: our small nets, then torchvision's where it is installed."""
-    return [*_OWN, *zoo_names()]
+    return [*NETWORKS, *torchvision_networks()]
 
 
 def build(
@@ -62,7 +60,7 @@ def build(
     if size < 8:
         raise ConfigError(f"Expected image size={size} >= 8 pixels.")
     with fixed_randomness(seed):
-        if name in _OWN:
+        if name in NETWORKS:
             if weights == IMAGENET:
                 raise WeightsNotFoundError(
                     f"There are no ImageNet weights for our own {name!r}; "
@@ -70,10 +68,10 @@ def build(
                 )
             own = build_scatter if name == SCATTER else partial(build_small, name)
             model = own(classes, channels, size)
-        elif name in zoo_names():
+        elif name in torchvision_networks():
             model = build_zoo(name, classes, channels, size, pretrained=weights == IMAGENET)
         else:
-            raise UnknownArchitectureError(_unknown(name))
+            raise unknown_network(name)
     if weights is not None and weights != IMAGENET:
         _load(model, Path(weights))
     return model
@@ -99,7 +97,7 @@ def expect_classifier(
         CorruptWeightsError: other layers than the architecture has.
         ModelMismatchError: the same layers in other shapes.
     """
-    if name in _OWN:
+    if name in NETWORKS:
         expect_fit(lambda: build(name, classes, channels, size), state, path)
         return
     head = state.get("head.weight")
@@ -140,15 +138,3 @@ def _in_our_layout(state: State, original_head: str | None) -> State:
         else:
             renamed[f"backbone.{key}"] = tensor
     return renamed
-
-
-def _unknown(name: str) -> str:
-    names = available()
-    if len(names) == len(_OWN):
-        return (
-            f"No architecture {name!r} among {', '.join(names)}; for torchvision's run: "
-            f"pip install 'fedtranscribe[vision]'"
-        )
-    close = difflib.get_close_matches(name.lower(), names, n=3)
-    hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(_OWN)}, …"
-    return f"No architecture {name!r}; {hint} Any torchvision classifier works by its name."

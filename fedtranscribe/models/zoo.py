@@ -24,15 +24,6 @@ _SQUEEZENET_WIDTH = 512
 _WITH_AUXILIARIES = ("googlenet", "inception_v3")
 
 
-def zoo_names() -> list[str]:
-    """torchvision's image classifiers; empty where torchvision is not installed."""
-    try:
-        from torchvision import models
-    except ImportError:
-        return []
-    return list(models.list_models(module=models))
-
-
 def build_zoo(
     name: str, classes: int, channels: int, size: int, pretrained: bool = False
 ) -> Classifier:
@@ -44,7 +35,7 @@ def build_zoo(
     gets a first convolution of its own. Auxiliary outputs are left out.
 
     Args:
-        name: one of `zoo_names()`.
+        name: one of `catalogue.torchvision_networks()`.
         classes: logits of the new, untrained last layer.
         channels: channels of the input.
         size: pixels a side of the input.

@@ -15,8 +15,6 @@ from fedtranscribe.privacy.accountant import (
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.calibrate import (
     EnsembleLayout,
-    NoiseMode,
-    RowAnswer,
     label_epsilon0,
     mean_sensitivity,
     noise_std,
@@ -33,7 +31,7 @@ from fedtranscribe.privacy.ledger import Head, Ledger, Reservation
 from fedtranscribe.privacy.published import Published, published_sigma
 from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.released_images import ReleasedImages
-from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
+from fedtranscribe.privacy.units import Adjacency, Guarantee, NoiseMode, RowAnswer, Unit
 
 __all__ = [
     "Adjacency",

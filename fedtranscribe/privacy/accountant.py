@@ -15,13 +15,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
-from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
-from scipy.stats import binom
+import scipy
 
 from fedtranscribe.errors import ConfigError, UnsupportedAdjacencyError
-from fedtranscribe.privacy import loss
 from fedtranscribe.privacy.checks import expect_delta
 from fedtranscribe.privacy.closed_forms import (
     gaussian_delta,
@@ -34,8 +33,13 @@ from fedtranscribe.privacy.filters import renyi_curve, renyi_filter
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
 from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.released_images import ReleasedImages
+from fedtranscribe.privacy.renyi import epsilon_of_renyi, renyi
+from fedtranscribe.privacy.responses import GRID, MOST_RESPONSES, response_loss
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.privacy.zcdp import ZeroConcentrated
+
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 CLOSED_FORM = "PLD, closed form"
 ON_GRID = "PLD"
@@ -141,7 +145,7 @@ def delta_of(events: Sequence[Event], epsilon: float) -> float:
     if not others:
         bounds = [gaussian_delta(mu, epsilon)]
     elif len(merged) == len(others) == 1 and isinstance(merged[0], RandomizedResponse):
-        bounds = [loss.response_loss(merged[0]).delta(epsilon)]
+        bounds = [response_loss(merged[0]).delta(epsilon)]
     else:
         rough = _dominated_epsilon(mu, others, _ROUGH_DELTA)
         if rough > _GRID_UP_TO or _too_long(others):
@@ -166,8 +170,8 @@ def epsilon_rdp(events: Sequence[Event], delta: float) -> float:
     merged = _merged(events)
     if not merged:
         return 0.0
-    divergences = np.sum([loss.renyi(event) for event in merged], axis=0)
-    return loss.epsilon_of_renyi(divergences, delta)
+    divergences = np.sum([renyi(event) for event in merged], axis=0)
+    return epsilon_of_renyi(divergences, delta)
 
 
 def epsilon_filter(events: Sequence[Event], delta: float) -> float:
@@ -233,7 +237,10 @@ def sound_table(releases: Sequence[Release], unit: Unit, delta: float) -> dict[A
     return table
 
 
-def _composed(mu: float, others: tuple[Event, ...], rough: float) -> PrivacyLossDistribution:
+def _composed(mu: float, others: tuple[Event, ...], rough: float) -> "PrivacyLossDistribution":
+    # Of dp_accounting, which takes a second to import: closed forms do without.
+    from fedtranscribe.privacy import loss
+
     sampled = any(isinstance(event, _SAMPLED) for event in others)
     fine = _FINE_SAMPLED_UP_TO if sampled else _FINE_UP_TO
     # Images have a finer grid of their own, so that what they cost alone need not be sampled.
@@ -241,8 +248,8 @@ def _composed(mu: float, others: tuple[Event, ...], rough: float) -> PrivacyLoss
     alone = _dominated_epsilon(0.0, images, _ROUGH_DELTA) if images else 0.0
     steps = [event.distance for event in others if isinstance(event, PoissonGaussian)]
     widest = max(map(_reach, [mu, *steps]))
-    width = max(1.0, rough / fine, alone / _FINE_UP_TO, widest / loss.GRID / _MOST_POINTS)
-    return loss.composed(mu, others, loss.GRID * width)
+    width = max(1.0, rough / fine, alone / _FINE_UP_TO, widest / GRID / _MOST_POINTS)
+    return loss.composed(mu, others, GRID * width)
 
 
 @lru_cache(maxsize=256)
@@ -258,7 +265,7 @@ def _quote(merged: tuple[Event, ...], delta: float) -> tuple[float, str]:
         closed = CLOSED_FORM if all(isinstance(e, Gaussian) for e in merged) else DOMINATED
         candidates.append((gaussian_epsilon(mu, delta), closed))
     elif len(merged) == len(others) == 1 and isinstance(merged[0], RandomizedResponse):
-        candidates.append((loss.response_loss(merged[0]).epsilon(delta), ON_GRID))
+        candidates.append((response_loss(merged[0]).epsilon(delta), ON_GRID))
     else:
         rough = _dominated_epsilon(mu, others, delta)
         candidates.append((rough, DOMINATED))
@@ -298,7 +305,9 @@ def _most_joined(count: int, coin: float, share: float) -> float:
     inequality, which is looser by about a standard deviation:
     P(X >= nq + t) <= exp(-t² / (2 nq(1 − q) + 2t/3)), solved for t.
     """
-    quantile = float(binom.isf(share, count, coin)) if count <= _MOST_COUNTED else math.nan
+    quantile = (
+        float(scipy.stats.binom.isf(share, count, coin)) if count <= _MOST_COUNTED else math.nan
+    )
     if math.isfinite(quantile):
         return quantile
     log_share = -math.log(share)
@@ -328,7 +337,7 @@ def _split(merged: Sequence[Event]) -> tuple[float, tuple[Event, ...]]:
 
 def _too_many(event: Event) -> bool:
     """Whether its own loss distribution would take more memory than it is worth."""
-    return isinstance(event, RandomizedResponse) and event.count > loss.MOST_RESPONSES
+    return isinstance(event, RandomizedResponse) and event.count > MOST_RESPONSES
 
 
 def _too_long(events: Sequence[Event]) -> bool:

@@ -7,7 +7,6 @@ across ensembles and noise modes.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.privacy.accountant import epsilon as epsilon_of_plan
@@ -15,17 +14,7 @@ from fedtranscribe.privacy.checks import expect_delta, expect_epsilon
 from fedtranscribe.privacy.closed_forms import gaussian_mu
 from fedtranscribe.privacy.events import Event
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
-from fedtranscribe.privacy.units import Unit
-
-
-class RowAnswer(StrEnum):
-    """What a noisy row is."""
-
-    GRADIENT = "gradient"
-    """A gradient of norm at most 1."""
-    VOTE = "vote"
-    """A one-hot vote or a softmax row."""
-
+from fedtranscribe.privacy.units import NoiseMode, RowAnswer, Unit
 
 DIAMETERS = {RowAnswer.GRADIENT: 2.0, RowAnswer.VOTE: math.sqrt(2)}
 """How far apart two answers for one row can lie: unit rows, or one-hot and softmax rows."""
@@ -41,17 +30,6 @@ again at most doubles that, and the rest is spare."""
 Accountant = Callable[[Sequence[Event], float], float]
 
 _LARGEST_LABEL_EPSILON0 = 100.0
-
-
-class NoiseMode(StrEnum):
-    """Where the noise is added, and so whom a record has to trust."""
-
-    LOCAL = "local"
-    """Each holder's answer is private by itself: nobody."""
-    SECAGG = "secagg"
-    """Holders add shares of the noise under masks: not too many of them collude."""
-    CENTRAL = "central"
-    """The server adds it after seeing raw answers: the server."""
 
 
 @dataclass(frozen=True)

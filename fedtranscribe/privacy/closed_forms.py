@@ -4,8 +4,7 @@ import math
 from collections.abc import Callable
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import log_ndtr
+import scipy
 
 from fedtranscribe.privacy.checks import expect_delta, expect_epsilon
 
@@ -22,8 +21,8 @@ def gaussian_delta(mu: float, epsilon: float) -> float:
         return 0.0
     if math.isinf(mu):
         return 1.0
-    upper = float(log_ndtr(mu / 2 - epsilon / mu))
-    lower = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu))
+    upper = float(scipy.special.log_ndtr(mu / 2 - epsilon / mu))
+    lower = epsilon + float(scipy.special.log_ndtr(-mu / 2 - epsilon / mu))
     return -math.exp(upper) * math.expm1(min(lower - upper, 0.0))
 
 
@@ -92,5 +91,5 @@ def renyi_delta(curve: np.ndarray, epsilon: float) -> float:
 
 def root(function: Callable[[float], float], lower: float, upper: float) -> float:
     """Where a monotone function changes sign between two arguments."""
-    found = brentq(function, lower, upper, xtol=1e-15, rtol=np.float64(1e-14))
+    found = scipy.optimize.brentq(function, lower, upper, xtol=1e-15, rtol=np.float64(1e-14))
     return float(np.asarray(found))

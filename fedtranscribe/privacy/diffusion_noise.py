@@ -13,8 +13,8 @@ from fedtranscribe.privacy.accountant import epsilon as epsilon_of_plan
 from fedtranscribe.privacy.accountant import epsilon_rdp
 from fedtranscribe.privacy.checks import expect_delta, expect_epsilon
 from fedtranscribe.privacy.diffusion import DpPromisePlan, DpSadPlan
-from fedtranscribe.privacy.loss import GRID
 from fedtranscribe.privacy.released_images import ReleasedImages
+from fedtranscribe.privacy.responses import GRID
 from fedtranscribe.privacy.units import Adjacency
 
 _SMALLEST_SIGMA, _LARGEST_SIGMA = 1e-3, 1e6

@@ -37,7 +37,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from fedtranscribe.privacy import loss
+from fedtranscribe.privacy import renyi
 from fedtranscribe.privacy.closed_forms import ORDERS, order_costs
 from fedtranscribe.privacy.events import Event, PoissonGaussian, flat
 from fedtranscribe.privacy.released_images import ReleasedImages
@@ -46,7 +46,7 @@ from fedtranscribe.privacy.released_images import ReleasedImages
 def renyi_curve(events: Sequence[Event]) -> np.ndarray:
     """Total Rényi divergence at every one of `closed_forms.ORDERS`; finite everywhere.
 
-    What gains from sampling is looked up at the coarser `loss.ORDERS`; (α − 1) D_α is convex in α
+    What gains from sampling is looked up at the coarser `renyi.ORDERS`; (α − 1) D_α is convex in α
     and 0 at α = 1, so that straight lines between two of them lie above. Everything else, and
     every order that is too high for a gain, is counted in ρ: D_α ≤ ρ α.
     """
@@ -106,9 +106,9 @@ def _plan(first: Event, delta: float) -> tuple[np.ndarray, np.ndarray]:
 
 @lru_cache(maxsize=256)
 def _sampled_curve(event: PoissonGaussian | ReleasedImages) -> np.ndarray:
-    coarse = loss.renyi(event)
+    coarse = renyi.renyi(event)
     known = np.isfinite(coarse)
-    at, gaps = loss.ORDERS[known], loss.ORDERS[known] - 1
+    at, gaps = renyi.ORDERS[known], renyi.ORDERS[known] - 1
     lines = np.interp(
         ORDERS, np.append(1.0, at), np.append(0.0, gaps * coarse[known]), right=np.inf
     )

@@ -21,9 +21,9 @@ from enum import StrEnum
 import numpy as np
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer, mean_sensitivity
+from fedtranscribe.privacy.calibrate import EnsembleLayout, mean_sensitivity
 from fedtranscribe.privacy.closed_forms import gaussian_mu
-from fedtranscribe.privacy.units import Unit
+from fedtranscribe.privacy.units import NoiseMode, RowAnswer, Unit
 
 HOPELESS_BELOW = 200.0
 POOR_BELOW = 15_000.0

@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
-from scipy.special import ndtri_exp
+import scipy
 
 from fedtranscribe.privacy.checks import expect, expect_count
 
@@ -163,7 +163,7 @@ def _response_rho(epsilon0: float, classes: int) -> float:
 
 
 def _quantile_of_log(log_probability: float) -> float:
-    return float(ndtri_exp(log_probability))
+    return float(scipy.special.ndtri_exp(log_probability))
 
 
 def _log(value: float) -> float:

@@ -19,16 +19,12 @@ import numpy as np
 from dp_accounting.pld import pld_pmf
 from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.privacy_accountant import NeighboringRelation
-from dp_accounting.rdp import rdp_privacy_accountant as rdp
 
-from fedtranscribe.privacy.closed_forms import root
-from fedtranscribe.privacy.events import Event, PoissonGaussian, Together, flat
+from fedtranscribe.privacy.events import Event, PoissonGaussian
 from fedtranscribe.privacy.label_events import RandomizedResponse
 from fedtranscribe.privacy.released_images import ReleasedImages, largest_loss
+from fedtranscribe.privacy.responses import GRID, response_loss
 from fedtranscribe.privacy.units import Adjacency
-
-GRID = 1e-4
-"""Width of the grid of losses wherever the fourth digit of ε matters to anybody."""
 
 _TAIL = 1e-13
 """Probability below which a tail is cut; what is cut upwards counts as certain disclosure."""
@@ -42,80 +38,22 @@ _MOST_POINTS = 200_000
 _AS_GOOD_AS_NONE = 1e-9
 """Probability that images are not told for certain, so small that δ is 1 whatever ε."""
 
-_FFT_ERROR = 16 * 2.0**-52
-"""Probability that a composition by FFT may misplace per answer, ten times what is seen against
-exact binomials; counted as certain disclosure."""
 
-
-MOST_RESPONSES = 2**21
-"""Labels by randomised response whose loss is found exactly: an FFT of about four times as many."""
-
-_FAINTEST = 1e-3
-"""Noise multiplier below which sampling is not accounted for in Rényi DP: the integral would need
-as many points as the noise is small, for an ε of 500,000 and more."""
-
-
-class ResponseLoss:
-    """The privacy loss of many randomised responses, exact on multiples of ε0.
-
-    Args:
-        event: at least two classes and ε0 > 0.
-
-    Guarantee
-        One answer's loss is +ε0 with the truth's probability, −ε0 with that of the one class that
-        the other data set calls the truth, and 0 else, which is the whole distribution; adaptive
-        composition adds independent losses. δ(ε) = E[(1 − e^{ε − loss})+] is then a plain sum.
-    """
-
-    def __init__(self, event: RandomizedResponse) -> None:
-        q = math.exp(event.log_other)
-        p = math.exp(event.log_other + event.epsilon0)
-        n = event.count
-        size = 2 ** math.ceil(math.log2(2 * n + 1))
-        one = np.zeros(size)
-        one[0], one[1], one[2] = q, (event.classes - 2) * q, p
-        mass = np.fft.irfft(np.fft.rfft(one) ** n, size)[: 2 * n + 1]
-        self.mass = np.maximum(mass, 0.0)
-        self.losses = event.epsilon0 * np.arange(-n, n + 1)
-        self.certain = max(0.0, 1 - float(self.mass.sum())) + n * _FFT_ERROR
-
-    def delta(self, epsilon: float) -> float:
-        """δ at ε."""
-        if epsilon >= self.losses[-1]:
-            return 0.0
-        above = self.losses > epsilon
-        gains = -np.expm1(epsilon - self.losses[above])
-        return min(1.0, float(self.mass[above] @ gains) + self.certain)
-
-    def epsilon(self, delta: float) -> float:
-        """The smallest ε >= 0 whose δ is at most delta; never above the sum of all ε0."""
-        if self.delta(0.0) <= delta:
-            return 0.0
-        pure = float(self.losses[-1])
-        if self.certain >= delta:
-            return pure
-        return root(lambda epsilon: self.delta(epsilon) - delta, 0.0, pure)
-
-    def on_grid(self, grid: float) -> pld.PrivacyLossDistribution:
-        """The same on the common grid, every loss rounded up once, far tails cut upwards."""
-        below, above = np.cumsum(self.mass), np.cumsum(self.mass[::-1])[::-1]
-        kept = np.flatnonzero((below > _TAIL) & (above > _TAIL))
-        mass = self.mass[kept]
-        mass[0] += self.mass[: kept[0]].sum()
-        steps = np.ceil(self.losses[kept] / grid).astype(int)
-        rounded: dict[int, float] = {}
-        for step, probability in zip(steps.tolist(), mass.tolist(), strict=True):
-            rounded[step] = rounded.get(step, 0.0) + probability
-        certain = self.certain + float(self.mass[kept[-1] + 1 :].sum())
-        return pld.PrivacyLossDistribution.create_from_rounded_probability(
-            rounded, certain, grid, symmetric=True
-        )
-
-
-@lru_cache(maxsize=64)
-def response_loss(event: RandomizedResponse) -> ResponseLoss:
-    """The loss of all labels of an event."""
-    return ResponseLoss(event)
+def responses_pld(event: RandomizedResponse, grid: float = GRID) -> pld.PrivacyLossDistribution:
+    """Labels by randomised response on the grid, each sum of losses rounded up once."""
+    exact = response_loss(event)
+    below, above = np.cumsum(exact.mass), np.cumsum(exact.mass[::-1])[::-1]
+    kept = np.flatnonzero((below > _TAIL) & (above > _TAIL))
+    mass = exact.mass[kept]
+    mass[0] += exact.mass[: kept[0]].sum()
+    steps = np.ceil(exact.losses[kept] / grid).astype(int)
+    rounded: dict[int, float] = {}
+    for step, probability in zip(steps.tolist(), mass.tolist(), strict=True):
+        rounded[step] = rounded.get(step, 0.0) + probability
+    certain = exact.certain + float(exact.mass[kept[-1] + 1 :].sum())
+    return pld.PrivacyLossDistribution.create_from_rounded_probability(
+        rounded, certain, grid, symmetric=True
+    )
 
 
 def gaussian_pld(mu: float, grid: float = GRID) -> pld.PrivacyLossDistribution:
@@ -247,73 +185,7 @@ def composed(mu: float, others: tuple[Event, ...], grid: float) -> pld.PrivacyLo
 
 def _on_grid(event: Event, grid: float) -> pld.PrivacyLossDistribution | None:
     if isinstance(event, RandomizedResponse):
-        return response_loss(event).on_grid(grid)
+        return responses_pld(event, grid)
     if isinstance(event, PoissonGaussian):
         return sampled_pld(event, grid)
     return released_pld(event, grid) if isinstance(event, ReleasedImages) else None
-
-
-# The second opinion
-
-ORDERS = np.concatenate([1 + np.arange(1, 100) / 10, np.arange(11, 64), [80, 128, 192, 256]])
-"""Rényi orders at which the second opinion looks."""
-
-
-def renyi(event: Event) -> np.ndarray:
-    """Total Rényi divergence of an event at every order of `ORDERS`, found without a PLD."""
-    if isinstance(event, RandomizedResponse):
-        return event.count * event.renyi(ORDERS)
-    if isinstance(event, PoissonGaussian):
-        one = _renyi_of_sampled(
-            event.sampling_probability,
-            event.noise_multiplier,
-            event.adjacency is Adjacency.REPLACE,
-        )
-        return event.count * np.array(one)
-    if isinstance(event, ReleasedImages):
-        return event.count * event.renyi(ORDERS)
-    if isinstance(event, Together):
-        return np.sum([renyi(part) for part in flat(event)], axis=0)
-    return event.zcdp_rho * ORDERS
-
-
-def epsilon_of_renyi(divergence: np.ndarray, delta: float) -> float:
-    """The smallest ε that any order proves."""
-    epsilon = rdp.compute_epsilon(ORDERS.tolist(), divergence.tolist(), delta)[0]
-    return max(0.0, float(epsilon))
-
-
-@lru_cache(maxsize=64)
-def _renyi_of_sampled(q: float, sigma: float, replace: bool) -> tuple[float, ...]:
-    # The trapezoid sum of ∫ p^α r^{1−α}, which converges at once for such smooth integrands. Its
-    # peak lies at most 2α from the origin, in units of C; orders far beyond the useful ones are
-    # left out where the noise is small, or the grid would be long and fine at once.
-    if sigma < _FAINTEST:
-        distance = (2 if replace else 1) / sigma
-        return tuple((ORDERS * distance**2 / 2).tolist())  # as if nothing were sampled
-    largest = max(2.0, min(float(ORDERS[-1]), 100 * sigma))
-    orders = ORDERS[largest >= ORDERS]
-    reach = 2 * largest + 12 * sigma
-    points = np.arange(-reach, reach, sigma / 16)
-    mixture, other = _log_mixture(points, q, sigma, 1.0), _log_mixture(points, q, sigma, -1.0)
-    if not replace:
-        other = _log_mixture(points, 0.0, sigma, 1.0)
-    pairs = [(mixture, other)] if replace else [(mixture, other), (other, mixture)]
-    sums = [max(_log_sum(a * up + (1 - a) * down) for up, down in pairs) for a in orders.tolist()]
-    divergence = np.full_like(ORDERS, math.inf)
-    divergence[: len(orders)] = (np.array(sums) + math.log(sigma / 16)) / (orders - 1)
-    return tuple(divergence.clip(0).tolist())
-
-
-def _log_sum(logs: np.ndarray) -> float:
-    top = float(logs.max())
-    return top + math.log(float(np.exp(logs - top).sum()))
-
-
-def _log_mixture(points: np.ndarray, q: float, sigma: float, centre: float) -> np.ndarray:
-    stays = math.log1p(-q) if q < 1 else -math.inf
-    moves = math.log(q) if q > 0 else -math.inf
-    logs = np.logaddexp(
-        stays - points**2 / (2 * sigma**2), moves - (points - centre) ** 2 / (2 * sigma**2)
-    )
-    return logs - math.log(sigma * math.sqrt(2 * math.pi))

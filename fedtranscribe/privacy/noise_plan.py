@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.privacy.units import NoiseMode
 
 _STRENGTHS = (1e-9, 1e9)
 _MOST_HOLDERS = 100_000

@@ -40,9 +40,7 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
-from scipy.integrate import simpson
-from scipy.special import log_ndtr
-from scipy.stats import binom
+import scipy
 
 from fedtranscribe.errors import ConfigError, UnsupportedAdjacencyError
 from fedtranscribe.privacy.checks import expect_distance
@@ -183,7 +181,7 @@ def _sizes(records: int, batch: int) -> tuple[tuple[float, ...], tuple[float, ..
     knots = np.unique(np.rint(np.concatenate([[0], middle, ladder])).astype(int))
     # Beyond these sizes every probability is zero in a double.
     sizes = np.arange(0, min(records, math.ceil(batch + 60 * spread + 800)) + 1)
-    chances = binom.pmf(sizes, records, batch / records)
+    chances = scipy.stats.binom.pmf(sizes, records, batch / records)
     weights = np.zeros(len(knots))
     left = np.clip(np.searchsorted(knots, sizes, side="right") - 1, 0, len(knots) - 2)
     up = (sizes - knots[left]) / (knots[left + 1] - knots[left])
@@ -210,14 +208,14 @@ def _log_given_size(
         log_root = np.logaddexp(0.0, math.log(4) + log_two - 2 * log_one) / 2
         x = (math.log(2) - log_one - np.logaddexp(0.0, log_root)) / distance
         terms = [
-            log_others + log_ndtr(x - 2 * distance),
-            epsilon + log_ndtr(x - distance),
+            log_others + scipy.special.log_ndtr(x - 2 * distance),
+            epsilon + scipy.special.log_ndtr(x - distance),
         ]
     else:
         log_s = np.logaddexp(log_others, epsilon)
         x = distance / 2 - log_s / distance
-        terms = [log_s + log_ndtr(x - distance)]
-    log_first = log_ndtr(x)
+        terms = [log_s + scipy.special.log_ndtr(x - distance)]
+    log_first = scipy.special.log_ndtr(x)
     lost = np.exp(np.array(terms) - log_first).sum(axis=0)
     with np.errstate(divide="ignore"):
         return math.log(share) + log_first + np.log(np.clip(1 - lost, 0.0, 1.0))
@@ -263,5 +261,5 @@ def _log_one_plus_integral(
 ) -> float:
     logs = np.logaddexp((order - 1) * epsilon + above, -order * epsilon + below) + log_width
     top = float(logs.max())
-    integral = top + math.log(float(simpson(np.exp(logs - top), x=v)))
+    integral = top + math.log(float(scipy.integrate.simpson(np.exp(logs - top), x=v)))
     return float(np.logaddexp(0.0, math.log(order * (order - 1)) + integral))

@@ -1,4 +1,4 @@
-"""The words of every guarantee: who is protected, against which change, and by how much."""
+"""The words of every guarantee: who is protected, against which change, by how much, by whom."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -28,6 +28,26 @@ class Adjacency(StrEnum):
     """The unit is replaced by any other one."""
     ADD_REMOVE = "add-remove"
     """The unit is added or removed, and nothing else moves."""
+
+
+class NoiseMode(StrEnum):
+    """Where the noise is added, and so whom a record has to trust."""
+
+    LOCAL = "local"
+    """Each holder's answer is private by itself: nobody."""
+    SECAGG = "secagg"
+    """Holders add shares of the noise under masks: not too many of them collude."""
+    CENTRAL = "central"
+    """The server adds it after seeing raw answers: the server."""
+
+
+class RowAnswer(StrEnum):
+    """What a noisy row is."""
+
+    GRADIENT = "gradient"
+    """A gradient of norm at most 1."""
+    VOTE = "vote"
+    """A one-hot vote or a softmax row."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from scipy.special import log_ndtr
+import scipy
 
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.privacy.checks import LARGEST_DISTANCE, expect_delta, expect_epsilon
@@ -100,7 +100,7 @@ def dominating_mu(rho: float) -> float:
 
 
 def _root_log(z: float) -> float:
-    return math.sqrt(-float(log_ndtr(z)))
+    return math.sqrt(-float(scipy.special.log_ndtr(z)))
 
 
 def zcdp_rho(epsilon: float, delta: float) -> float:

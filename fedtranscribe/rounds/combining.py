@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.mechanisms import CentralNoise, NoiseSource
-from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.query import Answer, Kind, RawAnswer
 from fedtranscribe.rounds.plan import Plan
 

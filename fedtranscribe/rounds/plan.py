@@ -22,12 +22,11 @@ from fedtranscribe.mechanisms import (
 )
 from fedtranscribe.mechanisms.masked import Grid
 from fedtranscribe.privacy.accountant import guarantee
-from fedtranscribe.privacy.calibrate import NoiseMode, RowAnswer
 from fedtranscribe.privacy.forecasts import Forecast
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.published import Published
 from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
-from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
+from fedtranscribe.privacy.units import Adjacency, Guarantee, NoiseMode, RowAnswer, Unit
 from fedtranscribe.query import Kind
 
 if TYPE_CHECKING:

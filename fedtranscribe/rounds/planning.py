@@ -15,8 +15,6 @@ from fedtranscribe.privacy.accountant import epsilon_filter
 from fedtranscribe.privacy.calibrate import (
     ROUNDING,
     EnsembleLayout,
-    NoiseMode,
-    RowAnswer,
     label_epsilon0,
     noise_std,
     row_mu,
@@ -26,7 +24,7 @@ from fedtranscribe.privacy.closed_forms import gaussian_epsilon, gaussian_mu
 from fedtranscribe.privacy.forecasts import forecast, label_forecast, moments_forecast
 from fedtranscribe.privacy.noise_plan import NoisePlan, expect_tolerable
 from fedtranscribe.privacy.published import dpsd_theorem1, dpsd_theorem2, published_sigma
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
 from fedtranscribe.query import Kind
 from fedtranscribe.rounds.plan import Part, Plan, label_nats
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.config import FederationSettings, RoundSettings
 from fedtranscribe.errors import QuorumError
-from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.query import Kind
 from fedtranscribe.rounds.transport import Transport
 

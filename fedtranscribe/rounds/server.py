@@ -17,8 +17,7 @@ from fedtranscribe.config import RoundSettings
 from fedtranscribe.errors import ProtocolError, QuorumError
 from fedtranscribe.mechanisms import NoiseSource, OsNoise
 from fedtranscribe.methods.method import Combined, Method, Show
-from fedtranscribe.privacy.calibrate import NoiseMode
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.query import Answer, Query, RawAnswer
 from fedtranscribe.rounds.combining import bounded, combine
 from fedtranscribe.rounds.plan import Plan

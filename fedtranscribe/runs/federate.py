@@ -11,8 +11,7 @@ from fedtranscribe.config import FederationSettings
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.files import write_atomically
 from fedtranscribe.mechanisms import NoiseSource
-from fedtranscribe.privacy.calibrate import NoiseMode
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.query import Kind
 from fedtranscribe.reading import read_json
 from fedtranscribe.result import Result
@@ -30,7 +29,7 @@ from fedtranscribe.rounds.roster import enrol
 from fedtranscribe.rounds.server import Outcome
 from fedtranscribe.rounds.transport import Transport
 from fedtranscribe.run_directory import RunDirectory
-from fedtranscribe.runs.learning import HeldOut, learn
+from fedtranscribe.runs.learning import HeldOut, expect_generator, finish_generator, learn
 from fedtranscribe.runs.student_side import public_images
 from fedtranscribe.tracking import Report, ignore
 
@@ -66,12 +65,17 @@ def federate(
         QuorumError: in a round; the run can be resumed.
     """
     mode, kind = NoiseMode(settings.noise), KINDS[settings.privacy]
+    expect_generator(settings, kind)
     # A resumed run needs the transport to know its holders as well.
     roster = _roster(run, enrol(transport, settings, kind, expected))
     plan = make_plan(Asked(settings, kind, mode, settings.dropouts), roster)
     plan.refuse_if_hopeless(force=settings.force, insist="Set force=true")
     # Where this machine knows the records, its app has compared them before anybody was asked.
     public = public_images(settings, plan.facts.channels, plan.facts.size, None)
+
+    def progress(stage: str, done: int, total: int) -> None:
+        report({"stage": stage, "done": done, "total": total})
+
     learned = learn(
         settings,
         settings,
@@ -81,10 +85,12 @@ def federate(
         public=public,
         test=test,
         others=ensemble,
-        progress=lambda stage, done, total: report({"stage": stage, "done": done, "total": total}),
+        progress=progress,
         report=report,
         noise=noise,
     )
+    if settings.with_generator:
+        finish_generator(learned.method, run, progress)
     outcome, curve = learned.outcome, learned.outcome.curve
     private = transport.private and (noise is None or noise.private)
     result = Result(

@@ -6,12 +6,13 @@ from typing import Any
 
 from fedtranscribe.config import RoundSettings, StudentSettings
 from fedtranscribe.data import ImageSet
+from fedtranscribe.errors import ConfigError
 from fedtranscribe.figures import draw_curve, draw_images, figures_available
 from fedtranscribe.mechanisms import NoiseSource
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.method import Method
 from fedtranscribe.methods.moments import MomentsMethod
-from fedtranscribe.models import pick_device
+from fedtranscribe.models import pick_device, save_network
 from fedtranscribe.models.inference import accuracy, predict, sample_images
 from fedtranscribe.privacy.units import Unit
 from fedtranscribe.query import Kind
@@ -19,8 +20,8 @@ from fedtranscribe.result_parts import Accuracy
 from fedtranscribe.rounds.plan import Plan
 from fedtranscribe.rounds.server import Events, Outcome, Server
 from fedtranscribe.rounds.transport import Transport
-from fedtranscribe.run_directory import RunDirectory
-from fedtranscribe.runs.student_side import StudentSide, build_student_side, save_networks
+from fedtranscribe.run_directory import GENERATOR, STUDENT, RunDirectory
+from fedtranscribe.runs.student_side import StudentSide, build_student_side
 from fedtranscribe.tracking import Progress, Report, ignore, silent
 
 _GRID = 50
@@ -47,10 +48,25 @@ class Learned:
     Attributes:
         outcome: of the rounds.
         accuracy: what may be told of it; None where nothing may.
+        method: the student side; its student is finished.
     """
 
     outcome: Outcome
     accuracy: Accuracy | None
+    method: Method[Any]
+
+
+def expect_generator(settings: StudentSettings, kind: Kind) -> None:
+    """Refuse to do without a generator where teachers are asked about its images.
+
+    Raises:
+        ConfigError: names the setting.
+    """
+    if not settings.with_generator and kind is not Kind.MOMENTS:
+        raise ConfigError(
+            "Expected with_generator=true where teachers are asked: it makes the images that they "
+            "are asked about. Only a run on moments can do without (--no-generator)."
+        )
 
 
 def learn(
@@ -68,7 +84,7 @@ def learn(
     events: Events | None = None,
     noise: NoiseSource | None = None,
 ) -> Learned:
-    """Carry out a plan: ask, learn, and write networks, accuracies and figures.
+    """Carry out a plan: ask, learn, and write the student and its accuracies.
 
     Args:
         settings: of the student side.
@@ -88,27 +104,30 @@ def learn(
         QuorumError: in a round; the run can be resumed.
     """
     stored, facts = run.load_checkpoint(), plan.facts
+    moments = plan.kind is Kind.MOMENTS
     side = build_student_side(
         settings,
         facts.classes,
         facts.channels,
         facts.size,
-        # What a checkpoint holds has been pre-trained already.
-        None if stored else public,
+        public,
         pick_device(settings.device),
         progress,
+        fresh=stored is None,
+        pretrain=not moments,
     )
+    method = _method(settings, plan, side, run, public)
 
     def evaluate() -> float:
         assert test is not None
         return accuracy(side.student, test.images.images, test.images.labels)
 
     # A student whose head comes from the answers alone is at chance before them.
-    if test is not None and stored is None and plan.kind is not Kind.MOMENTS:
+    if test is not None and stored is None and not moments:
         run.write_scores({"public_set_alone": evaluate()})
     told = test is not None and test.public
     server = Server(
-        _method(settings, plan, side, run, public),
+        method,
         plan,
         transport,
         rounds,
@@ -122,10 +141,26 @@ def learn(
     outcome = server.serve(stored, progress)
     if test is not None:
         run.write_scores(others() | run.read_scores() | {"student": evaluate()})
-    save_networks(run, side)
+    save_network(side.student, run.path / STUDENT)
     shown = Accuracy.of(run.read_scores()) if told else None
-    _draw(run, side, outcome, {} if shown is None else shown.to_json())
-    return Learned(outcome, shown)
+    if outcome.curve[0] and figures_available():
+        _draw_curve(run, outcome, {} if shown is None else shown.to_json())
+    return Learned(outcome, shown, method)
+
+
+def finish_generator(method: Method[Any], run: RunDirectory, progress: Progress = silent) -> None:
+    """Train what the generator still lacks, and write it with some of its images: free.
+
+    Args:
+        method: whose student is finished.
+        run: its folder; an interrupted training goes on.
+        progress: shows it.
+    """
+    method.finish_generator(progress, run.generator_state)
+    save_network(method.generator, run.path / GENERATOR)
+    if figures_available():
+        images = sample_images(method.generator, _GRID, seed=0)
+        draw_images(images, predict(method.student, images), run.path / "images.png")
 
 
 def _method(
@@ -136,9 +171,15 @@ def _method(
     public: ImageSet | None,
 ) -> Method[Any]:
     chosen = settings.dpsd.model_copy(update={"rows": plan.rows, "top_k": settings.top_k})
+    images = None if public is None else public.images
     if plan.kind is Kind.MOMENTS:
         return MomentsMethod(
-            side.student, side.generator, settings=chosen, rng=side.rng, run=run.run_id
+            side.student,
+            side.generator,
+            settings=chosen,
+            rng=side.rng,
+            run=run.run_id,
+            public=images,
         )
     return DPSD(
         side.student,
@@ -147,15 +188,10 @@ def _method(
         settings=chosen,
         rng=side.rng,
         run=run.run_id,
-        public=public.images if public is not None else None,
+        public=images,
     )
 
 
-def _draw(run: RunDirectory, side: StudentSide, outcome: Outcome, scores: dict[str, float]) -> None:
-    if not figures_available():
-        return
-    images = sample_images(side.generator, _GRID, seed=0)
-    draw_images(images, predict(side.student, images), run.path / "images.png")
-    if outcome.curve[0]:
-        lines = {name.replace("_", " "): v for name, v in scores.items() if name != "student"}
-        draw_curve(*outcome.curve, lines, run.path / "accuracy.png")
+def _draw_curve(run: RunDirectory, outcome: Outcome, scores: dict[str, float]) -> None:
+    lines = {name.replace("_", " "): v for name, v in scores.items() if name != "student"}
+    draw_curve(*outcome.curve, lines, run.path / "accuracy.png")

@@ -22,11 +22,12 @@ from fedtranscribe.data import (
 )
 from fedtranscribe.errors import ConfigError, ModelMismatchError
 from fedtranscribe.models import build, pick_device
-from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.query import Kind
 from fedtranscribe.rounds.plan import Plan
 from fedtranscribe.rounds.planning import Asked, make_plan
+from fedtranscribe.runs.learning import expect_generator
 from fedtranscribe.runs.picking import (
     TEACHER,
     TrainingMode,
@@ -121,6 +122,7 @@ def prepare(settings: TranscribeSettings, generator: GivenGenerator | None = Non
     train = split.train
     build(settings.student_architecture, train.classes, train.channels, train.size)
     kind = kind_of(settings)
+    expect_generator(settings, kind)
     shards, mode = 0, None
     if kind is not Kind.MOMENTS:
         shards, mode = _ensemble(settings, split, folder, manifest, device)

@@ -27,9 +27,8 @@ from fedtranscribe.holder.statistics import of_teachers
 from fedtranscribe.holder.trainings import Trainings
 from fedtranscribe.mechanisms import BitSource, NoiseSource
 from fedtranscribe.models import pick_device
-from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.units import Unit
+from fedtranscribe.privacy.units import NoiseMode, Unit
 from fedtranscribe.runs.picking import training_mode
 from fedtranscribe.runs.preparation import make_manifest
 from fedtranscribe.runs.single_node import TRAINERS

@@ -11,10 +11,9 @@ from fedtranscribe.config import PUBLIC_SHAPES, StudentSettings
 from fedtranscribe.data import ImageSet, NamedData, draw_shapes, load_public
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.methods.moments import fit_public_map
-from fedtranscribe.methods.pretraining import pretrain_generator, train_classifier
-from fedtranscribe.models import Classifier, Generator, build, save_network
+from fedtranscribe.methods.pretraining import GeneratorPretraining, train_classifier
+from fedtranscribe.models import Classifier, Generator, build
 from fedtranscribe.models.scattering import NAME as SCATTER
-from fedtranscribe.run_directory import GENERATOR, STUDENT, RunDirectory
 from fedtranscribe.tracking import Progress, silent
 
 _PUBLIC_SHAPES = 8_000
@@ -87,6 +86,9 @@ def build_student_side(
     public: ImageSet | None,
     device: torch.device,
     progress: Progress = silent,
+    *,
+    fresh: bool = True,
+    pretrain: bool = True,
 ) -> StudentSide:
     """Make student and generator from the seed, and pre-train them on public images.
 
@@ -98,6 +100,9 @@ def build_student_side(
         public: public images, labelled or not, or None.
         device: where to train.
         progress: shows the pre-training.
+        fresh: whether nothing is stored: what a checkpoint holds is not computed again.
+        pretrain: whether generator and student are; where moments are asked, the generator comes
+            last, and the student is set by the answers.
     """
     rng = torch.Generator().manual_seed(settings.seed)
     architecture = settings.student_architecture
@@ -109,22 +114,15 @@ def build_student_side(
         settings.dpsd.generator_width,
         seed=settings.seed,
     ).to(device)
-    if architecture == SCATTER:
+    if architecture == SCATTER and fresh:
         axes = public.images if public is not None else _shapes(channels, size, settings.seed)
         fit_public_map(student, axes[:_AXES], settings.seed)
-    if public is not None:
+    if public is not None and fresh and pretrain:
         steps = settings.dpsd.pretrain_steps
-
-        def show(done: int, total: int) -> None:
-            progress("generator on public images", done, total)
-
-        pretrain_generator(generator, public.images, steps, rng, show)
+        course = GeneratorPretraining(generator, public.images, steps, rng)
+        while course.done < steps:
+            course.step()
+            progress(course.name, course.done, steps)
         if public.name != PUBLIC_SHAPES and public.classes == classes:
             train_classifier(student, public.images, public.labels, steps, rng)
     return StudentSide(student, generator, rng)
-
-
-def save_networks(run: RunDirectory, side: StudentSide) -> None:
-    """Write the two networks that may be released."""
-    save_network(side.student, run.path / STUDENT)
-    save_network(side.generator, run.path / GENERATOR)

@@ -1,8 +1,8 @@
 """One transcription from settings to result.
 
 Order: data and the public part → plan and forecast → run folder → ledger → two moments, or
-teachers and rounds → result. Every mistake that can be found before the ledger is touched is found
-before.
+teachers and rounds → student and result → generator. Every mistake that can be found before the
+ledger is touched is found before.
 """
 
 import json
@@ -32,8 +32,8 @@ from fedtranscribe.result_parts import (
     PublishedFigure,
     StatedGuarantee,
 )
-from fedtranscribe.run_directory import RunDirectory, check_writable
-from fedtranscribe.runs.learning import HeldOut, Learned, learn
+from fedtranscribe.run_directory import GENERATOR, STUDENT, RunDirectory, check_writable
+from fedtranscribe.runs.learning import HeldOut, Learned, finish_generator, learn
 from fedtranscribe.runs.own_holder import OwnHolder
 from fedtranscribe.runs.preparation import OWN, Prepared, make_manifest
 from fedtranscribe.teachers import Ensemble, ensemble_accuracy, train_teachers
@@ -76,7 +76,7 @@ def transcribe(
     check_writable(out)
     starting = RunDirectory.resume if resume else RunDirectory.create
     run = starting(out, prepared.settings)
-    if run.finished:
+    if run.finished and not _lacks_generator(run, prepared):
         say("this run was complete already; nothing was spent")
         return with_private_scores(run.path, Result.read(run.path))
     _say_cost(prepared, say)
@@ -87,7 +87,11 @@ def transcribe(
             run.abandon()
         raise
     with ledger:
-        return _run(prepared, run, ledger, progress)
+        return _run(prepared, run, ledger, progress, say)
+
+
+def _lacks_generator(run: RunDirectory, prepared: Prepared) -> bool:
+    return prepared.settings.with_generator and not (run.path / GENERATOR).exists()
 
 
 # ---------------------------------------------------------------- running
@@ -137,7 +141,9 @@ def _open_ledger(prepared: Prepared, run: RunDirectory, say: Say) -> Ledger:
     return open_for_run(place, run.run_id, settings.budget, usual, prepared.releases, say)
 
 
-def _run(prepared: Prepared, run: RunDirectory, ledger: Ledger, progress: Progress) -> Shown:
+def _run(
+    prepared: Prepared, run: RunDirectory, ledger: Ledger, progress: Progress, say: Say
+) -> Shown:
     settings, split = prepared.settings, prepared.split
     statistics, others = _private_side(prepared, run, progress)
     holder = Holder(statistics, ledger, run.run_id, positional_ids=split.train.positional)
@@ -162,9 +168,22 @@ def _run(prepared: Prepared, run: RunDirectory, ledger: Ledger, progress: Progre
             release.to_json() for release in (*prepared.before, *ledger.releases(run.run_id))
         ],
     )
-    result = _result(prepared, run, holder, learned)
-    result.write(run.path)
-    return with_private_scores(run.path, result)
+    if not run.finished:
+        _result(prepared, run, holder, learned).write(run.path)
+    shown = with_private_scores(run.path, Result.read(run.path))
+    if settings.with_generator:
+        say(_student_words(shown, run.path))
+        finish_generator(learned.method, run, progress)
+    return shown
+
+
+def _student_words(shown: Shown, folder: Path) -> str:
+    """That the student can be used, while its generator is still trained."""
+    score, note = shown.accuracy.get("student"), ""
+    if score is not None:
+        told = ", NOT PRIVATE" if "student" in shown.not_private else ""
+        note = f" ({score:.1%} right on held-out images{told})"
+    return f"the student is finished{note}: {folder / STUDENT}; its generator costs nothing more"
 
 
 def _private_side(

@@ -17,8 +17,8 @@ from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.holder.round_store import RoundStore
 from fedtranscribe.holder.trainings import OpenLedger, Trainings
 from fedtranscribe.names import expect_name
-from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger_place import LedgerPlace
+from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.secagg.key_files import Identity
 from fedtranscribe.service.link import HEALTH_SUFFIX
 from fedtranscribe.teachers import Manifest

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.errors import ConfigError, ModelMismatchError, ProtocolError
-from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.query import QUERIES, Answer, Kind, Query, RawAnswer, Scalar, query_from
 from fedtranscribe.refusals import Refusal, RefusalCode
 from fedtranscribe.wire.message import (

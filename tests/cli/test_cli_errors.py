@@ -71,6 +71,7 @@ def raising(error: BaseException):
         ),
         (OSError("odd"), 7, "odd"),
         (KeyboardInterrupt(), 130, "interrupted"),
+        (cli.Terminated(), 143, "terminated"),
     ],
 )
 def test_errors_from_below(

@@ -369,7 +369,7 @@ def test_an_interrupt_leaves_nothing_behind(
 ) -> None:
     done = command.run("mode=wait", send=send)
     assert done.code == code
-    assert ("--resume --out" in done.err) == (send == signal.SIGINT)
+    assert "--resume --out" in done.err
     command.check_nothing_left()
 
 

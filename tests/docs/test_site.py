@@ -143,7 +143,7 @@ def test_public_rooms_are_there(site: Path):
         "mechanisms": ("LocalNoise", "MaskedShare", "dpsgd.DpSgdStep"),
         "query": ("ImageQuery", "Answer"),
         "secagg": ("unmask",),
-        "transcribe": ("transcribe",),
+        "runs": ("transcribe", "finished.FinishedRun"),
         "synthesize": ("synthesize",),
         "holder": ("policy", "answering.Holder"),
         "rounds": ("plan.Plan", "server.Server"),

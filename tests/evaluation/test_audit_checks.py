@@ -20,10 +20,10 @@ from fedtranscribe.evaluation.audit.checks import (
 from fedtranscribe.evaluation.audit.claims import claim_of, read_events
 from fedtranscribe.holder.answering import Holder
 from fedtranscribe.holder.statistics import of_teachers
-from fedtranscribe.privacy.calibrate import EnsembleLayout, RowAnswer
+from fedtranscribe.privacy.calibrate import EnsembleLayout
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import Release
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.units import Adjacency, RowAnswer, Unit
 from fedtranscribe.query import ImageQuery, Kind
 from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.teachers import Ensemble

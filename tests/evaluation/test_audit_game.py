@@ -16,10 +16,10 @@ from fedtranscribe.mechanisms import (
     TopKRandomizedResponse,
 )
 from fedtranscribe.privacy.accountant import delta_of, epsilon
-from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer, noise_std
+from fedtranscribe.privacy.calibrate import EnsembleLayout, noise_std
 from fedtranscribe.privacy.events import Gaussian, PoissonGaussian
 from fedtranscribe.privacy.label_events import RandomizedResponse
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
 from tests.mechanisms_for import (
     masked_mean_rows,
     masked_std,

@@ -12,9 +12,9 @@ from fedtranscribe.evaluation.audit import AuditSettings, audit, expect_sound
 from fedtranscribe.evaluation.audit.audit import STAMP
 from fedtranscribe.mechanisms import SeededBits
 from fedtranscribe.privacy.accountant import guarantee
-from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer, noise_std
+from fedtranscribe.privacy.calibrate import EnsembleLayout, noise_std
 from fedtranscribe.privacy.release_plan import PrivacyPlan
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
 from fedtranscribe.release import make_release, verify
 from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.runs.finished import FinishedRun

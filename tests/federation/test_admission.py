@@ -25,9 +25,9 @@ from fedtranscribe.holder import trainings
 from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.holder.replies import reply_to
 from fedtranscribe.names import LONGEST_NAME, expect_name
-from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.refusals import RefusalCode
 from fedtranscribe.service.holder_file import HolderFile
 from fedtranscribe.service.journal import Journal

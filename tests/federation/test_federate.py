@@ -9,9 +9,8 @@ from fedtranscribe.errors import ConfigError, HopelessPlanError, ProtocolError, 
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.mechanisms import SeededNoise
-from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.query import Answer, RawAnswer
 from fedtranscribe.refusals import RefusalCode
 from fedtranscribe.runs.federate import federate

@@ -20,9 +20,10 @@ from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.holder.replies import reply_to
 from fedtranscribe.mechanisms import SeededBits
 from fedtranscribe.methods.dpsd import DPSD
-from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer
+from fedtranscribe.privacy.calibrate import EnsembleLayout
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.units import NoiseMode, RowAnswer
 from fedtranscribe.query import ImageQuery, Kind
 from fedtranscribe.refusals import Refusal, RefusalCode
 from fedtranscribe.run_directory import STUDENT, RunDirectory

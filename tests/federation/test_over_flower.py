@@ -11,7 +11,7 @@ from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.flower.records import message_of, record_of
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.query import Kind
 from fedtranscribe.refusals import Refusal, RefusalCode
 from fedtranscribe.runs.in_process import InProcess

@@ -18,9 +18,9 @@ from fedtranscribe.data import load
 from fedtranscribe.errors import ConfigError, CorruptLedgerError, SecondLedgerError, StorageError
 from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.flower.relay import make_relay_app
-from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.query import ImageQuery, Kind
 from fedtranscribe.refusals import Refusal
 from fedtranscribe.runs.preparation import make_manifest

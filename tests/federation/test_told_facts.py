@@ -8,7 +8,7 @@ import pytest
 from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.errors import ProtocolError
 from fedtranscribe.privacy import Adjacency, Gaussian, Release, Unit
-from fedtranscribe.privacy.calibrate import NoiseMode
+from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.query import Kind
 from fedtranscribe.wire import Message
 from fedtranscribe.wire.trainings import read_trained

@@ -16,11 +16,11 @@ from fedtranscribe.holder.answering import Holder
 from fedtranscribe.holder.statistics import of_teachers
 from fedtranscribe.mechanisms import SeededNoise
 from fedtranscribe.privacy.budget import Budget
-from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer
+from fedtranscribe.privacy.calibrate import EnsembleLayout
 from fedtranscribe.privacy.label_events import RandomizedResponse
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
 from fedtranscribe.query import Answer, ImageQuery, Kind, MomentsQuery, RawAnswer
 from tests.mechanisms_for import local, noisy_mean_rows
 

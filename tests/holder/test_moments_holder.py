@@ -16,10 +16,9 @@ from fedtranscribe.holder.statistics import Moments, by_kind
 from fedtranscribe.mechanisms import MomentSums, SeededNoise
 from fedtranscribe.models.scattering import Scattering, coefficient_count, unit_rows_of
 from fedtranscribe.privacy.budget import Budget
-from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.query import Answer, Kind, MomentsQuery
 from tests.mechanisms_for import local, moved
 

@@ -16,10 +16,10 @@ from fedtranscribe.mechanisms import discrete_gaussian as sampler
 from fedtranscribe.mechanisms.bits import OsBits, SeededBits
 from fedtranscribe.mechanisms.discrete_gaussian import discrete_gaussian
 from fedtranscribe.mechanisms.masked import Grid, residues
-from fedtranscribe.privacy.calibrate import DIAMETERS, EnsembleLayout, NoiseMode, RowAnswer
+from fedtranscribe.privacy.calibrate import DIAMETERS, EnsembleLayout
 from fedtranscribe.privacy.calibrate import noise_std as central_std
 from fedtranscribe.privacy.closed_forms import gaussian_epsilon
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
 from fedtranscribe.privacy.zcdp import ZeroConcentrated
 from tests.mechanisms_for import masked_mean_rows, masked_std
 

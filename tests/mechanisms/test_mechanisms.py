@@ -15,8 +15,8 @@ from fedtranscribe.mechanisms import (
     vote_counts,
 )
 from fedtranscribe.privacy.accountant import epsilon
-from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer, noise_std
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.calibrate import EnsembleLayout, noise_std
+from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
 from tests.mechanisms_for import (
     masked_mean_rows,
     noisy_mean_rows,

@@ -19,7 +19,8 @@ from fedtranscribe.mechanisms import (
     simplex_rows,
     vote_counts,
 )
-from fedtranscribe.privacy.calibrate import RAW_ROUNDING, EnsembleLayout, RowAnswer
+from fedtranscribe.privacy.calibrate import RAW_ROUNDING, EnsembleLayout
+from fedtranscribe.privacy.units import RowAnswer
 from tests.mechanisms_for import noisy_mean_rows, raw_mean_rows
 
 SETS = torch.arange(3).expand(4, 3)

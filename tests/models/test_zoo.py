@@ -4,6 +4,7 @@ from urllib.error import URLError
 import pytest
 import torch
 
+from fedtranscribe.catalogue import torchvision_networks
 from fedtranscribe.errors import UnknownArchitectureError, WeightsNotFoundError
 from fedtranscribe.models import available, build
 
@@ -69,8 +70,10 @@ def test_unknown_names_suggest_close_ones():
     assert set(TESTED) < set(available())
 
 
-def test_without_torchvision_the_extra_is_named(monkeypatch):
+def test_without_torchvision_the_extra_is_named(monkeypatch, request):
     monkeypatch.setitem(sys.modules, "torchvision", None)
+    torchvision_networks.cache_clear()
+    request.addfinalizer(torchvision_networks.cache_clear)
     assert available() == ["cnn-small", "cnn", "cnn-wide", "scatter"]
     with pytest.raises(UnknownArchitectureError, match=r"fedtranscribe\[vision\]"):
         build("resnet50", 10, 1, 28)

@@ -10,8 +10,6 @@ from fedtranscribe.privacy.calibrate import (
     DIAMETERS,
     RAW_ROUNDING,
     EnsembleLayout,
-    NoiseMode,
-    RowAnswer,
     label_epsilon0,
     mean_sensitivity,
     noise_std,
@@ -20,7 +18,7 @@ from fedtranscribe.privacy.calibrate import (
 )
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
-from fedtranscribe.privacy.units import Unit
+from fedtranscribe.privacy.units import NoiseMode, RowAnswer, Unit
 
 DELTA = 1e-5
 CENTRAL, LOCAL, SECAGG = NoiseMode.CENTRAL, NoiseMode.LOCAL, NoiseMode.SECAGG

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from ledger_cases import DELTA, RECORD, ZERO_OUT, epsilon_of, open_ledger
 
-from fedtranscribe.privacy import loss
+from fedtranscribe.privacy import renyi
 from fedtranscribe.privacy.accountant import epsilon, epsilon_filter
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.closed_forms import (
@@ -98,9 +98,9 @@ def test_without_sampling_the_filter_is_that_of_rho() -> None:
 def test_the_fine_curve_lies_on_or_above_what_is_known(
     event: PoissonGaussian | ReleasedImages,
 ) -> None:
-    known = loss.renyi(event)
-    usable = np.isfinite(known) & (known < event.zcdp_rho * loss.ORDERS)
-    curve = np.interp(loss.ORDERS[usable], ORDERS, renyi_curve([event]))
+    known = renyi.renyi(event)
+    usable = np.isfinite(known) & (known < event.zcdp_rho * renyi.ORDERS)
+    curve = np.interp(renyi.ORDERS[usable], ORDERS, renyi_curve([event]))
     assert (curve >= known[usable] * (1 - 1e-6)).all()
     # Straight lines lie visibly above only where the divergence takes off.
     assert np.mean(curve / known[usable] < 1.01) > 0.9

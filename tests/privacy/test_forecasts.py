@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, noise_std
+from fedtranscribe.privacy.calibrate import EnsembleLayout, noise_std
 from fedtranscribe.privacy.forecasts import Verdict, forecast, label_forecast
-from fedtranscribe.privacy.units import Unit
+from fedtranscribe.privacy.units import NoiseMode, Unit
 
 DELTA = 1e-5
 

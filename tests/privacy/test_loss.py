@@ -11,7 +11,7 @@ from dp_accounting.pld import privacy_loss_distribution as library
 from dp_accounting.rdp import rdp_privacy_accountant
 from scipy.stats import binom
 
-from fedtranscribe.privacy import loss
+from fedtranscribe.privacy import loss, renyi, responses
 from fedtranscribe.privacy.accountant import epsilon
 from fedtranscribe.privacy.closed_forms import gaussian_delta, gaussian_epsilon
 from fedtranscribe.privacy.events import Gaussian, PoissonGaussian
@@ -106,7 +106,7 @@ def test_labels_against_enumeration(classes: int) -> None:
     outcomes = list(itertools.product(range(classes), repeat=count))
     p = np.array([math.prod(one[list(o)]) for o in outcomes])
     q = np.array([math.prod(other[list(o)]) for o in outcomes])
-    exact = loss.ResponseLoss(RandomizedResponse(epsilon0, classes, count))
+    exact = responses.ResponseLoss(RandomizedResponse(epsilon0, classes, count))
     for value in (0.0, 0.4, 0.9, 1.7, 3.0, 3.7):
         expected = float(np.maximum(p - math.exp(value) * q, 0).sum())
         assert exact.delta(value) == pytest.approx(expected, abs=1e-12)
@@ -115,7 +115,7 @@ def test_labels_against_enumeration(classes: int) -> None:
 @pytest.mark.parametrize(("count", "epsilon0"), [(1000, 0.1), (50_000, 0.02), (500_000, 0.005)])
 def test_the_error_of_the_transform_is_counted(count: int, epsilon0: float) -> None:
     # With two classes the losses are binomial.
-    found = loss.ResponseLoss(RandomizedResponse(epsilon0, 2, count))
+    found = responses.ResponseLoss(RandomizedResponse(epsilon0, 2, count))
     expected = np.zeros(2 * count + 1)
     expected[::2] = binom.pmf(np.arange(count + 1), count, 1 / (1 + math.exp(-epsilon0)))
     tails = np.cumsum((found.mass - expected)[::-1])
@@ -123,13 +123,14 @@ def test_the_error_of_the_transform_is_counted(count: int, epsilon0: float) -> N
 
 
 def test_labels_on_the_grid_are_rounded_up_once() -> None:
-    exact = loss.ResponseLoss(RandomizedResponse(0.0333, 7, 5000))
-    gap = exact.on_grid(loss.GRID).get_epsilon_for_delta(DELTA) - exact.epsilon(DELTA)
+    event = RandomizedResponse(0.0333, 7, 5000)
+    exact = responses.ResponseLoss(event)
+    gap = loss.responses_pld(event, loss.GRID).get_epsilon_for_delta(DELTA) - exact.epsilon(DELTA)
     assert -1e-9 <= gap <= loss.GRID + 1e-6
 
 
 def test_labels_never_cost_more_than_their_sum() -> None:
-    exact = loss.ResponseLoss(RandomizedResponse(0.1, 3, 5))
+    exact = responses.ResponseLoss(RandomizedResponse(0.1, 3, 5))
     assert exact.epsilon(1e-15) == pytest.approx(0.5)
     assert exact.delta(0.5) == 0.0
 
@@ -137,10 +138,10 @@ def test_labels_never_cost_more_than_their_sum() -> None:
 @pytest.mark.parametrize(("q", "sigma"), [(0.01, 1.0), (0.002, 0.6), (0.07, 7.0)])
 def test_own_renyi_agrees_with_the_library_where_it_has_one(q: float, sigma: float) -> None:
     event = PoissonGaussian(q, sigma, 100)
-    accountant = rdp_privacy_accountant.RdpAccountant(loss.ORDERS.tolist())
+    accountant = rdp_privacy_accountant.RdpAccountant(renyi.ORDERS.tolist())
     sampled = dp_accounting.PoissonSampledDpEvent(q, dp_accounting.GaussianDpEvent(sigma))
     accountant.compose(sampled, 100)
-    own = loss.epsilon_of_renyi(loss.renyi(event), DELTA)
+    own = renyi.epsilon_of_renyi(renyi.renyi(event), DELTA)
     assert own == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-4)
 
 

@@ -21,10 +21,10 @@ from fedtranscribe.mechanisms import (
     mean_rows,
     vote_counts,
 )
-from fedtranscribe.privacy.calibrate import EnsembleLayout, RowAnswer
+from fedtranscribe.privacy.calibrate import EnsembleLayout
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.units import Adjacency, RowAnswer, Unit
 from tests.mechanisms_for import noisy_mean_rows
 
 MANY = settings(max_examples=120, deadline=None)

@@ -7,10 +7,9 @@ from pydantic import ValidationError
 
 from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.privacy.accountant import epsilon, sound_table
-from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.release_plan import Release
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.query import Kind
 from fedtranscribe.release.accounting import by_adjacency, by_holder, by_unit, recompute
 from fedtranscribe.release.statement import HolderRelease, ReleaseRecord

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from fedtranscribe.privacy.accountant import guarantee
-from fedtranscribe.privacy.calibrate import EnsembleLayout, RowAnswer
+from fedtranscribe.privacy.calibrate import EnsembleLayout
 from fedtranscribe.privacy.release_plan import PrivacyPlan
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.units import Adjacency, RowAnswer, Unit
 from fedtranscribe.runs.finished import FinishedRun
 from tests.evaluation.conftest import make_run
 from tests.mechanisms_for import noisy_mean_rows

@@ -13,8 +13,8 @@ from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.evaluation import compare
 from fedtranscribe.mechanisms import TopKRandomizedResponse
-from fedtranscribe.privacy.calibrate import EnsembleLayout, RowAnswer
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.calibrate import EnsembleLayout
+from fedtranscribe.privacy.units import Adjacency, RowAnswer, Unit
 from fedtranscribe.report import page, write_comparison, write_report
 from fedtranscribe.report.facts import OWN_DATA, read_facts
 from fedtranscribe.report.spending import lines

@@ -20,7 +20,7 @@ from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.query import Kind
 from fedtranscribe.run_directory import GENERATOR, STUDENT, RunDirectory
 from fedtranscribe.runs import prepare, transcribe
-from fedtranscribe.runs.learning import HeldOut, learn
+from fedtranscribe.runs.learning import HeldOut, finish_generator, learn
 from fedtranscribe.runs.preparation import OWN, Prepared
 from fedtranscribe.teachers import Ensemble
 from tests.conftest import TINY_DPSD
@@ -79,15 +79,17 @@ def test_a_federation_of_one_gives_the_student_of_one_machine(
     client = make_client_app(lambda context, number: node)
     transport = OverFlower(LocalGrid(client, {7: {}}), [(7, 0)], 60.0, 60.0)
     assert list(transport.capabilities()) == [OWN]
-    learn(
+    run = create(tmp_path / "federated", settings, "run-fixed")
+    learned = learn(
         prepared.settings,
         RoundSettings(),
         prepared.plan,
         transport,
-        create(tmp_path / "federated", settings, "run-fixed"),
+        run,
         public=prepared.public,
         test=HeldOut(prepared.split.test, public=False),
     )
+    finish_generator(learned.method, run)
     for name in (STUDENT, GENERATOR):
         alone, together = (tmp_path / run / name for run in ("own", "federated"))
         assert alone.read_bytes() == together.read_bytes()

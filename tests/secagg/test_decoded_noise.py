@@ -10,7 +10,8 @@ from scipy import stats
 
 from fedtranscribe.mechanisms.bits import OsBits
 from fedtranscribe.mechanisms.masked import MaskedShare, residues
-from fedtranscribe.privacy.calibrate import EnsembleLayout, RowAnswer
+from fedtranscribe.privacy.calibrate import EnsembleLayout
+from fedtranscribe.privacy.units import RowAnswer
 from fedtranscribe.secagg import Task
 from tests.mechanisms_for import masked_mean_rows
 from tests.secagg.cohorts import Played, cohort_of, holders_of

@@ -23,9 +23,9 @@ from fedtranscribe.mechanisms import (
     mean_rows_bound,
     moments_bound,
 )
-from fedtranscribe.privacy.calibrate import EnsembleLayout, NoiseMode, RowAnswer
+from fedtranscribe.privacy.calibrate import EnsembleLayout
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
 from fedtranscribe.result import Result
 from fedtranscribe.result_parts import Answers
 

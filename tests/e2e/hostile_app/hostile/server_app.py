@@ -11,8 +11,8 @@ from flwr.serverapp import Grid, ServerApp
 
 from fedtranscribe import wire
 from fedtranscribe.flower.records import message_of, record_of
-from fedtranscribe.privacy.calibrate import NoiseMode
 from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.query import ImageQuery, Kind
 from fedtranscribe.secagg import Members
 from fedtranscribe.wire import masked, queries, trainings
