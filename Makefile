@@ -10,7 +10,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 OUT    := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo test test-slow lint types imports images-lint docs check clean
+.PHONY: demo test test-slow test-long lint types imports images-lint docs check clean
 
 # Ledgers of their own: the packaged digits are public, so trying the demo twice harms nobody. A run of
 # ε = 10 fits under the limit of 20 that a new ledger has.
@@ -26,6 +26,10 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/pytest -m slow
+
+# Ten minutes each: by hand, after a change to what they train.
+test-long: $(STAMP)
+	$(BIN)/pytest -m long
 
 check: lint types imports docs test
 

@@ -95,6 +95,7 @@ FILES: Mapping[Why, str] = {
     Why.COURSE: "superlink.log",
     Why.OUTPUT: "student.safetensors generator.safetensors denoiser.safetensors images.png "
     "samples.png inversion.png checkpoints/state.pt checkpoints/answer.pt "
+    "checkpoints/generator.pt "
     "release/student.safetensors release/generator.safetensors release/denoiser.safetensors "
     "release/student.onnx",
     Why.BENCHMARK: "accuracy.png tensorboard/events.out.tfevents.* report.html release/card.md",

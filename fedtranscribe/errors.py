@@ -26,7 +26,7 @@ FedtranscribeError              exit code 1
  │   └─ SimulationError             Flower or Ray did not carry a run to its end; names the log
  └─ StorageError                7   a full disk, a read-only folder, a folder with another run
 
-Messages name the value and the mend, and never hold anything derived from private records.
+Messages name the value and the fix, and never hold anything derived from private records.
 """
 
 

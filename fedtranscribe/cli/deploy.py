@@ -107,17 +107,17 @@ def check_command(
     fault = first_fault(checks)
     if as_json:
         told = [
-            {"name": c.name, "verdict": c.verdict.value, "found": c.found, "mend": c.mend}
+            {"name": c.name, "verdict": c.verdict.value, "found": c.found, "fix": c.fix}
             for c in checks
         ]
         emit({"ok": fault is None, "checks": told}, as_json=True, title="")
     else:
         columns = ("check", "", "what was found", "fix")
-        rows = [(c.name, c.verdict.value, c.found, c.mend) for c in checks]
+        rows = [(c.name, c.verdict.value, c.found, c.fix) for c in checks]
         show_table(f"{kind.value.capitalize()} folder {folder}", columns, rows)
     if fault is not None:
         found = fault.found.rstrip(".")
-        raise ConfigError(f"{folder} is not ready ({fault.name}): {found}. Mend: {fault.mend}.")
+        raise ConfigError(f"{folder} is not ready ({fault.name}): {found}. Fix: {fault.fix}.")
 
 
 @deploy_app.command("join", help=_JOIN)

@@ -87,8 +87,8 @@ def _open(torchvision_name: str, root: Path, download: bool, part: dict[str, Any
     try:
         return getattr(datasets, torchvision_name)(root=str(root), download=download, **part)
     except (RuntimeError, OSError) as error:
-        mend = "check the network and the folder" if download else "put it there or pass --download"
+        fix = "check the network and the folder" if download else "put it there or pass --download"
         raise DataNotFoundError(
             f"No usable {torchvision_name} in {str(root)!r} (torchvision reports "
-            f"{type(error).__name__}); {mend}."
+            f"{type(error).__name__}); {fix}."
         ) from error

@@ -5,7 +5,7 @@
     keys.py           the key pair by which a SuperLink knows a SuperNode
     handshake.py      TLS as the two sides will do it, in memory or with a SuperLink that runs
     folders.py        `client/` and `server/`: compose files, images, policy, made ready to fill in
-    check.py          checks of such a folder, each with its mend
+    check.py          checks of such a folder, each with its fix
     launch.py         a SuperLink or SuperNode that starts only if nothing is wrong
     health.py         the health check that the images run
 

@@ -1,6 +1,6 @@
 """What is wrong with a holder's or a server's folder, told before anything is started.
 
-Each check has a name, a verdict, what was found, and the mend. All are made, so that one look
+Each check has a name, a verdict, what was found, and the fix. All are made, so that one look
 tells everything; none changes a file.
 """
 
@@ -53,13 +53,13 @@ class Check:
         name: what was looked at.
         verdict: how it ended.
         found: what was found.
-        mend: what to do about it; empty if nothing.
+        fix: what to do about it; empty if nothing.
     """
 
     name: str
     verdict: Verdict
     found: str
-    mend: str = ""
+    fix: str = ""
 
 
 def check_client(folder: Path, connect: bool = False) -> list[Check]:
@@ -102,7 +102,7 @@ def _client(folder: Path, connect: bool) -> Iterator[Check]:
 
 def _credentials(folder: Path) -> Iterator[Check]:
     roots = folder / folders.CERTIFICATES / CA_CERTIFICATE
-    yield from _certificate(roots, authority=True, mend=_ASK_CA)
+    yield from _certificate(roots, authority=True, fix=_ASK_CA)
     yield from _node_key(folder / folders.KEYS / folders.NODE_KEY)
 
 
@@ -118,14 +118,14 @@ def _server_of(folder: Path, address: str, unreachable: Verdict | None) -> Itera
     )
     if not named or unreachable is None:
         return
-    name, mend = f"TLS with {address}", "check address and ca.crt with the operator"
+    name, fix = f"TLS with {address}", "check address and ca.crt with the operator"
     roots = folder / folders.CERTIFICATES / CA_CERTIFICATE
     try:
         fault = fault_of_server(host.strip("[]"), int(port), roots)
     except UnreachableError as error:
         yield Check(name, unreachable, f"nobody answers: {error}", "check address and firewall")
         return
-    yield _verdict(name, fault, "the server's certificate is trusted", mend)
+    yield _verdict(name, fault, "the server's certificate is trusted", fix)
 
 
 def _policy(path: Path) -> Iterator[Check]:
@@ -146,25 +146,25 @@ def _policy(path: Path) -> Iterator[Check]:
 
 
 def _node_key(path: Path) -> Iterator[Check]:
-    mend = _NEW_KEY.format(path=path)
+    fix = _NEW_KEY.format(path=path)
     try:
         key = read_private(path)
     except ConfigError as error:
-        yield Check("node key", Verdict.FAULT, str(error), mend)
+        yield Check("node key", Verdict.FAULT, str(error), fix)
         return
     fault = None if key.usable else f"{key.kind}, expected ecdsa-sha2-nistp384"
-    yield _verdict("node key", fault, f"{key.kind} {key.fingerprint}", mend)
+    yield _verdict("node key", fault, f"{key.kind} {key.fingerprint}", fix)
     yield _mode("node key's mode", path)
     try:
         public = read_public(public_path(path))
     except ConfigError as error:
-        yield Check("node key's public half", Verdict.FAULT, str(error), mend)
+        yield Check("node key's public half", Verdict.FAULT, str(error), fix)
         return
     yield _verdict(
         "node key's public half",
         None if public == key else f"{public_path(path)} belongs to another key",
         public.fingerprint,
-        mend,
+        fix,
     )
 
 
@@ -177,8 +177,8 @@ def _server(folder: Path, names: Sequence[str]) -> Iterator[Check]:
         home / name for name in (CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY)
     )
     make = f"fedtranscribe deploy certs create {home} --name HOST"
-    yield from _certificate(roots, authority=True, mend=make)
-    yield from _certificate(certificate, authority=False, mend=make)
+    yield from _certificate(roots, authority=True, fix=make)
+    yield from _certificate(certificate, authority=False, fix=make)
     yield _mode("server.key's mode", key)
     pair = fault_of_pair(certificate, key)
     yield _verdict("server.key belongs to server.crt", pair, "they belong together", make)
@@ -224,25 +224,25 @@ def _trusted(certificate: Path, key: Path, roots: Path, names: Sequence[str]) ->
 # -------------------------------------------------------------------- what both share
 
 
-def _certificate(path: Path, authority: bool, mend: str) -> Iterator[Check]:
+def _certificate(path: Path, authority: bool, fix: str) -> Iterator[Check]:
     try:
         found = read_certificate(path)
     except ConfigError as error:
-        yield Check(path.name, Verdict.FAULT, str(error), mend)
+        yield Check(path.name, Verdict.FAULT, str(error), fix)
         return
     if authority and not found.authority:
-        yield Check(path.name, Verdict.FAULT, "it is not an authority's certificate", mend)
+        yield Check(path.name, Verdict.FAULT, "it is not an authority's certificate", fix)
         return
     yield Check(path.name, Verdict.OK, f"{found.subject}, {found.fingerprint[:23]}…")
-    yield _expiry(found, mend if authority else _RENEW)
+    yield _expiry(found, fix if authority else _RENEW)
 
 
-def _expiry(found: Certificate, mend: str) -> Check:
+def _expiry(found: Certificate, fix: str) -> Check:
     name, day, left = f"{found.path.name}'s end", f"{found.not_after:%Y-%m-%d}", found.days_left()
     if left < 0:
-        return Check(name, Verdict.FAULT, f"it expired on {day}", mend)
+        return Check(name, Verdict.FAULT, f"it expired on {day}", fix)
     if left <= SOON_DAYS:
-        return Check(name, Verdict.WARNING, f"it expires on {day}, in {left} days", mend)
+        return Check(name, Verdict.WARNING, f"it expires on {day}, in {left} days", fix)
     return Check(name, Verdict.OK, f"good until {day}")
 
 
@@ -277,16 +277,14 @@ def _folder(name: str, path: Path, open_is: Verdict | None = None, writable: boo
     return _guarded(name, path, fault)
 
 
-def _too_open(
-    found: os.stat_result, forbidden: int, mend: str, verdict: Verdict
-) -> "_Wrong | None":
+def _too_open(found: os.stat_result, forbidden: int, fix: str, verdict: Verdict) -> "_Wrong | None":
     wrong = stat.S_IMODE(found.st_mode) & forbidden
-    return _open_to("others", found, mend, verdict) if wrong else None
+    return _open_to("others", found, fix, verdict) if wrong else None
 
 
-def _open_to(who: str, found: os.stat_result, mend: str, verdict: Verdict) -> "_Wrong":
+def _open_to(who: str, found: os.stat_result, fix: str, verdict: Verdict) -> "_Wrong":
     mode = stat.S_IMODE(found.st_mode)
-    return _Wrong(f"{who} may open it (mode {mode:o})", mend, verdict)
+    return _Wrong(f"{who} may open it (mode {mode:o})", fix, verdict)
 
 
 def _guarded(name: str, path: Path, fault: "Callable[[os.stat_result], _Wrong | None]") -> Check:
@@ -297,19 +295,19 @@ def _guarded(name: str, path: Path, fault: "Callable[[os.stat_result], _Wrong | 
         wrong = _Wrong(words, f"make {path}, or correct its path")
     if wrong is None:
         return Check(name, Verdict.OK, str(path))
-    return Check(name, wrong.verdict, f"{path}: {wrong.words}", wrong.mend)
+    return Check(name, wrong.verdict, f"{path}: {wrong.words}", wrong.fix)
 
 
 class _Wrong(NamedTuple):
     words: str
-    mend: str
+    fix: str
     verdict: Verdict = Verdict.FAULT
 
 
 def _verdict(
-    name: str, fault: str | None, good: str, mend: str, fault_is: Verdict = Verdict.FAULT
+    name: str, fault: str | None, good: str, fix: str, fault_is: Verdict = Verdict.FAULT
 ) -> Check:
-    return Check(name, Verdict.OK, good) if fault is None else Check(name, fault_is, fault, mend)
+    return Check(name, Verdict.OK, good) if fault is None else Check(name, fault_is, fault, fix)
 
 
 def first_fault(checks: Iterable[Check]) -> Check | None:

@@ -1,7 +1,7 @@
 """Start a SuperLink or a SuperNode, after a look at everything that it needs.
 
 Flower tells little about a wrong key, certificate or address, and some of it only in a log. Here
-each fault is told with its mend, and TLS, node authentication and the rest are never left out. The
+each fault is told with its fix, and TLS, node authentication and the rest are never left out. The
 process then becomes Flower's own program, so that whoever started it (compose, systemd, a terminal)
 has the real one in hand.
 """
@@ -110,7 +110,7 @@ def join(node: Node, wait: float, say: Say) -> NoReturn:
         say: told of warnings.
 
     Raises:
-        ConfigError: something that it needs is wrong; names it and the mend.
+        ConfigError: something that it needs is wrong; names it and the fix.
         FederationError: no holder service answers on the socket.
     """
     command = node.command()
@@ -123,7 +123,7 @@ def serve(server: Server, say: Say) -> NoReturn:
     """Check, and become the SuperLink.
 
     Raises:
-        ConfigError: something that it needs is wrong; names it and the mend.
+        ConfigError: something that it needs is wrong; names it and the fix.
     """
     _insist(check_server(server.folder), say)
     home = server.folder.absolute()
@@ -136,10 +136,10 @@ def _insist(checks: Iterable[Check], say: Say) -> None:
     fault = first_fault(checks)
     if fault is not None:
         found = fault.found.rstrip(".")
-        raise ConfigError(f"Not starting ({fault.name}): {found}. Mend: {fault.mend}.")
+        raise ConfigError(f"Not starting ({fault.name}): {found}. Fix: {fault.fix}.")
     for check in checks:
         if check.verdict is Verdict.WARNING:
-            say(f"{check.name}: {check.found}; {check.mend}")
+            say(f"{check.name}: {check.found}; {check.fix}")
 
 
 def _await_holder(socket: Path, wait: float) -> None:

@@ -38,7 +38,7 @@ class KeptLedger:
         try:
             yield self._ledger
         except CorruptLedgerError:
-            # Whoever mends the file finds it proved from the start.
+            # Whoever fixes the file finds it proved from the start.
             self.close()
             raise
 

@@ -105,6 +105,6 @@ class RoundStore:
 
     def _unusable(self, error: Exception) -> StorageError:
         return StorageError(
-            f"The rounds file {self._path} cannot be used ({error}); free space or mend it. Never "
+            f"The rounds file {self._path} cannot be used ({error}); free space or fix it. Never "
             "put an older copy in its place."
         )

@@ -32,7 +32,7 @@ from fedtranscribe.models.unet import Denoiser
 
 # Of a checkpoint. The first version drew the randomness of private records from a public stream:
 # such a training has no guarantee, and is not continued as if it had one.
-_VERSION = 2
+_VERSION = 3
 
 Progress = Callable[[str, int, int], None]
 """(stage, steps done, steps in all)."""

@@ -45,7 +45,7 @@ class Forecast:
     Attributes:
         signal: twice the nats that all answers together carry at most.
         verdict: by the module's public rule.
-        words: the same in one sentence, with the mend where there is one.
+        words: the same in one sentence, with the fix where there is one.
     """
 
     signal: float
@@ -80,8 +80,8 @@ def forecast(
     there = layout.teachers if unit is Unit.RECORD else layout.holders
     linear = noise is NoiseMode.LOCAL and unit is Unit.HOLDER
     factor = POOR_BELOW / signal if linear else math.sqrt(POOR_BELOW / signal)
-    mend = f"it takes about {math.ceil(there * factor):,} {grows} at this ε, or a larger ε"
-    return _judge(signal, classes, mend)
+    fix = f"it takes about {math.ceil(there * factor):,} {grows} at this ε, or a larger ε"
+    return _judge(signal, classes, fix)
 
 
 def label_forecast(strength: float, classes: int, rows: int) -> Forecast:
@@ -135,19 +135,19 @@ def moments_forecast(records: int, classes: int, width: int, noise_std: float) -
     return Forecast(ratio**2, Verdict.FINE, f"{stands} of the moments: enough to learn from.")
 
 
-def _judge(signal: float, classes: int, mend: str) -> Forecast:
+def _judge(signal: float, classes: int, fix: str) -> Forecast:
     nats = signal / 2
     worth = (
         f"The answers carry at most {nats:,.1f} nats about the teachers, as much as "
         f"{nats / math.log(classes):,.1f} clean labels of {classes} classes: "
     )
     if signal < HOPELESS_BELOW:
-        return Forecast(signal, Verdict.HOPELESS, f"{worth}nobody can learn from that; {mend}.")
+        return Forecast(signal, Verdict.HOPELESS, f"{worth}nobody can learn from that; {fix}.")
     if signal < POOR_BELOW:
         return Forecast(
             signal,
             Verdict.POOR,
-            f"{worth}little beyond what public data give; {mend}, for a good student.",
+            f"{worth}little beyond what public data give; {fix}, for a good student.",
         )
     return Forecast(signal, Verdict.FINE, f"{worth}enough to learn from.")
 

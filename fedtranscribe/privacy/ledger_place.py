@@ -204,7 +204,7 @@ def _target(marker: Path) -> Path | None:
             return None
         raise StorageError(
             f"Cannot read {marker} ({error.strerror or error}), which may say where the ledger of "
-            f"these data lies; mend the folder, or wait until it is there again."
+            f"these data lies; fix the folder, or wait until it is there again."
         ) from None
     return Path(text) if text else marker
 

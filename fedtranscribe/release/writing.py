@@ -99,21 +99,21 @@ def _expect_free(folder: Path, run: str) -> None:
     """Only nothing at all, or an earlier release of the same run, may be replaced."""
     if not folder.exists() and not folder.is_symlink():
         return
-    mend = "remove it, or choose another --out."
+    fix = "remove it, or choose another --out."
     if folder.is_symlink() or not folder.is_dir():
-        raise StorageError(f"{folder} is no folder; {mend}")
+        raise StorageError(f"{folder} is no folder; {fix}")
     there = {entry.name for entry in folder.iterdir()}
     if not there:
         return
     if STATEMENT not in there:
-        raise StorageError(f"{folder} is not empty, and holds no release; {mend}")
+        raise StorageError(f"{folder} is not empty, and holds no release; {fix}")
     if _run_of(folder) != run:
-        raise StorageError(f"{folder} holds the release of another run; {mend}")
+        raise StorageError(f"{folder} holds the release of another run; {fix}")
     strange = sorted(there - _FILES)
     if strange:
         raise StorageError(
             f"{folder} holds an earlier release of this run, and besides it {strange[0]!r}, which "
-            f"would be lost; {mend}"
+            f"would be lost; {fix}"
         )
 
 

@@ -38,7 +38,7 @@ T = TypeVar("T")
 # this round, and not about the holder.
 _BEFORE_CHARGE = frozenset({wire.SECAGG_KEY, wire.SECAGG_OPEN})
 _STUCK = (
-    "Resume the run when more of them are back, with abandon=true if this round cannot be mended."
+    "Resume the run when more of them are back, with abandon=true if this round cannot be fixed."
 )
 
 

@@ -28,7 +28,7 @@ class Finding:
     Attributes:
         name: of it.
         ok: whether it is as it has to be.
-        words: what was found, or what is wrong and how to mend it.
+        words: what was found, or what is wrong and how to fix it.
     """
 
     name: str

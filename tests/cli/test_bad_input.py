@@ -1,4 +1,4 @@
-"""Every mistake ends as one line that names value and mend, exit code ≠ 0, nothing spent."""
+"""Every mistake ends as one line that names value and fix, exit code ≠ 0, nothing spent."""
 
 import sqlite3
 from pathlib import Path

@@ -16,7 +16,7 @@ from tests.deploy.conftest import NAME
 
 
 def wrong(checks: list[Check]) -> dict[str, str]:
-    assert all(check.mend for check in checks if check.verdict is not Verdict.OK)
+    assert all(check.fix for check in checks if check.verdict is not Verdict.OK)
     return {check.name: check.found for check in checks if check.verdict is not Verdict.OK}
 
 

@@ -34,7 +34,7 @@ def go(out: Path, teachers: Path | None, seed: int) -> dict:
     return transcribe(prepare(settings), out).to_json()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1_800)
 def test_students_learn_from_answers_and_from_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -66,10 +66,10 @@ def test_the_mend_is_enough(unit: Unit, noise: NoiseMode) -> None:
     words = forecast(10.0, DELTA, layout, unit, "gradient", noise).words
     needed = int(words.split("takes about ")[1].split()[0].replace(",", ""))
     if unit is Unit.RECORD:
-        mended = EnsembleLayout(4 * math.ceil(needed / 4), 4)
+        fixed = EnsembleLayout(4 * math.ceil(needed / 4), 4)
     else:
-        mended = EnsembleLayout(2 * needed, needed)
-    assert forecast(10.0, DELTA, mended, unit, "gradient", noise).verdict is Verdict.FINE
+        fixed = EnsembleLayout(2 * needed, needed)
+    assert forecast(10.0, DELTA, fixed, unit, "gradient", noise).verdict is Verdict.FINE
 
 
 def test_label_signal_is_the_capacity_of_the_channel() -> None:

@@ -66,7 +66,7 @@ def test_killed_in_the_middle_of_many_commits(path: Path) -> None:
         rest = [line.split() for line in process.stdout if line.endswith("\n")]
     released = lines + rest
     with Ledger.open_read_only(path) as reader:
-        # Whatever was once announced is there, unchanged, also before anybody mends anything.
+        # Whatever was once announced is there, unchanged, also before anybody fixes anything.
         for _, _, sequence, digest in released:
             reader.confirm(Head(int(sequence), digest))
     with open_ledger(path) as ledger:

@@ -379,7 +379,7 @@ def test_no_room_for_the_head_file(path: Path, monkeypatch: pytest.MonkeyPatch) 
                 ledger.reserve("q9", "h", release(), "run")
         assert read_head(path) == old
         assert sorted(f.name for f in path.parent.glob("*.new")) == []
-        # Booked, but never computed: asking again costs nothing more and mends the head file.
+        # Booked, but never computed: asking again costs nothing more and fixes the head file.
         spent = epsilon_of(ledger)
         assert ledger.reserve("q9", "h", release(), "run").answer is None
         assert epsilon_of(ledger) == spent

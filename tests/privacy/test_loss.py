@@ -72,7 +72,7 @@ def test_n_single_steps_equal_one_event_of_n(adjacency: Adjacency) -> None:
 
 
 def test_the_library_accountant_loses_the_count_of_labels() -> None:
-    # Why it is never used; when this fails, the library was mended and the guard can go.
+    # Why it is never used; when this fails, the library was fixed and the guard can go.
     event = RandomizedResponse(0.1, 10, 1000)
     label = dp_accounting.RandomizedResponseDpEvent(noise_of(event), 10)
     accountant = PLDAccountant(REPLACE_ONE)

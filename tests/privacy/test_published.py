@@ -80,7 +80,7 @@ def test_dp_promise() -> None:
     assert paper.epsilon == pytest.approx(1.0, abs=0.02)
     readings = sound_dp_promise(7, q2, steps2, steps1, DELTA)
     assert readings["as published"] == math.inf
-    # The privacy law has 1.006 and 2.13 for both phases of the mended method.
+    # The privacy law has 1.006 and 2.13 for both phases of the fixed method.
     assert 0.9 < readings["phase II alone, zero-out"] < 1.006
     assert 2.0 < readings["phase II alone, replace"] < 2.13
     without = sound_dp_promise(7, q2, steps2, 0, DELTA)

@@ -9,7 +9,7 @@ from fedtranscribe.config import SynthesizeSettings
 from fedtranscribe.synthesize import prepare, synthesize
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.usefixtures("figures")
 def test_a_classifier_trained_on_samples_knows_real_digits(tmp_path: Path):
