@@ -5,6 +5,10 @@ code is 0 when a run has failed. Here a SuperLink of our own listens on a free l
 temporary home, `flwr ls` says how the run ended, and leaving the context ends every process below
 the SuperLink, Ray's included (see `keeper.py`).
 
+`flwr.simulation.run_simulation` would be shorter, and was tried with flwr 1.41: it is deprecated,
+takes no run-config, ends with exit code 0 when the ServerApp left with another, and after
+`kill -9` processes of Ray stay.
+
 Nobody but this machine's users can reach it; it is for simulations, never for a deployment.
 """
 

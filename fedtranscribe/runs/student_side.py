@@ -16,7 +16,7 @@ from fedtranscribe.models import Classifier, Generator, build
 from fedtranscribe.models.scattering import NAME as SCATTER
 from fedtranscribe.tracking import Progress, silent
 
-_PUBLIC_SHAPES = 8_000
+_PUBLIC_SHAPES, _FEWEST_SHAPES, _USUAL_SIDE = 8_000, 1_000, 64
 # So many public images show the axes of the student's features well enough.
 _AXES = 4_000
 
@@ -67,13 +67,18 @@ def public_images(
             )
         return public
     asked = math.ceil(settings.dpsd.public_share * (settings.rows or settings.dpsd.rows))
-    images = _shapes(channels, size, settings.seed, max(_PUBLIC_SHAPES, asked))
+    images = _shapes(channels, size, settings.seed, max(_shape_count(size), asked))
     # Nominal labels: nobody trains on them.
     return ImageSet(PUBLIC_SHAPES, PUBLIC_SHAPES, images, torch.zeros(len(images)).long(), 2)
 
 
+def _shape_count(size: int) -> int:
+    """How many shapes show what there is to see: fewer large ones, which take long to draw."""
+    return max(_FEWEST_SHAPES, min(_PUBLIC_SHAPES, _PUBLIC_SHAPES * _USUAL_SIDE**2 // size**2))
+
+
 @lru_cache(maxsize=1)
-def _shapes(channels: int, size: int, seed: int, count: int = _PUBLIC_SHAPES) -> Tensor:
+def _shapes(channels: int, size: int, seed: int, count: int) -> Tensor:
     # Drawing thousands takes seconds, and one run after the other asks for the same.
     return draw_shapes(count, channels, size, torch.Generator().manual_seed(seed))
 
@@ -115,7 +120,11 @@ def build_student_side(
         seed=settings.seed,
     ).to(device)
     if architecture == SCATTER and fresh:
-        axes = public.images if public is not None else _shapes(channels, size, settings.seed)
+        axes = (
+            public.images
+            if public is not None
+            else _shapes(channels, size, settings.seed, _shape_count(size))
+        )
         fit_public_map(student, axes[:_AXES], settings.seed)
     if public is not None and fresh and pretrain:
         steps = settings.dpsd.pretrain_steps

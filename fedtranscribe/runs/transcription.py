@@ -192,7 +192,7 @@ def _private_side(
     """What the holder computes answers from, and how good that is by itself."""
     test = prepared.split.test
     if prepared.plan.kind is Kind.MOMENTS:
-        return by_kind([Moments(prepared.split.train, prepared.device)]), dict
+        return by_kind([Moments(prepared.split.train, prepared.device, run.private)]), dict
     teachers = _teachers(prepared, run, progress)
 
     def others() -> dict[str, float]:

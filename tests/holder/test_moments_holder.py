@@ -12,7 +12,7 @@ from fedtranscribe.errors import (
     QueryConflictError,
 )
 from fedtranscribe.holder.answering import Holder
-from fedtranscribe.holder.statistics import Moments, by_kind
+from fedtranscribe.holder.statistics import Moments, by_kind, moments
 from fedtranscribe.mechanisms import MomentSums, SeededNoise
 from fedtranscribe.models.scattering import Scattering, coefficient_count, unit_rows_of
 from fedtranscribe.privacy.budget import Budget
@@ -163,3 +163,43 @@ def test_queries_that_are_none_are_refused():
         replace(good, centre=good.centre.double())
     with pytest.raises(ConfigError, match="k <="):
         replace(good, centre=good.centre[:2], map=good.map[:2])
+
+
+def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    blocks: list[int] = []
+    forward = Scattering.forward
+
+    def counted(self: Scattering, images: torch.Tensor) -> torch.Tensor:
+        blocks.append(len(images))
+        return forward(self, images)
+
+    monkeypatch.setattr(Scattering, "forward", counted)
+    return blocks
+
+
+def test_coefficients_are_computed_once_and_leave_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    many = records().subset(torch.arange(450) % 6)
+    one, other = query(), query("r", by_class=False)
+    plain = Moments(many, torch.device("cpu"))
+    expected = [plain.values(one), plain.values(other)]
+    kept = Moments(many, torch.device("cpu"), tmp_path / "private")
+    blocks = counting(monkeypatch)
+    found = [kept.values(one), kept.values(other)]
+    assert blocks == [200] * 3
+    assert all(map(torch.equal, found, expected))
+    assert list((tmp_path / "private").iterdir()) == []
+
+
+def test_coefficients_that_do_not_fit_are_computed_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(moments, "_MOST_SCRATCH", 1_000)
+    small = Moments(records(), torch.device("cpu"), tmp_path)
+    (tmp_path / "file").write_text("")
+    nowhere = Moments(records(), torch.device("cpu"), tmp_path / "file" / "private")
+    blocks = counting(monkeypatch)
+    for statistic in (small, nowhere):
+        assert torch.equal(statistic.values(query()), statistic.values(query()))
+    assert blocks == [200] * 4

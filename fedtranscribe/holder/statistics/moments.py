@@ -1,9 +1,15 @@
 """Moments: sums over all records of their features and of products of these."""
 
+import math
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtranscribe.data import ImageSet
@@ -14,6 +20,8 @@ from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.query import MOST_FEATURES, Kind, MomentsQuery, Scalar
 
 _BATCH = 200
+_MOST_SCRATCH = 4 * 2**30
+"""Bytes that coefficients may take on disk: those of 260,000 grey images of 28 pixels."""
 
 
 class Moments:
@@ -22,6 +30,8 @@ class Moments:
     Args:
         images: the holder's private records.
         device: where to compute features.
+        scratch: the holder's own folder, for the records' coefficients, so that the second question
+            need not compute them again; without one, or where they do not fit, it does.
 
     Guarantee:
         The bound is that of `moments_bound`. Features of a record depend on the record and the
@@ -31,9 +41,11 @@ class Moments:
 
     kind = Kind.MOMENTS
 
-    def __init__(self, images: ImageSet, device: torch.device) -> None:
+    def __init__(self, images: ImageSet, device: torch.device, scratch: Path | None = None) -> None:
         self._images = images
         self._device = device
+        self._kept = None if scratch is None else self._room(scratch)
+        self._blocks_kept = 0
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]], terms: Mapping[str, Scalar]) -> int:
         """See `Statistic`."""
@@ -71,15 +83,39 @@ class Moments:
 
     @torch.no_grad()
     def _blocks(self, query: MomentsQuery) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Rows, labels and weights, some records at a time; the last block is filled with zeros."""
+        """Rows, labels and weights, some records at a time."""
         scattering = Scattering().to(self._device)
         times = Counter(self._images.ids)
         weights = torch.tensor([1 / times[i] for i in self._images.ids], dtype=torch.float64)
         centre, mapped = query.centre.to(self._device), query.map.to(self._device)
-        for picked in torch.arange(len(self._images)).split(_BATCH):
-            images = self._images.images[picked]
-            filled = torch.cat([images, images.new_zeros(_BATCH - len(images), *images.shape[1:])])
-            pixels = filled.to(self._device).float() / 255
+        for number, picked in enumerate(torch.arange(len(self._images)).split(_BATCH)):
+            found = self._of_block(scattering, number, picked).to(self._device)
             # In float32; `moment_sums` bounds rows in float64, whatever they are.
-            rows = unit_rows_of(scattering(pixels), centre, mapped)[: len(images)]
+            rows = unit_rows_of(found, centre, mapped)[: len(picked)]
             yield rows, self._images.labels[picked], weights[picked]
+
+    def _of_block(self, scattering: Scattering, number: int, picked: Tensor) -> Tensor:
+        """Coefficients [b, d] of a block, the last of which is filled with black images."""
+        if self._kept is not None and number < self._blocks_kept:
+            return torch.from_numpy(self._kept[number].copy())
+        images = self._images.images[picked]
+        filled = torch.cat([images, images.new_zeros(_BATCH - len(images), *images.shape[1:])])
+        found = scattering(filled.to(self._device).float() / 255)
+        if self._kept is not None and number == self._blocks_kept:
+            self._kept[number] = found.cpu().numpy()
+            self._blocks_kept += 1
+        return found
+
+    def _room(self, scratch: Path) -> NDArray[np.float32] | None:
+        """Room for all coefficients in a file without a name, which is gone when the process is."""
+        blocks = -(-len(self._images) // _BATCH)
+        shape = (blocks, _BATCH, self._coefficients)
+        size = 4 * math.prod(shape)
+        try:
+            scratch.mkdir(parents=True, exist_ok=True)
+            if size > min(_MOST_SCRATCH, shutil.disk_usage(scratch).free // 2):
+                return None
+            with tempfile.TemporaryFile(dir=scratch) as file:
+                return np.memmap(file, np.float32, "w+", shape=shape)
+        except OSError:
+            return None  # computed twice, then
