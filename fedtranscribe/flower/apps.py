@@ -9,16 +9,20 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from fedtranscribe.config import read_toml
+from fedtranscribe.config import FederationSettings, read_toml
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.reading import parse_toml
 
 Scalar = bool | int | float | str
 
 # A relative path means the caller's folder, which the app's processes need not share.
-_PATHS = frozenset({"data-root", "ids", "out"})
+_PATHS = frozenset(
+    name.replace("_", "-")
+    for name, field in FederationSettings.model_fields.items()
+    if Path in get_args(field.annotation)
+)
 _WANTED = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 
 

@@ -4,7 +4,7 @@ import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
@@ -19,22 +19,6 @@ log = logging.getLogger(__name__)
 
 Serve = Callable[[Grid, FederationSettings, Path], None]
 
-# Run-config has no null: an empty text stands for it, or a number that makes no sense.
-_UNSET: Mapping[str, Any] = {
-    "out": "",
-    "data_root": "",
-    "public_data": "",
-    "rows": 0,
-    "top_k": 0,
-    "quorum": 0,
-    "dropouts": -1,
-    "classes": "",
-    "ids": "",
-    "id_pattern": "",
-    "image_size": 0,
-    "bit_depth": 0,
-}
-
 
 def settings_from(run_config: Mapping[str, Any]) -> FederationSettings:
     """Settings out of Flower's flat run-config, whose keys look like `dpsd.round-rows`.
@@ -45,13 +29,24 @@ def settings_from(run_config: Mapping[str, Any]) -> FederationSettings:
     values: dict[str, Any] = {}
     for key, value in run_config.items():
         *tables, name = key.replace("-", "_").split(".")
-        if not tables and name in _UNSET and value == _UNSET[name]:
+        if not tables and _is_unset(name, value):
             continue
         inner = values
         for table in tables:
             inner = inner.setdefault(table, {})
         inner[name] = value
     return build(FederationSettings, values)
+
+
+def _is_unset(name: str, value: Any) -> bool:
+    """Whether a value stands for null, which run-config lacks: "", or 0 or -1 if out of bounds."""
+    field = FederationSettings.model_fields.get(name)
+    if field is None or type(None) not in get_args(field.annotation):
+        return False
+    bounds = [bound for bound in field.metadata if hasattr(bound, "ge") or hasattr(bound, "gt")]
+    if isinstance(value, bool | str) or not bounds:
+        return value == ""
+    return value == (-1 if any(getattr(bound, "ge", None) == 0 for bound in bounds) else 0)
 
 
 def run_folder(settings: FederationSettings, name: str, run_id: int) -> Path:

@@ -1,0 +1,25 @@
+"""Flower's run-config, which has no null, as settings."""
+
+import pytest
+
+from fedtranscribe.errors import ConfigError
+from fedtranscribe.flower.run_config import settings_from
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *[("rows", 0), ("top-k", 0), ("quorum", 0), ("dropouts", -1), ("colluders", -1)],
+        *[("image-size", 0), ("bit-depth", 0), ("student", ""), ("data-root", ""), ("classes", "")],
+    ],
+)
+def test_nothing_is_an_empty_text_or_a_number_out_of_bounds(key: str, value: object) -> None:
+    assert getattr(settings_from({key: value}), key.replace("-", "_")) is None
+
+
+def test_other_values_are_kept_or_refused() -> None:
+    assert settings_from({"dropouts": 0, "dpsd.round-rows": 3}).dropouts == 0
+    with pytest.raises(ConfigError, match="rows=-1"):
+        settings_from({"rows": -1})
+    with pytest.raises(ConfigError, match="holders=0"):
+        settings_from({"holders": 0})
