@@ -59,7 +59,9 @@ def test_what_may_change_on_resume():
 def test_what_is_not_told_and_what_makes_no_run_another():
     waiting = {"timeout", "first_timeout", "retries", "retry_after", "resume", "force"}
     place = {"out", "device", "data_root", "download", "ledger", "tensorboard", "tracker"}
-    assert marked(Mark.UNTOLD, *OF_RUNS) == waiting | place | {"data", "teacher_weights"}
+    assert marked(Mark.UNTOLD, *OF_RUNS) == waiting | place | {
+        *("data", "ids", "generator", "teacher_weights"),
+    }
     assert marked(Mark.INCIDENTAL, *OF_RUNS) == waiting | place | {"seed", "budget", "quorum"}
 
 

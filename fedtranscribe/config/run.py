@@ -30,7 +30,7 @@ class OwnData(Settings):
     classes: Annotated[int | tuple[str, ...] | None, Topic.DATA] = Field(
         default=None, description="Own data: how many classes, or names by commas."
     )
-    ids: Annotated[Path | None, Topic.DATA] = Field(
+    ids: Annotated[Path | None, Mark.UNTOLD, Topic.DATA] = Field(
         default=None, description="Image folder: CSV file with path and id of each image."
     )
     id_pattern: Annotated[str | None, Topic.DATA] = Field(

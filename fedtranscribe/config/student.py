@@ -128,7 +128,7 @@ class TranscribeSettings(StudentSettings, LedgerOptions):
     )
     # None: the teachers' own, or the packaged digits.
     data: Annotated[str | None, Mark.UNTOLD, Topic.DATA] = Field(default=None, description=DATA)
-    generator: Path | None = Field(
+    generator: Annotated[Path | None, Mark.UNTOLD] = Field(
         default=None, description="Run of `synthesize`: its samples are asked, its cost is added."
     )
     shards: int | None = Field(default=None, gt=0, description="Disjoint teachers to train.")
