@@ -265,6 +265,7 @@ class Deployment:
             "dpsd.round-rows": 40,
             "dpsd.student-steps": 2,
             "dpsd.finish-steps": 2,
+            "dpsd.pretrain-steps": 5,
             "timeout": 120.0,
             "first-timeout": 120.0,
         } | settings
