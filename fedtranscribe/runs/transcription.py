@@ -172,7 +172,8 @@ def _run(
         _result(prepared, run, holder, learned).write(run.path)
     shown = with_private_scores(run.path, Result.read(run.path))
     if settings.with_generator:
-        say(_student_words(shown, run.path))
+        if prepared.plan.kind is Kind.MOMENTS:  # teachers have trained it along the way
+            say(_student_words(shown, run.path))
         finish_generator(learned.method, run, progress)
     return shown
 

@@ -117,6 +117,18 @@ def test_the_student_is_told_before_its_generator_is_trained(
     assert FinishedRun.open(run).student is not None
 
 
+def test_answers_of_teachers_leave_nothing_to_train(
+    settings: TranscribeSettings, tmp_path: Path
+) -> None:
+    asked = {"teacher": "cnn-small", "student": "cnn-small", "shards": 2, "rows": 20}
+    said: list[str] = []
+    teachers = with_generator(settings).model_copy(update=asked)
+    transcribe(prepare(teachers), tmp_path / "run", force=True, say=said.append)
+    assert not any("the student is finished" in line for line in said)
+    assert FinishedRun.open(tmp_path / "run").generator is not None
+    assert not (tmp_path / "run" / "checkpoints" / "generator.pt").exists()
+
+
 def test_a_damaged_state_is_named_with_the_fix(
     settings: TranscribeSettings, tmp_path: Path
 ) -> None:
