@@ -44,7 +44,7 @@ def ways() -> dict[str, Callable[[], object]]:
         "convolution": lambda: F.conv2d(maps, kernels, padding=1),
     }
     try:
-        from kymatio.torch import Scattering2D
+        from kymatio.torch import Scattering2D  # pyright: ignore[reportMissingImports]
     except ImportError:
         return found
     other = Scattering2D(J=2, shape=(SIZE, SIZE))

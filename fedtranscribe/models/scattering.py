@@ -174,6 +174,6 @@ def _mirrored(rows: Tensor, left: int) -> Tensor:
 
 def _modulus(images: Tensor, kernels: Tensor, stride: int) -> Tensor:
     """|x ∗ ψ| for pairs of real and imaginary kernels: [n, ch · q / 2, …]."""
-    pairs = correlate(images, kernels, stride).unflatten(1, (-1, 2))
+    real, imaginary = correlate(images, kernels, stride).unflatten(1, (-1, 2)).unbind(2)
     # The tiny number keeps the gradient finite where nothing is seen.
-    return (pairs.square().sum(2) + _TINY).sqrt()
+    return torch.addcmul(real.square() + _TINY, imaginary, imaginary).sqrt()
