@@ -2,10 +2,17 @@
 
 from pathlib import Path
 
+import hypothesis
 import numpy as np
 import pytest
 
 from fedtranscribe.config import DpsdSettings, TeacherSettings, TranscribeSettings
+
+# The same examples at every run: no test fails by chance. To look for new ones:
+# pytest --hypothesis-profile explore
+hypothesis.settings.register_profile("repeatable", derandomize=True)
+hypothesis.settings.register_profile("explore", derandomize=False, print_blob=True)
+hypothesis.settings.load_profile("repeatable")
 
 TINY_DPSD = DpsdSettings(
     round_rows=10,

@@ -46,6 +46,7 @@ ON_GRID = "PLD"
 ZCDP = "zCDP"
 RENYI = "Rényi"
 PURE = "sum of pure ε"
+PURE_BESIDE = "pure ε of labels beside the rest"
 DOMINATED = "dominating Gaussian"
 
 _FINE_UP_TO, _FINE_SAMPLED_UP_TO, _GRID_UP_TO = 50.0, 1_000.0, 20_000.0
@@ -80,6 +81,9 @@ while the Rényi filter pays only for its logarithm."""
 
 _SAMPLED = PoissonGaussian | ReleasedImages
 """Events in which a unit takes part by its own coin."""
+
+_LABELS = ExponentialVotes | RandomizedResponse
+"""Events that have a pure ε."""
 
 _ROUGH_DELTA = 1e-9
 """Where `delta_of` sizes its grid; any value serves."""
@@ -156,7 +160,8 @@ def delta_of(events: Sequence[Event], epsilon: float) -> float:
         bounds = [float(_composed(mu, others, rough).get_delta_for_epsilon(epsilon))]
     if any(isinstance(event, ExponentialVotes) for event in merged):
         bounds.append(renyi_delta(renyi_curve(merged), epsilon))
-        bounds.append(0.0 if epsilon >= _pure(merged) else 1.0)
+        rest, left = _without_labels(merged), epsilon - _pure(merged)
+        bounds.append(delta_of(rest, left) if left >= 0 else 1.0)
     return min(1.0, *bounds)
 
 
@@ -276,8 +281,16 @@ def _quote(merged: tuple[Event, ...], delta: float) -> tuple[float, str]:
     if any(isinstance(event, ExponentialVotes) for event in merged):
         by = RENYI if any(isinstance(event, _SAMPLED) for event in merged) else ZCDP
         candidates.append((renyi_epsilon(renyi_curve(merged), delta), by))
-        candidates.append((_pure(merged), PURE))
+        candidates.append(_labels_beside(merged, delta))
     return min(candidates)
+
+
+def _labels_beside(merged: tuple[Event, ...], delta: float) -> tuple[float, str]:
+    """Labels at their pure ε, which takes nothing of δ, and the rest at all of δ."""
+    rest = _without_labels(merged)
+    if not rest:
+        return _pure(merged), PURE
+    return _pure(merged) + _quote(rest, delta)[0], PURE_BESIDE
 
 
 def _dominated_epsilon(mu: float, others: Sequence[Event], delta: float) -> float:
@@ -317,15 +330,16 @@ def _most_joined(count: int, coin: float, share: float) -> float:
 
 
 def _pure(events: Sequence[Event]) -> float:
-    pure = 0.0
-    for event in events:
-        if isinstance(event, ExponentialVotes):
-            pure += event.pure
-        elif isinstance(event, RandomizedResponse):
-            pure += event.epsilon0 * event.count
-        else:
-            return math.inf
-    return pure
+    """What the labels among events cost in pure ε."""
+    return math.fsum(
+        event.pure if isinstance(event, ExponentialVotes) else event.epsilon0 * event.count
+        for event in events
+        if isinstance(event, _LABELS)
+    )
+
+
+def _without_labels(merged: Sequence[Event]) -> tuple[Event, ...]:
+    return tuple(event for event in merged if not isinstance(event, _LABELS))
 
 
 def _split(merged: Sequence[Event]) -> tuple[float, tuple[Event, ...]]:

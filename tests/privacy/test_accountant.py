@@ -2,7 +2,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
@@ -11,6 +11,7 @@ from fedtranscribe.privacy.accountant import (
     CLOSED_FORM,
     DOMINATED,
     ON_GRID,
+    PURE_BESIDE,
     ZCDP,
     _most_joined,
     delta_of,
@@ -237,6 +238,7 @@ def test_replace_lies_between_add_remove_and_a_doubled_row() -> None:
 
 
 @given(events=st.lists(CHEAP, min_size=2, max_size=4), delta=st.floats(1e-7, 1e-3))
+@example(events=[Gaussian(1.0, 1), ExponentialVotes(1.0, 2, 1)], delta=9.9e-4)
 @settings(deadline=None, max_examples=6)
 def test_mixed_plans_cost_at_least_their_parts_and_at_most_the_sum(
     events: list[Event], delta: float
@@ -244,8 +246,20 @@ def test_mixed_plans_cost_at_least_their_parts_and_at_most_the_sum(
     whole = epsilon(events, delta)
     parts = [epsilon([event], delta) for event in events]
     assert whole >= max(parts) * (1 - 1e-9) - 1e-3
-    split = sum(epsilon([event], delta / len(events)) for event in events)
-    assert whole <= split * (1 + 1e-3) + 1e-2
+    # Labels at their pure ε beside the rest are a bound without any loss of δ.
+    labels = [event for event in events if not isinstance(event, Gaussian)]
+    rest = [event for event in events if isinstance(event, Gaussian)]
+    pure = sum(e.pure if isinstance(e, ExponentialVotes) else e.epsilon0 * e.count for e in labels)
+    assert whole <= (pure + epsilon(rest, delta)) * (1 + 1e-3) + 1e-2
+
+
+def test_labels_beside_noisy_rows_cost_no_more_than_their_pure_epsilon() -> None:
+    plan = [Gaussian(1.0, 1), ExponentialVotes(1.0, 2, 1)]
+    alone = epsilon(plan[:1], 1e-3)
+    value, accountant = quote(plan, 1e-3)
+    assert (value, accountant) == (pytest.approx(alone + 2), PURE_BESIDE)
+    assert delta_of(plan, value) == pytest.approx(1e-3, rel=1e-3)
+    assert value < epsilon_rdp(plan, 1e-3)
 
 
 def test_votes_beside_noisy_rows() -> None:
