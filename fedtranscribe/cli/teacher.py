@@ -51,6 +51,8 @@ def train(
     settings = build(TranscribeSettings, {**given, **typed, **own})
     expect_known(settings.data, networks=[settings.teacher])
 
+    from joblib import cpu_count
+
     from fedtranscribe.data import load
     from fedtranscribe.models import pick_device
     from fedtranscribe.run_directory import check_writable
@@ -70,6 +72,7 @@ def train(
             out,
             device=pick_device(settings.device),
             progress=lambda done, total: bars("teachers on disjoint shards", done, total),
+            workers=cpu_count(),
         )
     _describe(out, as_json)
 

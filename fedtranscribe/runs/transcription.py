@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from joblib import cpu_count
+
 from fedtranscribe.config import RoundSettings, TranscribeSettings
 from fedtranscribe.data.ledgers import ledger_of
 from fedtranscribe.errors import FedtranscribeError
@@ -214,7 +216,9 @@ def _teachers(prepared: Prepared, run: RunDirectory, progress: Progress) -> Ense
         def show(done: int, total: int) -> None:
             progress("teachers on disjoint shards", done, total)
 
-        train_teachers(train, manifest, folder, device=prepared.device, progress=show)
+        train_teachers(
+            train, manifest, folder, device=prepared.device, progress=show, workers=cpu_count()
+        )
     return Ensemble(folder, prepared.device)
 
 

@@ -11,8 +11,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from joblib import Parallel, delayed
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedtranscribe.config import TeacherSettings
@@ -28,6 +31,9 @@ BACKBONE = "backbone.safetensors"
 
 _FEATURE_BATCH = 128
 _HEAD_STEPS = 200
+# For fewer, a process takes longer to start than it saves.
+_SHARDS_PER_WORKER = 8
+_MOST_WORKERS = 8
 # Keeps the seeds of shards apart for any thinkable shard count.
 _SEED_STRIDE = 1_000_003
 
@@ -44,6 +50,7 @@ def train_teachers(
     *,
     device: torch.device,
     progress: Progress,
+    workers: int = 1,
 ) -> None:
     """Train one teacher per shard into `folder`; shards already there are kept, so it resumes.
 
@@ -53,6 +60,8 @@ def train_teachers(
         folder: receives `shard-*.safetensors`, the backbone where it is frozen, and the manifest.
         device: where to train.
         progress: called with (shards done, shards in all).
+        workers: most processes that may train small networks side by side on CPU; eight at most
+            are used, of about 400 MB each. The teachers are the same, however many there are.
 
     Raises:
         StorageError: the folder holds other teachers, or cannot be written.
@@ -62,17 +71,44 @@ def train_teachers(
     key = bytes.fromhex(manifest.key)
     assignment = torch.from_numpy(assign_shards(images.ids, manifest.shards, key))
     backbone = load_backbone(manifest, folder).to(device) if manifest.mode == "heads" else None
-    for shard in range(manifest.shards):
-        path = shard_file(folder, shard)
-        records = (assignment == shard).nonzero().flatten()
-        # An empty shard has no teacher; its row is zero, so the count of teachers stays public.
-        if len(records) > 0 and not path.exists():
-            part = images.images[records], images.labels[records]
-            with _threads(1 if is_small(manifest.architecture) else torch.get_num_threads()):
-                teacher = _train_shard(*part, shard, manifest, backbone, device)
-            save(teacher, path)
-        progress(shard + 1, manifest.shards)
+    # An empty shard has no teacher; its row is zero, so the count of teachers stays public.
+    filled = assignment.unique().tolist()
+    missing = [shard for shard in filled if not shard_file(folder, shard).exists()]
+    parallel = backbone is None and is_small(manifest.architecture) and device.type == "cpu"
+    most = min(workers, _MOST_WORKERS, len(missing) // _SHARDS_PER_WORKER) if parallel else 1
+    # Private records go to the workers through pipes: `max_nbytes` would write them to a file.
+    train = Parallel(max(1, most), return_as="generator_unordered", max_nbytes=None)
+    jobs = (
+        delayed(_train_and_save)(
+            *_part(images, assignment == shard), shard, manifest, folder, backbone, device
+        )
+        for shard in missing
+    )
+    done = manifest.shards - len(missing)
+    progress(done, manifest.shards)
+    for _ in train(jobs):
+        done += 1
+        progress(done, manifest.shards)
     manifest.model_copy(update={"complete": True}).save(folder)
+
+
+def _part(images: ImageSet, picked: Tensor) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    return images.images[picked].numpy(), images.labels[picked].numpy()
+
+
+def _train_and_save(
+    images: NDArray[np.uint8],
+    labels: NDArray[np.int64],
+    shard: int,
+    manifest: Manifest,
+    folder: Path,
+    backbone: FrozenBackbone | None,
+    device: torch.device,
+) -> None:
+    part = torch.from_numpy(images), torch.from_numpy(labels)
+    with _threads(1 if is_small(manifest.architecture) else torch.get_num_threads()):
+        teacher = _train_shard(*part, shard, manifest, backbone, device)
+    save(teacher, shard_file(folder, shard))
 
 
 @contextmanager

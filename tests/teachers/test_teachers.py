@@ -1,4 +1,5 @@
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -100,6 +101,47 @@ def test_interrupted_training_goes_on_and_gives_the_same_teachers(
         assert other is not None
         assert same(one, other)
     assert train(images, manifest, tmp_path / "b") == [], "complete: nothing to do"
+
+
+def test_several_processes_train_the_same_teachers(
+    images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("fedtranscribe.teachers.training._SHARDS_PER_WORKER", 1)
+    manifest = manifest_for(images, 4)
+    assert train(images, manifest, tmp_path / "alone") == [0, 1, 2, 3, 4]
+    seen: list[tuple[int, int]] = []
+
+    def show(done: int, total: int) -> None:
+        seen.append((done, total))
+
+    folder = tmp_path / "together"
+    train_teachers(images, manifest, folder, device=CPU, progress=show, workers=2)
+    assert seen == [(done, 4) for done in range(5)]
+    for one, other in zip(states(tmp_path / "alone", 4), states(folder, 4), strict=True):
+        assert one is not None
+        assert other is not None
+        assert same(one, other)
+
+
+def test_what_a_process_cannot_write_is_told_as_if_there_were_none(
+    images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("fedtranscribe.teachers.training._SHARDS_PER_WORKER", 1)
+    folder = tmp_path / "gone"
+
+    def put_a_file_in_its_place(done: int, total: int) -> None:
+        shutil.rmtree(folder)
+        folder.write_text("")
+
+    with pytest.raises(StorageError, match="gone"):
+        train_teachers(
+            images,
+            manifest_for(images, 4),
+            folder,
+            device=CPU,
+            progress=put_a_file_in_its_place,
+            workers=2,
+        )
 
 
 def test_a_folder_of_other_teachers_is_refused(images: ImageSet, tmp_path: Path):
