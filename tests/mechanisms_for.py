@@ -1,5 +1,7 @@
 """Mechanisms as tests ask for them: by an ensemble's layout and what a row is."""
 
+from torch import Tensor
+
 from fedtranscribe.mechanisms import (
     Bound,
     CentralNoise,
@@ -12,6 +14,7 @@ from fedtranscribe.mechanisms.masked import masked_noise_std
 from fedtranscribe.privacy.calibrate import ROUNDING, EnsembleLayout
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
+from fedtranscribe.privacy.zcdp import zcdp_rho
 
 # Any width will do where no mask is put on.
 K = 10
@@ -49,6 +52,12 @@ def moved(width: int, classes: int | None, adjacency: Adjacency) -> float:
     return moments_bound(width, classes).moves[Unit.RECORD][adjacency] * (1 + ROUNDING)
 
 
+def apart(first: Tensor, second: Tensor, bound: Bound) -> float:
+    """How far two vectors lie apart, as the bound measures it."""
+    moved = (first - second).double().square()
+    return float((moved if bound.counts is None else bound.counts * moved).sum().sqrt())
+
+
 def masked_std(
     epsilon: float,
     delta: float,
@@ -59,8 +68,8 @@ def masked_std(
     k: int,
     tolerated: int,
 ) -> float:
-    bound = rows_bound(layout, answer, k)
-    return masked_noise_std(epsilon, delta, rows, bound, unit, layout.holders, tolerated)
+    bound, rho = rows_bound(layout, answer, k), zcdp_rho(epsilon, delta)
+    return masked_noise_std(rho, rows, bound, unit, layout.holders, tolerated)
 
 
 def local(strength: float, holders: int = 1) -> NoisePlan:

@@ -10,7 +10,13 @@ from fedtranscribe.mechanisms.labels import (
 )
 from fedtranscribe.mechanisms.masked import MaskedShare
 from fedtranscribe.mechanisms.mean_rows import mean_rows, mean_rows_bound
-from fedtranscribe.mechanisms.moments import MOMENTS, MomentSums, moment_sums, moments_bound
+from fedtranscribe.mechanisms.moments import (
+    MOMENTS,
+    MomentSums,
+    id_weights,
+    moment_sums,
+    moments_bound,
+)
 from fedtranscribe.mechanisms.noise import NoiseSource, OsNoise, SeededNoise
 from fedtranscribe.mechanisms.normalize import (
     RowBound,
@@ -41,6 +47,7 @@ __all__ = [
     "clip_rows",
     "gather_rows",
     "gaussian_mechanism",
+    "id_weights",
     "label_mechanism",
     "mean_rows",
     "mean_rows_bound",

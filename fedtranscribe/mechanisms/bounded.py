@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from fedtranscribe.errors import ConfigError
@@ -24,24 +25,61 @@ class Bound:
     Attributes:
         name: what the vectors are, for ledgers and events.
         width: D, numbers in a vector.
-        moves: l2 distance in exact arithmetic, by unit and adjacency; what is absent has no
-            guarantee. Add-remove of a record presumes persistent ids.
+        moves: l2 distance in exact arithmetic (see `counts`), by unit and adjacency; what is
+            absent has no guarantee. Add-remove of a record presumes persistent ids.
         project: brings any vectors [..., D] into the set, float64. Noise is never added to vectors
             that have not gone through it. The identity where the set is one of sums, which are
             bounded as they are added up.
-        exact: whether answers need the bits of float64; others are kept in float32.
+        bits: for exact sums, whose vectors a holder computes as whole numbers of 2^−bits, int64;
+            their answers need float64, others are kept in float32.
+        counts: int64 [D], how often each number counts in a squared distance; once, where there
+            are none. A number that counts c times has noise of 1/√c the std.
     """
 
     name: str
     width: int
     moves: Moves
     project: Callable[[Tensor], Tensor]
-    exact: bool = False
+    bits: int | None = None
+    counts: Tensor | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         """Refuse vectors of nothing."""
         if self.width < 1:
             raise ConfigError(f"Expected width={self.width} >= 1.")
+
+    @property
+    def exact(self) -> bool:
+        """Whether vectors are exact sums."""
+        return self.bits is not None
+
+    def real(self, values: Tensor) -> Tensor:
+        """A holder's vectors in the set, as real numbers, float64.
+
+        Raises:
+            ConfigError: see `units`.
+        """
+        if self.bits is None:
+            return self.project(values)
+        return self.units(values).double() / 2**self.bits
+
+    def units(self, values: Tensor) -> Tensor:
+        """Exact sums, int64 [..., D], after a look at their shape and type.
+
+        Raises:
+            ConfigError: vectors of another width, or no whole numbers.
+        """
+        if values.shape[-1] != self.width:
+            raise ConfigError(f"Expected vectors of {self.width} numbers, got {values.shape[-1]}.")
+        if values.dtype is not torch.int64:
+            raise ConfigError(f"Expected {self.name} as whole numbers, got {values.dtype}.")
+        return values
+
+    def spread(self, std: float) -> Tensor:
+        """Stds of isotropic noise on each number, float64 [D] or a scalar."""
+        if self.counts is None:
+            return torch.tensor(std, dtype=torch.float64)
+        return std / self.counts.double().sqrt()
 
     def release(
         self, how: str, rows: int, cost: Callable[[float], Event], *, positional_ids: bool

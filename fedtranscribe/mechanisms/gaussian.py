@@ -35,9 +35,9 @@ class LocalNoise:
 
     Guarantee:
         Sensitivity Δ: proved by the bound, for every unit and adjacency that it names.
-        Noise: N(0, m s²) per coordinate, hence μ = Δ √n / (√m s) for n vectors that one unit
-        moves, exact for adaptive queries (Gaussian DP composes exactly). m is public and never
-        changes.
+        Noise: N(0, m s²) per coordinate (where a number counts c times, of 1/c of that variance),
+        hence μ = Δ √n / (√m s) for n vectors that one unit moves, exact for adaptive queries
+        (Gaussian DP composes exactly). m is public and never changes.
         Rounding: float64 low bits of value + noise depend on the value, so the sum is rounded to
         the public `grid` before it is released. An edge of a grid cell then moves by a few ulp of
         the value, and a cell is 2⁻⁹ stds wide or more. Rows of norm 1: for stds above 0.01 the
@@ -63,7 +63,7 @@ class LocalNoise:
     @property
     def grid(self) -> float:
         """Released values are multiples of this power of two, about 1/256 of the noise's std."""
-        return grid_of(self.own_std)
+        return grid_of(float(self.bound.spread(self.own_std).min()))
 
     @property
     def width(self) -> int:
@@ -88,14 +88,14 @@ class LocalNoise:
 
         Args:
             values: this holder's vectors [n, D]; bounded once more, so that no caller can break
-                the sensitivity.
+                the sensitivity. Exact sums are int64, see `Bound.bits`.
             noise: OS entropy, or a seeded source in tests.
 
         Returns:
             [n, D] of `dtype`, multiples of `grid`; float32 is rounded to what float16 holds where
             the noise is small enough for it. Rounding after the noise is post-processing.
         """
-        return _noisy(self.bound.project(values), self.own_std, noise, exact=self.bound.exact)
+        return _noisy(self.bound.real(values), self.own_std, noise, self.bound)
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class CentralNoise:
 
     def raw(self, values: Tensor) -> Tensor:
         """A holder's vectors [n, D], bounded once more; of `dtype`, NOT private."""
-        return self.bound.project(values).to(self.dtype)
+        return self.bound.real(values).to(self.dtype)
 
     def noisy_sum(self, raw: Sequence[Tensor], noise: NoiseSource) -> Tensor:
         """The private sum of raw vectors, one [n, D] per holder that answered; of `dtype`.
@@ -165,12 +165,14 @@ class CentralNoise:
         if not 1 <= len(raw) <= self.holders:
             raise ConfigError(f"Expected 1 to {self.holders} raw answers, got {len(raw)}.")
         total = torch.stack([self.bound.project(values) for values in raw]).sum(0)
-        return _noisy(total, self.sum_std, noise, exact=self.bound.exact)
+        return _noisy(total, self.sum_std, noise, self.bound)
 
 
-def _noisy(values: Tensor, std: float, noise: NoiseSource, *, exact: bool) -> Tensor:
-    noisy = on_grid(values + noise.gaussian(values.shape, std), std)
-    if exact:
+def _noisy(values: Tensor, std: float, noise: NoiseSource, bound: Bound) -> Tensor:
+    spread = bound.spread(std)
+    drawn = noise.gaussian(values.shape, 1.0) * spread
+    noisy = on_grid(values + drawn, float(spread.min()))
+    if bound.exact:
         return noisy
     # Decided by the public std, so that it tells nothing; the clamp is post-processing.
     if _HALF_STDS * std < _LARGEST_HALF:

@@ -1,8 +1,8 @@
 """Bounded vectors on an integer grid, with a share of discrete Gaussian noise: for masked sums.
 
-Each holder quantises its vectors, adds its own share of the noise in exact integers, and hides the
-result behind the masks of `fedtranscribe.secagg`; what the server decodes is the sum over holders
-with all of the noise, once.
+Each holder quantises its vectors, unless they are whole numbers already, adds its own share of the
+noise in exact integers, and hides the result behind the masks of `fedtranscribe.secagg`; what the
+server decodes is the sum over holders with all of the noise, once.
 """
 
 import math
@@ -22,7 +22,7 @@ from fedtranscribe.mechanisms.discrete_gaussian import discrete_gaussian
 from fedtranscribe.privacy.calibrate import ROUNDING
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.privacy.zcdp import ZeroConcentrated, discrete_sum_rho, zcdp_rho
+from fedtranscribe.privacy.zcdp import ZeroConcentrated, discrete_sum_rho
 
 _FINEST, _FINE_ENOUGH = 24, 20
 _DEVIATIONS = 16
@@ -80,11 +80,11 @@ class Grid:
         """
         return (values.double() * self.scale).round().to(torch.int64)
 
-    def mean(self, total: NDArray[np.unsignedinteger], answers: int) -> Tensor:
-        """The mean over so many answers out of the residues of their sum, float32."""
+    def decode(self, total: NDArray[np.unsignedinteger]) -> Tensor:
+        """A sum out of its residues, float64."""
         whole, signed = (np.uint32, np.int32) if self.word == 32 else (np.uint64, np.int64)
         values = total.astype(whole).view(signed).astype(np.float64)
-        return torch.from_numpy(values / self.scale / answers).float()
+        return torch.from_numpy(values / self.scale)
 
 
 def residues(values: Tensor, word: int) -> NDArray[np.unsignedinteger]:
@@ -101,7 +101,7 @@ class MaskedShare:
     """A holder's vectors in integers with its share of the noise: `secagg` mode.
 
     Attributes:
-        bound: of the vectors; of norm 1 at most.
+        bound: of the vectors; of norm 1 at most, or exact sums.
         noise_std: s, std per coordinate wanted on the mean over all m holders.
         holders: m.
         tolerated: t, how many of the m shares of noise may be missing from the sum or known to
@@ -112,11 +112,16 @@ class MaskedShare:
         m − t of them, at most; units and adjacencies are those of the bound.
         Sensitivity: one unit moves a vector by at most the bound's Δ; on the grid by
         scale·Δ·(1 + 1e-6) + √D units (`Grid.quantise`), whatever vector comes in: it is bounded
-        once more before, and what is not finite is zero.
+        once more before, and what is not finite is zero. Exact sums are on the grid from the start:
+        by scale·Δ units, without a √D, because nothing is rounded.
         Noise: N_Z(0, σ²) per coordinate, σ² = ⌈(m s scale)²/(m−t)⌉, so that m − t holders
-        together add the planned variance (m s scale)² or more, never less.
+        together add the planned variance (m s scale)² or more, never less. A coordinate that
+        counts c times has ⌈σ²/c⌉.
         Cost: ρ = Δ²/(2(m−t)σ²) + τD per vector (`discrete_sum_rho`), whoever else answers; the sum
-        over others' vectors is a constant under this holder's adjacency.
+        over others' vectors is a constant under this holder's adjacency. A holder that does not
+        answer takes its vectors away and nothing else: nothing is divided by who answered.
+        Wrap-around: exact sums are residues modulo 2^64 always, so that the number of records need
+        not be known; beyond 2²⁷ records in all they wrap, which costs accuracy only.
         Against who sees ONE answer without its mask: nothing that is booked. Masks are what
         keeps it to sums; a query's answer may enter one sum only, for ever.
     """
@@ -150,6 +155,8 @@ class MaskedShare:
     @property
     def grid(self) -> Grid:
         """Where released values lie."""
+        if self.bound.bits is not None:
+            return Grid(self.bound.bits, 64)
         return Grid.choose(self.noise_std, self.holders, self.tolerated)
 
     @property
@@ -157,6 +164,10 @@ class MaskedShare:
         """σ² of this holder's noise in squared units of the grid, rounded up."""
         total = (Fraction(self.noise_std) * self.holders * self.grid.scale) ** 2
         return max(1, math.ceil(total / self.shares))
+
+    def variance_of(self, counts: int) -> int:
+        """That on a coordinate that counts so often, rounded up."""
+        return -(-self.own_variance // counts)
 
     def sensitivity(self, unit: Unit, adjacency: Adjacency = Adjacency.REPLACE) -> float:
         """How far one unit moves a vector of this holder's integers, l2, in units of the grid."""
@@ -188,35 +199,49 @@ class MaskedShare:
             raise ConfigError(
                 f"Expected vectors of {self.bound.width} numbers, got {values.shape[-1]}."
             )
-        bounded = self.bound.project(values)
-        noise = discrete_gaussian(bounded.numel(), self.own_variance, bits)
-        return self.grid.quantise(bounded) + torch.from_numpy(noise).reshape(bounded.shape)
+        if self.bound.exact:
+            whole = self.bound.units(values)
+        else:
+            whole = self.grid.quantise(self.bound.project(values))
+        return whole + self._noise(len(whole), bits)
+
+    def _noise(self, rows: int, bits: BitSource) -> Tensor:
+        """int64 [rows, D], or what broadcasts to it."""
+        counts = self.bound.counts
+        if counts is None:
+            drawn = discrete_gaussian(rows * self.width, self.own_variance, bits)
+            return torch.from_numpy(drawn).reshape(rows, self.width)
+        noise = torch.empty(rows, self.width, dtype=torch.int64)
+        for each in counts.unique().tolist():
+            there = (counts == each).nonzero().flatten()
+            drawn = discrete_gaussian(rows * len(there), self.variance_of(each), bits)
+            noise[:, there] = torch.from_numpy(drawn).reshape(rows, len(there))
+        return noise
 
     def _on_grid(self, moved: float) -> float:
-        return self.grid.scale * moved * (1 + ROUNDING) + math.sqrt(self.bound.width)
+        rounded = 0.0 if self.bound.exact else math.sqrt(self.bound.width)
+        return self.grid.scale * moved * (1 + ROUNDING) + rounded
 
     def _rho(self, moved: float) -> float:
-        width = self.bound.width
-        return discrete_sum_rho(self._on_grid(moved), self.own_variance, self.shares, width)
+        counts = self.bound.counts
+        least = self.variance_of(1 if counts is None else int(counts.max()))
+        moved_on_grid = self._on_grid(moved)
+        return discrete_sum_rho(
+            moved_on_grid, self.own_variance, self.shares, self.bound.width, least=least
+        )
 
 
 def masked_noise_std(
-    epsilon: float,
-    delta: float,
-    rows: int,
-    bound: Bound,
-    unit: Unit,
-    holders: int,
-    tolerated: int,
+    rho: float, rows: int, bound: Bound, unit: Unit, holders: int, tolerated: int
 ) -> float:
-    """s with which `rows` vectors of `MaskedShare` cost at most ε, found by bisection.
+    """s with which `rows` vectors of `MaskedShare` cost at most ρ together, found by bisection.
 
     Raises:
         ConfigError: a value is out of range.
     """
     if rows < 1:
         raise ConfigError(f"Expected rows={rows} >= 1.")
-    allowed = zcdp_rho(epsilon, delta) / rows
+    allowed = rho / rows
 
     def costs(noise_std: float) -> float:
         return MaskedShare(bound, noise_std, holders, tolerated).rho(unit, Adjacency.ZERO_OUT)

@@ -1,8 +1,15 @@
-"""Moments of private features: sums over records, as one vector that noise can be added to."""
+"""Moments of private features: sums over records, as one vector that noise can be added to.
+
+Sums are exact. Rows are truncated to a lattice before anything is multiplied, and weights are whole
+numbers, so that every product is a whole number of `UNIT`s, and a sum of them is the same in any
+order and over any split among holders.
+"""
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -14,6 +21,15 @@ from fedtranscribe.privacy.units import Adjacency, Unit
 
 MOMENTS = "moments"
 """What the vectors are called in ledgers and events."""
+
+_ROW_BITS = 13
+_WEIGHT_BITS = 10
+SUM_BITS = 2 * _ROW_BITS + _WEIGHT_BITS
+"""Sums are whole numbers of 2⁻³⁶; int64 holds those of 2²⁷ records."""
+FULL_WEIGHT = 2**_WEIGHT_BITS
+"""What a person's records weigh together, at most."""
+# Wide against the rounding of a norm in float64, narrow against the lattice.
+_INSIDE = 1 - 2.0**-40
 
 
 @dataclass(frozen=True)
@@ -28,21 +44,9 @@ class MomentSums:
     second: Tensor
     by_class: Tensor | None
 
-    def to_vector(self) -> Tensor:
-        """One vector, isometrically: upper triangle, times √2 beside the diagonal, then classes.
-
-        Noise that is isotropic in the vector is isotropic among symmetric matrices (Frobenius
-        norm): std τ on the diagonal, τ/√2 on each entry beside it.
-        """
-        rows, columns = _upper(len(self.second))
-        triangle = self.second[rows, columns] * _stretch(rows, columns)
-        if self.by_class is None:
-            return triangle
-        return torch.cat([triangle, self.by_class.flatten()])
-
     @classmethod
     def from_vector(cls, vector: Tensor, width: int, classes: int | None) -> "MomentSums":
-        """The inverse of `to_vector`.
+        """The sums out of a vector such as `moment_sums` makes, in ones instead of units.
 
         Raises:
             ConfigError: the vector is of another length.
@@ -52,7 +56,7 @@ class MomentSums:
             raise ConfigError(f"Expected moments as {length} numbers, got {tuple(vector.shape)}.")
         rows, columns = _upper(width)
         second = torch.zeros(width, width, dtype=torch.float64)
-        second[rows, columns] = vector[: len(rows)].double() / _stretch(rows, columns)
+        second[rows, columns] = vector[: len(rows)].double()
         second = second + second.triu(1).T
         by_class = None if classes is None else vector[len(rows) :].double().reshape(width, classes)
         return cls(second, by_class)
@@ -71,47 +75,98 @@ def moments_bound(width: int, classes: int | None) -> Bound:
         classes: how many; None leaves labels out.
 
     Guarantee:
-        Unit: record, or all records of one id, whose weights add up to one; a replacement keeps
-        its id. A record adds
+        Unit: record, or all records of one id, whose weights add up to one at most; a replacement
+        keeps its id. A record adds
         v = (u uᵀ, u e_yᵀ) with ‖u‖ ≤ 1, so ‖v‖² = ‖u‖⁴ + ‖u‖² ≤ 2, and 1 without the second part;
-        several records of one id add an average of such v, which lies no further out.
+        several records of one id add Σ w v with Σ w ≤ 1: a point of the convex hull of such v and
+        zero, and no two points of a hull lie further apart than two of its corners.
+        Here u is the truncated row (`lattice_rows`), so that products and sums are exact, and
+        nothing has to be added for rounding.
         Zero-out: the record adds nothing any more (a zero row, as a null gradient is; not the row
         of a grey image, for which replace counts). Add-remove: likewise, with ids that last, since
         the split into training and held-out records goes by them. Both move the sum by ‖v‖.
         Replace: with s = u·u', a pair of one class
         differs by ‖u‖⁴ + ‖u'‖⁴ − 2s² + ‖u‖² + ‖u'‖² − 2s ≤ 4 − 2s² − 2s ≤ 4.5, a pair of two
         classes by 4 − 2s² ≤ 4, and without the second part by 2 − 2s² ≤ 2 (all squared).
-        A whole holder has no guarantee. `MomentSums.to_vector` keeps all distances.
+        A whole holder has no guarantee.
+        Of a symmetric matrix the upper triangle is sent, in which an entry beside the diagonal
+        stands for two: it counts twice in every squared distance, which is then that of the
+        matrices (Frobenius), and has noise of 1/√2 the std (`Bound.counts`).
         Rounding to a public grid after the noise (`LocalNoise`): entries of a sum over n records
         reach n, and their absolute values add up to k n at most, so that all edges of the grid
         together shift ε by about k n 2⁻⁵² / grid: below 1e-4 for k = 501, n = 10⁶, τ = 0.8.
+        Whole numbers of 2⁻³⁶ above 2⁵³, of n > 131,072 records, are rounded to a float64 before
+        that: no more than an edge moves. Masked sums are whole numbers throughout.
     """
     moves = {adjacency: _sensitivity(adjacency, classes is not None) for adjacency in Adjacency}
-    # Sums are bounded as they are added up: every record by itself, in `moment_sums`.
     length = vector_length(width, classes)
-    return Bound(MOMENTS, length, {Unit.RECORD: moves}, torch.Tensor.double, exact=True)
+    return Bound(
+        MOMENTS,
+        length,
+        {Unit.RECORD: moves},
+        # Sums are bounded as they are added up: every record by itself, in `moment_sums`.
+        torch.Tensor.double,
+        bits=SUM_BITS,
+        counts=_counts(width, classes),
+    )
+
+
+def lattice_rows(rows: Tensor) -> Tensor:
+    """Rows of norm at most 1, truncated toward zero: whole numbers of 2⁻¹³, float64 of that shape.
+
+    Guarantee:
+        In exact arithmetic ‖u‖ ≤ 1 for every row that comes out, whatever went in: `clip_rows` is
+        within k 2⁻⁵² of norm 1, the factor 1 − 2⁻⁴⁰ brings the row inside for k up to 4,097
+        entries, and truncation toward zero makes no entry larger.
+    """
+    return (clip_rows(rows) * (_INSIDE * 2**_ROW_BITS)).trunc()
+
+
+def id_weights(ids: Sequence[str]) -> Tensor:
+    """What each record weighs, int64 [n], in parts of `FULL_WEIGHT`.
+
+    Guarantee:
+        Weights of one id add up to `FULL_WEIGHT` at most, and depend on that id's own records
+        alone: an equal share for each; of more than 1,024, the first 1,024 weigh one part each.
+    """
+    times, seen, weights = Counter(ids), Counter[str](), []
+    for record in ids:
+        seen[record] += 1
+        share = FULL_WEIGHT // times[record]
+        weights.append(share or int(seen[record] <= FULL_WEIGHT))
+    return torch.tensor(weights, dtype=torch.int64)
 
 
 def moment_sums(
     blocks: Iterable[tuple[Tensor, Tensor, Tensor]], width: int, classes: int | None
-) -> MomentSums:
+) -> Tensor:
     """Add up bounded rows, a block at a time; NOT private.
 
     Args:
-        blocks: rows u [b, k], labels int64 [b] and weights [b]. Weights of one person's records
-            add up to one at most, so that a person counts like a record.
+        blocks: rows u [b, k], labels int64 [b] and weights int64 [b] as from `id_weights`; at most
+            2¹⁶ records in a block.
         width: k.
         classes: how many; None leaves labels out.
+
+    Returns:
+        int64 [D] in units of 2⁻³⁶: the upper triangle of Σ u uᵀ row by row, then Σ u e_yᵀ.
+
+    Guarantee:
+        Exact. With rows in units of 2⁻¹³ and weights in 2⁻¹⁰, a product of a block is below 2³⁶
+        units, so that a block's sums stay below 2⁵³ and no float64 rounds; blocks are added up in
+        int64.
     """
-    second = torch.zeros(width, width, dtype=torch.float64)
-    by_class = None if classes is None else torch.zeros(width, classes, dtype=torch.float64)
+    second = torch.zeros(width, width, dtype=torch.int64)
+    by_class = None if classes is None else torch.zeros(width, classes, dtype=torch.int64)
     for rows, labels, weights in blocks:
-        bounded = clip_rows(rows.cpu())
+        bounded = lattice_rows(rows.cpu())
         weighted = bounded * weights.double()[:, None]
-        second += weighted.T @ bounded
+        second += (weighted.T @ bounded).long()
         if by_class is not None:
-            by_class.index_add_(1, labels, weighted.T)
-    return MomentSums((second + second.T) / 2, by_class)
+            # A row alone is in units of 2⁻²³ with its weight.
+            by_class.index_add_(1, labels, (weighted.T * 2**_ROW_BITS).long())
+    triangle = second[_upper(width)]
+    return triangle if by_class is None else torch.cat([triangle, by_class.flatten()])
 
 
 def _sensitivity(adjacency: Adjacency, by_class: bool) -> float:
@@ -125,5 +180,8 @@ def _upper(width: int) -> tuple[Tensor, Tensor]:
     return rows, columns
 
 
-def _stretch(rows: Tensor, columns: Tensor) -> Tensor:
-    return torch.where(rows == columns, 1.0, math.sqrt(2)).double()
+@lru_cache(maxsize=8)
+def _counts(width: int, classes: int | None) -> Tensor:
+    rows, columns = _upper(width)
+    triangle = torch.where(rows == columns, 1, 2)
+    return torch.cat([triangle, torch.ones(width * (classes or 0), dtype=torch.int64)])

@@ -16,17 +16,11 @@ Mechanism = LocalNoise | CentralNoise | MaskedShare | Labels
 
 
 def gaussian_mechanism(bound: Bound, plan: NoisePlan) -> LocalNoise | CentralNoise | MaskedShare:
-    """Noise on bounded vectors, where the plan places it.
-
-    Raises:
-        ConfigError: sums over records under masks.
-    """
+    """Noise on bounded vectors, where the plan places it."""
     if plan.mode is NoiseMode.LOCAL:
         return LocalNoise(bound, plan.strength, plan.holders)
     if plan.mode is NoiseMode.CENTRAL:
         return CentralNoise(bound, plan.strength, plan.holders)
-    if bound.exact:
-        raise ConfigError(f"Expected noise mode local or central with {bound.name}, got secagg.")
     return MaskedShare(bound, plan.strength, plan.holders, plan.tolerated)
 
 

@@ -152,7 +152,9 @@ def sum_distance(variance: float, terms: int) -> float:
     return 10 * (math.fsum(first) + rest)
 
 
-def discrete_sum_rho(sensitivity: float, variance: float, terms: int, coordinates: int) -> float:
+def discrete_sum_rho(
+    sensitivity: float, variance: float, terms: int, coordinates: int, least: float | None = None
+) -> float:
     """ρ of an integer row to which `terms` holders each add discrete Gaussian noise.
 
     Args:
@@ -160,6 +162,7 @@ def discrete_sum_rho(sensitivity: float, variance: float, terms: int, coordinate
         variance: σ² of every holder's noise per coordinate, in squared units; at least 1.
         terms: n, how many holders' noise the observer does not know.
         coordinates: d, length of the row.
+        least: the smallest variance of a coordinate's noise, where they differ; σ² if not given.
 
     Guarantee
         For integer rows with ‖x − x′‖₂ ≤ Δ, x + Z against x′ + Z is ρ-zCDP in both directions,
@@ -174,7 +177,11 @@ def discrete_sum_rho(sensitivity: float, variance: float, terms: int, coordinate
             E_P[(P(x)/P(x−D))^{α−1}] ≤ e^{(α−1)(τ + D²/2s²)} E_P[e^{−(α−1)xD/s²}]
                                      ≤ e^{(α−1)(τ + αD²/2s²)},
         which is D_α ≤ αD²/2s² + τ ≤ α(D²/2s² + τ). P is symmetric, so the other direction is
-        the same with −D. ∎  Source: Kairouz, Liu and Steinke 2021, Theorem 1; for one term
+        the same with −D. ∎
+        Where a coordinate counts c times in Δ² = Σ c D², and its noise has the variance σ²/c or
+        more, its term αD²/2s² is at most αcD²/2nσ², and their sum the same; τ falls as a variance
+        grows, so that of the least one covers all.
+        Source: Kairouz, Liu and Steinke 2021, Theorem 1; for one term
         Canonne, Kamath and Steinke 2020, Theorem 4.
 
     Raises:
@@ -184,7 +191,7 @@ def discrete_sum_rho(sensitivity: float, variance: float, terms: int, coordinate
         raise ConfigError(f"Expected sensitivity={sensitivity} >= 0 and finite.")
     if coordinates < 1:
         raise ConfigError(f"Expected coordinates={coordinates} >= 1.")
-    distance = sum_distance(variance, terms)
+    distance = sum_distance(variance if least is None else least, terms)
     return sensitivity**2 / (2 * terms * variance) + distance * coordinates
 
 

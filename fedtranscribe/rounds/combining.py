@@ -8,7 +8,7 @@ from torch import Tensor
 from fedtranscribe.mechanisms import CentralNoise, NoiseSource
 from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.query import Answer, Kind, RawAnswer
-from fedtranscribe.rounds.plan import Plan
+from fedtranscribe.rounds.plan import Part, Plan
 
 _FAR_TAIL = 12.0
 
@@ -38,6 +38,19 @@ def combine(
         total = bounded(total, asked.combined_std(1))
     combined = total.sum(0) / shares
     return combined if asked.kind is Kind.MOMENTS else combined.float()
+
+
+def combine_masked(total: Tensor, part: Part, answers: int) -> Tensor:
+    """The private [rows, width] that `combine` would make, out of a masked sum.
+
+    Args:
+        total: float64 [rows, width], with all of the noise.
+        part: of the plan.
+        answers: how many holders' vectors are in it.
+    """
+    if not part.averaged:
+        return total
+    return bounded((total / answers).float(), part.combined_std(answers))
 
 
 def bounded(values: Tensor, std: float) -> Tensor:

@@ -23,7 +23,7 @@ from fedtranscribe.files import write_atomically
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.query import Query
 from fedtranscribe.refusals import Refusal, RefusalCode
-from fedtranscribe.rounds.plan import Plan
+from fedtranscribe.rounds.plan import Part, Plan
 from fedtranscribe.rounds.round_progress import Named, Progress, read_json
 from fedtranscribe.rounds.standing import Complaint
 from fedtranscribe.rounds.transport import Transport
@@ -94,25 +94,23 @@ class MaskedSum:
         """Whether holders may have been asked this query already."""
         return Progress.load(self._round_file, query_id) is not None
 
-    def settle(
-        self, query: Query, noise: NoisePlan, present: Sequence[str]
-    ) -> tuple[Tensor, list[str]]:
-        """The noisy mean over the survivors of a round, float32 [rows, width], and who they are.
+    def settle(self, query: Query, part: Part, present: Sequence[str]) -> tuple[Tensor, list[str]]:
+        """The noisy sum over the survivors of a round, float64 [rows, width], and who they are.
 
         Args:
             query: what is asked.
-            noise: under which plan.
+            part: of the plan, whose noise it goes out under.
             present: the holders that still take part.
 
         Raises:
             QuorumError: too few holders at some stage; the round can be resumed.
         """
-        grid, self._query = self._plan.grid, query
+        grid, self._query = part.grid(self._plan.facts), query
         task = Task(query.id, query.digest(), query.rows * query.width, grid.word)
         now = Progress.load(self._round_file, query.id) or Progress(query.id)
         if not now.sent:
             now.save(self._round_file)
-            now.sent = self._open(query, noise, list(present))
+            now.sent = self._open(query, part.noise, list(present))
             now.save(self._round_file)
         if not now.survivors:
             self._mask(task, now)
@@ -123,8 +121,7 @@ class MaskedSum:
             total = unmask(self._members, task, now.sent, now.survivors, now.vectors, now.revealed)
         except ProtocolError as error:
             raise QuorumError(f"{error} {_STUCK}") from None
-        mean = grid.mean(total, len(now.survivors)).reshape(query.rows, query.width)
-        return mean, now.survivors
+        return grid.decode(total).reshape(query.rows, query.width), now.survivors
 
     # ---------------------------------------------------------------- stages
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from fedtranscribe.capabilities import Capabilities
-from fedtranscribe.errors import HopelessPlanError
+from fedtranscribe.errors import ConfigError, HopelessPlanError
 from fedtranscribe.mechanisms import (
     Bound,
+    MaskedShare,
     Mechanism,
     gaussian_mechanism,
     label_mechanism,
@@ -76,6 +77,17 @@ class Part:
         if self.kind is Kind.MOMENTS:
             return moments_bound(self.width, self.classes)
         return mean_rows_bound(holder.shards, RowAnswer(self.kind.value), self.width)
+
+    def grid(self, holder: Capabilities) -> Grid:
+        """Where the values of a masked sum lie, the same for every holder.
+
+        Raises:
+            ConfigError: answers of this part are not masked.
+        """
+        mechanism = self.mechanism(holder)
+        if not isinstance(mechanism, MaskedShare):
+            raise ConfigError(f"Expected noise mode secagg, got {self.noise.mode}.")
+        return mechanism.grid
 
     def release(self, holder: Capabilities, rows: int) -> Release:
         """What so many answered rows give away about one holder's data."""
@@ -209,11 +221,6 @@ class Plan:
         from fedtranscribe.secagg import Members
 
         return Members(tuple(sorted(self.roster)), self.noise.dropouts, self.noise.colluders)
-
-    @property
-    def grid(self) -> Grid:
-        """Where the values of masked sums lie."""
-        return Grid.choose(self.noise.strength, self.noise.holders, self.noise.tolerated)
 
     def strength(self, part: int, answers: int) -> float:
         """What a method has to know of the noise in a combined answer.

@@ -25,6 +25,7 @@ from fedtranscribe.privacy.forecasts import forecast, label_forecast, moments_fo
 from fedtranscribe.privacy.noise_plan import NoisePlan, expect_tolerable
 from fedtranscribe.privacy.published import dpsd_theorem1, dpsd_theorem2, published_sigma
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
+from fedtranscribe.privacy.zcdp import zcdp_rho
 from fedtranscribe.query import Kind
 from fedtranscribe.rounds.plan import Part, Plan, label_nats
 
@@ -129,8 +130,8 @@ def _row_noise(
         return NoisePlan(asked.mode, std, holders)
     if asked.mode is NoiseMode.SECAGG:
         failures = _failures(asked.dropouts, roster)
-        bound = mean_rows_bound(layout.shards, answer, k)
-        std = masked_noise_std(epsilon, delta, rows, bound, unit, holders, sum(failures))
+        bound, rho = mean_rows_bound(layout.shards, answer, k), zcdp_rho(epsilon, delta)
+        std = masked_noise_std(rho, rows, bound, unit, holders, sum(failures))
         return NoisePlan(asked.mode, std, holders, *failures)
     std = noise_std(epsilon, delta, rows, layout, unit, answer, asked.mode)
     return NoisePlan(asked.mode, std, holders)
@@ -206,18 +207,11 @@ def _moments_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
             f"Expected unit=record with moments, got {settings.unit}: a sum over records hides no "
             "whole holder."
         )
-    mu = gaussian_mu(settings.epsilon, settings.delta)
     # Rows have an entry for the constant as well.
     width = row_width(facts.channels, facts.size)
     shares = ((None, _FIRST_SHARE), (facts.classes, 1 - _FIRST_SHARE))
     parts = tuple(
-        Part(
-            Kind.MOMENTS,
-            1,
-            _moments_noise(mu * math.sqrt(share), width, classes, asked.mode, len(roster)),
-            width,
-            classes,
-        )
+        Part(Kind.MOMENTS, 1, _moments_noise(asked, roster, share, width, classes), width, classes)
         for classes, share in shares
     )
     records = sum(holder.records for holder in roster.values())
@@ -226,11 +220,20 @@ def _moments_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
 
 
 def _moments_noise(
-    mu: float, width: int, classes: int | None, mode: NoiseMode, holders: int
+    asked: Asked,
+    roster: Mapping[str, Capabilities],
+    share: float,
+    width: int,
+    classes: int | None,
 ) -> NoisePlan:
-    """Noise under which one answer costs μ under zero-out."""
-    moved = moments_bound(width, classes).moves[Unit.RECORD][Adjacency.ZERO_OUT]
-    tau = moved * (1 + ROUNDING) / mu
-    return NoisePlan(
-        mode, tau / (math.sqrt(holders) if mode is NoiseMode.LOCAL else holders), holders
-    )
+    """Noise under which one answer costs its share of the budget under zero-out."""
+    settings, holders, bound = asked.settings, len(roster), moments_bound(width, classes)
+    if asked.mode is NoiseMode.SECAGG:
+        failures = _failures(asked.dropouts, roster)
+        rho = share * zcdp_rho(settings.epsilon, settings.delta)
+        std = masked_noise_std(rho, 1, bound, Unit.RECORD, holders, sum(failures))
+        return NoisePlan(asked.mode, std, holders, *failures)
+    mu = math.sqrt(share) * gaussian_mu(settings.epsilon, settings.delta)
+    tau = bound.moves[Unit.RECORD][Adjacency.ZERO_OUT] * (1 + ROUNDING) / mu
+    per_holder = math.sqrt(holders) if asked.mode is NoiseMode.LOCAL else holders
+    return NoisePlan(asked.mode, tau / per_holder, holders)

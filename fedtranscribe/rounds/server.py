@@ -19,7 +19,7 @@ from fedtranscribe.mechanisms import NoiseSource, OsNoise
 from fedtranscribe.methods.method import Combined, Method, Show
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.query import Answer, Query, RawAnswer
-from fedtranscribe.rounds.combining import bounded, combine
+from fedtranscribe.rounds.combining import combine, combine_masked
 from fedtranscribe.rounds.plan import Plan
 from fedtranscribe.rounds.roster import quorum
 from fedtranscribe.rounds.standing import Complaint, Standing
@@ -179,7 +179,7 @@ class Server:
         assert self._masked is not None
         present, part = self._present(), self._plan.parts[self._method.part]
         try:
-            values, answered = self._masked.settle(query, part.noise, present)
+            total, answered = self._masked.settle(query, part, present)
         except QuorumError:
             # Those who are silent may come back; those whose budget is spent will not.
             if self._standing.exhausted() and len(self._present()) < self._plan.members.quorum:
@@ -193,7 +193,7 @@ class Server:
             return None
         for name in answered:
             self._standing.thank(name)
-        return bounded(values, part.combined_std(len(answered))), len(answered)
+        return combine_masked(total, part, len(answered)), len(answered)
 
     def _collect(self, query: Query) -> list[Answer | RawAnswer]:
         """Answers in the order of the holders' names; the silent are asked again."""

@@ -13,14 +13,21 @@ from fedtranscribe.errors import (
 )
 from fedtranscribe.holder.answering import Holder
 from fedtranscribe.holder.statistics import Moments, by_kind, moments
-from fedtranscribe.mechanisms import MomentSums, SeededNoise
+from fedtranscribe.mechanisms import (
+    Bound,
+    MomentSums,
+    SeededBits,
+    SeededNoise,
+    moments_bound,
+)
+from fedtranscribe.mechanisms.moments import SUM_BITS
 from fedtranscribe.models.scattering import Scattering, coefficient_count, unit_rows_of
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.query import Answer, Kind, MomentsQuery
-from tests.mechanisms_for import local, moved
+from tests.mechanisms_for import apart, local, moved
 
 RAW = coefficient_count(1, 8)
 CLASSES = 3
@@ -44,10 +51,14 @@ def ledger(tmp_path: Path):
         yield opened
 
 
-def holder(ledger: Ledger, images: ImageSet | None = None, noise: object = None) -> Holder:
+def holder(
+    ledger: Ledger, images: ImageSet | None = None, noise: object = None, bits: object = None
+) -> Holder:
     images = images or records()
     statistics = by_kind([Moments(images, torch.device("cpu"))])
-    return Holder(statistics, ledger, "run", positional_ids=images.positional, noise=noise)
+    return Holder(
+        statistics, ledger, "run", positional_ids=images.positional, noise=noise, bits=bits
+    )
 
 
 def sums(answer: Answer) -> MomentSums:
@@ -65,10 +76,10 @@ def test_the_answer_is_the_sum_over_records_and_noise(tmp_path: Path):
     with torch.no_grad():
         coefficients = Scattering()(images.images.float() / 255).double()
     rows = unit_rows_of(coefficients, torch.zeros(RAW).double(), query().map.double())
-    assert torch.allclose(told.second, rows.T @ rows, atol=1e-4)
+    assert torch.allclose(told.second, rows.T @ rows, atol=2e-3)
     assert told.by_class is not None
     one_hot = torch.eye(3).double()[images.labels]
-    assert torch.allclose(told.by_class, rows.T @ one_hot, atol=1e-4)
+    assert torch.allclose(told.by_class, rows.T @ one_hot, atol=2e-3)
 
 
 def test_records_of_one_person_weigh_as_one_record(tmp_path: Path):
@@ -77,11 +88,15 @@ def test_records_of_one_person_weigh_as_one_record(tmp_path: Path):
         images = records(("a", "a", "a", "b", "c", "d"))
         told = sums(holder(open_ledger, images).answer(query(), QUIET))
     # Every row has norm one, so the trace counts persons.
-    assert float(told.second.trace()) == pytest.approx(4, abs=1e-3)
+    assert float(told.second.trace()) == pytest.approx(4, abs=4e-3)
 
 
 def moved_by(adjacency: Adjacency) -> float:
     return moved(query().features, CLASSES, adjacency)
+
+
+def bound() -> Bound:
+    return moments_bound(query().features, CLASSES)
 
 
 def told_without_noise(images: ImageSet, path: Path) -> torch.Tensor:
@@ -107,12 +122,12 @@ def test_one_record_moves_the_answer_no_further_than_the_sensitivity(
     for name, (pixels, labels) in worlds.items():
         other = ImageSet("tiny", "tiny", pixels, labels, 3, ids)
         there = told_without_noise(other, tmp_path / f"{name}.sqlite")
-        far = float((here - there).norm())
+        far = apart(here, there, bound())
         assert 0.01 < far <= moved_by(Adjacency.REPLACE)
     without = images.subset(range(1, 6))
     if ids is None:
         there = told_without_noise(without, tmp_path / "without.sqlite")
-        far = float((here - there).norm())
+        far = apart(here, there, bound())
         assert far == pytest.approx(moved_by(Adjacency.ZERO_OUT), rel=1e-3)
 
 
@@ -149,10 +164,22 @@ def test_what_does_not_fit_is_refused_before_it_is_booked(ledger: Ledger):
         holder(ledger).answer(query(raw=10), PRIVATE)
     with pytest.raises(ModelMismatchError, match="sums by 3 classes, got 2"):
         holder(ledger).answer(replace(query(), classes=2), PRIVATE)
-    masked = NoisePlan(NoiseMode.SECAGG, 50.0, 3, 0, 1)
-    with pytest.raises(ConfigError, match="moments, got secagg"):
-        holder(ledger).summand(query(), masked)
     assert ledger.releases("run") == []
+
+
+def test_a_summand_is_whole_numbers_with_this_holders_share_of_the_noise(tmp_path: Path):
+    ample = Budget(1e13, 1e-5, Unit.RECORD, Adjacency.ZERO_OUT)
+    plan = NoisePlan(NoiseMode.SECAGG, 1e-6, 3, 0, 1)
+    with Ledger.open(tmp_path / "open.sqlite", "tiny", ample) as open_ledger:
+        asked = holder(open_ledger, bits=SeededBits(0))
+        summand, again = asked.summand(query(), plan), asked.summand(query(), plan)
+        with pytest.raises(ConfigError, match="under masks only"):
+            asked.answer(query(), plan)
+    assert summand.values.dtype is torch.int64
+    assert torch.equal(summand.values, again.values)
+    exact = Moments(records(), torch.device("cpu")).values(query())
+    noise = (summand.values - exact).double() / 2**SUM_BITS
+    assert 0 < float(noise.abs().max()) < 1e-4
 
 
 def test_queries_that_are_none_are_refused():

@@ -1,16 +1,31 @@
 import math
+from fractions import Fraction
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms import MomentSums, SeededNoise, moment_sums, moments_bound
+from fedtranscribe.mechanisms import (
+    MaskedShare,
+    MomentSums,
+    SeededBits,
+    SeededNoise,
+    id_weights,
+    moment_sums,
+    moments_bound,
+)
+from fedtranscribe.mechanisms.moments import FULL_WEIGHT, SUM_BITS, lattice_rows
 from fedtranscribe.privacy.accountant import epsilon
 from fedtranscribe.privacy.closed_forms import gaussian_mu
 from fedtranscribe.privacy.units import Adjacency, Unit
-from tests.mechanisms_for import moved, noisy_moments, noisy_moments_of_mu
+from tests.mechanisms_for import apart, moved, noisy_moments, noisy_moments_of_mu
 
 CLASSES = 3
+UNIT = 2.0**-SUM_BITS
+# Truncation shortens a row by less than that.
+SHORT = 2.0**-11
 
 
 def unit_row(seed: int, width: int = 4) -> torch.Tensor:
@@ -18,10 +33,18 @@ def unit_row(seed: int, width: int = 4) -> torch.Tensor:
     return row / row.norm()
 
 
+def full(records: int) -> torch.Tensor:
+    return torch.full((records,), FULL_WEIGHT)
+
+
 def contribution(row: torch.Tensor, label: int, by_class: bool = True) -> torch.Tensor:
-    """What one record adds, as one vector."""
-    block = row[None], torch.tensor([label]), torch.ones(1)
-    return moment_sums([block], len(row), CLASSES if by_class else None).to_vector()
+    """What one record adds, as one vector in units."""
+    block = row[None], torch.tensor([label]), full(1)
+    return moment_sums([block], len(row), CLASSES if by_class else None)
+
+
+def between(first: torch.Tensor, second: torch.Tensor, width: int, by_class: bool = True) -> float:
+    return apart(first, second, moments_bound(width, CLASSES if by_class else None)) * UNIT
 
 
 @pytest.mark.parametrize("by_class", [True, False])
@@ -29,23 +52,133 @@ def test_no_pair_of_records_lies_further_apart_than_the_sensitivity(by_class: bo
     classes = CLASSES if by_class else None
     most = moved(4, classes, Adjacency.REPLACE)
     alone = moved(4, classes, Adjacency.ZERO_OUT)
+    nothing = torch.zeros(moments_bound(4, classes).width)
     for seed in range(200):
         # Longer rows are cut to the ball, and a row that is not finite becomes zero.
         scale = [0.0, 0.5, 1.0, 7.0, math.nan][seed % 5]
         first = contribution(scale * unit_row(seed), seed % CLASSES, by_class)
         second = contribution(unit_row(seed + 1_000), seed % 2, by_class)
-        assert float((first - second).norm()) <= most
-        assert float(first.norm()) <= alone
+        assert between(first, second, 4, by_class) <= most
+        assert between(first, nothing, 4, by_class) <= alone
 
 
 def test_the_worst_pair_of_the_proof_is_as_bad_as_it_says():
     here = torch.tensor([1.0, 0.0]).double()
     there = torch.tensor([-0.5, math.sqrt(0.75)]).double()
-    apart = contribution(here, 1) - contribution(there, 1)
-    assert float(apart.norm()) == pytest.approx(math.sqrt(4.5))
-    assert float(contribution(here, 1).norm()) == pytest.approx(math.sqrt(2))
-    across = contribution(here, 1, False) - contribution(torch.tensor([0.0, 1.0]), 1, False)
-    assert float(across.norm()) == pytest.approx(math.sqrt(2))
+    first, second = contribution(here, 1), contribution(there, 1)
+    assert between(first, second, 2) == pytest.approx(math.sqrt(4.5), abs=SHORT)
+    assert between(first, 0 * first, 2) == pytest.approx(math.sqrt(2), abs=SHORT)
+    across = contribution(here, 1, False), contribution(torch.tensor([0.0, 1.0]), 1, False)
+    assert between(*across, 2, False) == pytest.approx(math.sqrt(2), abs=SHORT)
+
+
+# ---------------------------------------------------------------- exact sums
+
+NUMBERS = st.one_of(
+    st.floats(width=64),
+    st.sampled_from([0.0, 1.0, -1.0, 1e308, -1e308, 5e-324, 1e-160, math.nan, math.inf]),
+)
+
+
+@given(st.lists(NUMBERS, min_size=1, max_size=12))
+@settings(max_examples=300, deadline=None)
+def test_no_row_on_the_lattice_is_longer_than_one_in_exact_arithmetic(numbers: list[float]):
+    row = lattice_rows(torch.tensor([numbers], dtype=torch.float64))[0]
+    assert bool((row == row.trunc()).all())
+    assert sum(int(entry) ** 2 for entry in row.tolist()) <= 2**26
+
+
+@pytest.mark.parametrize("width", [1, 2, 37, 501, 4_097])
+def test_nor_are_rows_of_norm_one_of_any_length(width: int):
+    for seed in range(20):
+        for row in (unit_row(seed, width), torch.ones(width).double() / math.sqrt(width)):
+            whole = [int(entry) for entry in lattice_rows(row[None])[0].tolist()]
+            assert sum(entry**2 for entry in whole) <= 2**26
+            # What is lost is what truncation takes, and not more.
+            lost = (row - torch.tensor(whole).double() * 2.0**-13).abs()
+            assert float(lost.max()) <= 2.0**-13 + 2.0**-39
+
+
+def some_records(n: int, width: int = 5) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    rows = torch.stack([unit_row(i, width) for i in range(n)])
+    return rows, torch.arange(n) % CLASSES, id_weights([str(i % (n - 3)) for i in range(n)])
+
+
+def test_sums_are_exact_whatever_the_order_and_the_blocks():
+    rows, labels, weights = some_records(50)
+    whole = moment_sums([(rows, labels, weights)], 5, CLASSES)
+    assert whole.dtype is torch.int64
+    order = torch.randperm(50, generator=torch.Generator().manual_seed(3))
+    for size in (1, 7, 50):
+        blocks = [(rows[part], labels[part], weights[part]) for part in order.split(size)]
+        assert torch.equal(moment_sums(blocks, 5, CLASSES), whole)
+    # Over any split among holders, too.
+    of_each = [
+        moment_sums([(rows[part], labels[part], weights[part])], 5, CLASSES)
+        for part in order.split(17)
+    ]
+    assert torch.equal(torch.stack(of_each).sum(0), whole)
+
+
+def test_sums_are_those_of_exact_fractions():
+    rows, labels, weights = some_records(9)
+    told = moment_sums([(rows, labels, weights)], 5, CLASSES)
+    lattice = [[Fraction(int(x), 2**13) for x in row] for row in lattice_rows(rows).tolist()]
+    shares = [Fraction(int(w), FULL_WEIGHT) for w in weights]
+    records = list(zip(shares, lattice, labels.tolist(), strict=True))
+    triangle = [sum(w * u[i] * u[j] for w, u, _ in records) for i in range(5) for j in range(i, 5)]
+    by_class = [
+        sum(w * u[i] for w, u, label in records if label == c)
+        for i in range(5)
+        for c in range(CLASSES)
+    ]
+    assert [Fraction(x, 2**SUM_BITS) for x in told.tolist()] == triangle + by_class
+
+
+def test_the_records_of_a_person_weigh_as_one_at_most():
+    ids = ["a"] * 3 + ["b"] + ["c"] * 1_500 + ["a"]
+    weights = id_weights(ids)
+    total = {name: int(weights[[i == name for i in ids]].sum()) for name in "abc"}
+    assert total == {"a": FULL_WEIGHT, "b": FULL_WEIGHT, "c": FULL_WEIGHT}
+    assert weights[:3].tolist() == [FULL_WEIGHT // 4] * 3
+    assert int(id_weights(["a"] * 3).sum()) == 3 * (FULL_WEIGHT // 3) < FULL_WEIGHT
+    # Nobody else's records change a weight.
+    assert torch.equal(id_weights(ids + ["d"] * 7)[: len(ids)], weights)
+
+
+def test_the_records_of_a_person_move_the_sums_no_further_than_one():
+    most, alone = (moved(4, CLASSES, a) for a in (Adjacency.REPLACE, Adjacency.ZERO_OUT))
+    for seed in range(100):
+        n = 1 + seed % 7
+        sums = []
+        for world in (0, 1):
+            sign = -1 if world else 1
+            rows = torch.stack([sign * unit_row(seed + i // 3) for i in range(n)])
+            labels = torch.full((n,), (seed * world) % CLASSES)
+            sums.append(moment_sums([(rows, labels, id_weights(["a"] * n))], 4, CLASSES))
+        assert between(*sums, 4) <= most
+        assert between(sums[0], 0 * sums[0], 4) <= alone
+
+
+def test_sums_that_are_no_whole_numbers_are_refused():
+    for mechanism in (noisy_moments(1.0, 2, None), MaskedShare(moments_bound(2, None), 1.0, 3, 1)):
+        source = SeededNoise(0) if not isinstance(mechanism, MaskedShare) else SeededBits(0)
+        with pytest.raises(ConfigError, match="whole numbers"):
+            mechanism.privatise(torch.zeros(1, 3).double(), source)
+        with pytest.raises(ConfigError, match="vectors of 3 numbers"):
+            mechanism.privatise(torch.zeros(1, 4).long(), source)
+
+
+def test_masked_sums_cost_what_their_closed_form_says():
+    bound, tau, holders, tolerated = moments_bound(4, CLASSES), 1.7, 5, 2
+    share = MaskedShare(bound, tau / holders, holders, tolerated)
+    # Nothing is rounded, so no √D: Δ²/2τ², whatever m and t are.
+    moved_by = bound.moves[Unit.RECORD][Adjacency.ZERO_OUT]
+    assert share.rho(Unit.RECORD, Adjacency.ZERO_OUT) == pytest.approx(
+        moved_by**2 / (2 * tau**2), rel=1e-5
+    )
+    assert (share.grid.bits, share.grid.word) == (SUM_BITS, 64)
+    assert 2 * share.variance_of(2) >= share.own_variance >= share.variance_of(2)
 
 
 @pytest.mark.parametrize("target", [0.1, 1.0, 10.0])
@@ -65,40 +198,31 @@ def test_the_noise_costs_what_it_was_calibrated_to(target: float):
     assert Unit.HOLDER not in made.costs
 
 
-def test_sums_are_those_of_all_records_and_weights_count():
-    rows = torch.stack([unit_row(i) for i in range(6)])
-    labels = torch.tensor([0, 1, 2, 0, 1, 2])
-    weights = torch.tensor([1.0, 0.5, 0.5, 1.0, 1.0, 1.0]).double()
-    blocks = [(rows[:4], labels[:4], weights[:4]), (rows[4:], labels[4:], weights[4:])]
-    sums = moment_sums(blocks, 4, CLASSES)
-    assert torch.allclose(sums.second, torch.einsum("n,ni,nj->ij", weights, rows, rows))
-    one_hot = torch.eye(CLASSES).double()[labels]
-    assert sums.by_class is not None
-    assert torch.allclose(sums.by_class, torch.einsum("n,ni,nc->ic", weights, rows, one_hot))
-
-
 def test_a_vector_keeps_distances_and_gives_the_sums_back():
-    blocks = [(torch.randn(5, 4).double(), torch.tensor([0, 1, 2, 0, 1]), torch.ones(5))]
+    rows, labels, weights = some_records(12, 4)
+    bounded = lattice_rows(rows) / 2**13
+    weighted = bounded * (weights.double() / FULL_WEIGHT)[:, None]
+    one_hot = torch.eye(CLASSES).double()[labels]
     for classes in (CLASSES, None):
-        sums = moment_sums(blocks, 4, classes)
-        vector = sums.to_vector()
-        assert vector.shape == (moments_bound(4, classes).width,)
-        parts = [sums.second] if sums.by_class is None else [sums.second, sums.by_class]
-        whole = torch.cat([part.flatten() for part in parts])
-        assert float(vector.norm()) == pytest.approx(float(whole.norm()))
-        again = MomentSums.from_vector(vector, 4, classes)
-        assert torch.allclose(again.second, sums.second)
+        vector = moment_sums([(rows, labels, weights)], 4, classes)
+        again = MomentSums.from_vector(vector * UNIT, 4, classes)
+        assert torch.allclose(again.second, weighted.T @ bounded)
         assert torch.equal(again.second, again.second.T)
-        if sums.by_class is not None:
-            assert again.by_class is not None
-            assert torch.equal(again.by_class, sums.by_class)
+        parts = [again.second]
+        if again.by_class is not None:
+            assert torch.allclose(again.by_class, weighted.T @ one_hot)
+            parts.append(again.by_class)
+        whole = torch.cat([part.flatten() for part in parts])
+        assert apart(vector, 0 * vector, moments_bound(4, classes)) * UNIT == pytest.approx(
+            float(whole.norm())
+        )
     with pytest.raises(ConfigError, match="22 numbers"):
         MomentSums.from_vector(torch.zeros(21), 4, CLASSES)
 
 
 def test_noise_is_isotropic_among_symmetric_matrices():
     mechanism, n = noisy_moments(3.0, 2, CLASSES), 20_000
-    noisy = mechanism.privatise(torch.zeros(n, mechanism.width).double(), SeededNoise(0))
+    noisy = mechanism.privatise(torch.zeros(n, mechanism.width).long(), SeededNoise(0))
     told = [MomentSums.from_vector(vector, 2, CLASSES) for vector in noisy]
     second = torch.stack([sums.second for sums in told])
     by_class = torch.stack([sums.by_class for sums in told if sums.by_class is not None])
@@ -112,10 +236,12 @@ def test_noise_is_isotropic_among_symmetric_matrices():
 
 
 def test_answers_lie_on_a_public_grid_and_keep_every_bit():
-    sums = MomentSums(torch.eye(2).double() / 3, None).to_vector()
-    told = noisy_moments(1.0, 2, None).privatise(1e6 * sums[None], SeededNoise(0))
+    sums = torch.tensor([[10**18 // 3, 7, 10**18]])
+    told = noisy_moments(1.0, 2, None).privatise(sums, SeededNoise(0))
     assert told.dtype == torch.float64
-    assert torch.equal(told * 512, (told * 512).round())
+    # The least noise is that beside the diagonal, 1/√2.
+    assert torch.equal(told * 1_024, (told * 1_024).round())
+    assert not torch.equal(told, told.float().double())
 
 
 @pytest.mark.parametrize("std", [0.0, -1.0, math.inf, math.nan])

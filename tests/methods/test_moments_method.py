@@ -3,7 +3,8 @@ import torch
 
 from fedtranscribe.config import DpsdSettings
 from fedtranscribe.data import draw_shapes
-from fedtranscribe.mechanisms import MomentSums, moment_sums
+from fedtranscribe.mechanisms import MomentSums, id_weights, moment_sums
+from fedtranscribe.mechanisms.moments import SUM_BITS
 from fedtranscribe.methods.method import Combined
 from fedtranscribe.methods.moments import (
     MomentsMethod,
@@ -55,12 +56,19 @@ def sums_of(student, query: MomentsQuery) -> MomentSums:
     with torch.no_grad():
         student.backbone.map.copy_(query.map)
         rows = student.features(images.float() / 255)
-    block = rows, labels, torch.ones(len(rows))
-    return moment_sums([block], rows.shape[1], query.classes or None)
+    block = rows, labels, id_weights([str(i) for i in range(len(rows))])
+    width, classes = rows.shape[1], query.classes or None
+    vector = moment_sums([block], width, classes).double() / 2**SUM_BITS
+    return MomentSums.from_vector(vector, width, classes)
 
 
 def answered(student, query: MomentsQuery, noise: float = FAINT) -> Combined:
-    return Combined(query.id, sums_of(student, query).to_vector()[None], noise)
+    sums = sums_of(student, query)
+    rows, columns = torch.triu_indices(*sums.second.shape)
+    parts = [sums.second[rows, columns]]
+    if sums.by_class is not None:
+        parts.append(sums.by_class.flatten())
+    return Combined(query.id, torch.cat(parts)[None], noise)
 
 
 def learned(student) -> tuple[MomentsMethod, MomentsQuery, MomentsQuery]:

@@ -10,6 +10,7 @@ from scipy import stats
 
 from fedtranscribe.mechanisms.bits import OsBits
 from fedtranscribe.mechanisms.masked import MaskedShare, residues
+from fedtranscribe.mechanisms.moments import SUM_BITS, id_weights, moment_sums, moments_bound
 from fedtranscribe.privacy.calibrate import EnsembleLayout
 from fedtranscribe.privacy.units import RowAnswer
 from fedtranscribe.secagg import Task
@@ -22,13 +23,21 @@ LIKELY = 1e-6
 
 def decoded(mechanism: MaskedShare, rows: torch.Tensor, gone: set[str]) -> tuple:
     """Signed integers of the sum over all who stay, and the mean as the student gets it."""
+    total = played_sum(mechanism, rows, gone)
+    mean = mechanism.grid.decode(total) / (M - len(gone))
+    return total.view(np.int32).astype(np.int64), mean
+
+
+def played_sum(mechanism: MaskedShare, values: torch.Tensor, gone: set[str]) -> np.ndarray:
+    """Residues of the sum over all who stay."""
     grid, holders = mechanism.grid, holders_of(cohort_of(M, T))
-    drawn = {name: mechanism.privatise(rows, OsBits()) for name in holders}
-    values = {name: residues(whole, grid.word).ravel() for name, whole in drawn.items()}
-    task = Task("q", "bound", rows.numel(), grid.word)
-    played = Played(holders, task, values, {2: gone})
+    drawn = {name: mechanism.privatise(values, OsBits()) for name in holders}
+    masked = {name: residues(whole, grid.word).ravel() for name, whole in drawn.items()}
+    task = Task("q", "bound", values.numel(), grid.word)
+    played = Played(holders, task, masked, {2: gone})
     total = played.play()
-    return total.view(np.int32).astype(np.int64), grid.mean(total, len(played.signed))
+    assert len(played.signed) == M - len(gone)
+    return total
 
 
 @pytest.mark.parametrize("silent", [0, T])
@@ -69,3 +78,26 @@ def test_decoded_noise_on_a_coarse_lattice_follows_the_discrete_gaussian(silent)
     seen = np.bincount(noise[np.abs(noise) <= reach] + reach, minlength=2 * reach + 1)
     observed = np.append(seen, (np.abs(noise) > reach).sum())
     assert stats.chisquare(observed, expected).pvalue > LIKELY
+
+
+@pytest.mark.parametrize("silent", [0, T])
+def test_long_masked_sums_are_exact_and_have_the_planned_noise(silent):
+    # Entries beside the diagonal stand for two, and have half of the variance.
+    tau, width, n = 1.3, 120, 40
+    bound = moments_bound(width, K)
+    mechanism = MaskedShare(bound, tau / M, M, T)
+    rows = torch.randn(n, width, generator=torch.Generator().manual_seed(1)).double()
+    labels, weights = torch.arange(n) % K, id_weights([str(i) for i in range(n)])
+    sums = moment_sums([(rows / rows.norm(dim=1, keepdim=True), labels, weights)], width, K)
+    total = played_sum(mechanism, sums[None], {f"clinic-{i}" for i in range(silent)})
+    shares = M - silent
+    noise = (total.view(np.int64) - shares * sums.numpy()).astype(float)
+    planned = float(Fraction(tau) * 2**SUM_BITS) ** 2 * shares / (M - T)
+    for counts in (1, 2):
+        drawn = noise[(bound.counts == counts).numpy()]
+        count = len(drawn)
+        low, high = stats.chi2.ppf([LIKELY / 2, 1 - LIKELY / 2], count) / count
+        assert low < (drawn**2).mean() * counts / planned < high
+        assert stats.kstest(drawn * math.sqrt(counts / planned), "norm").pvalue > LIKELY
+    assert shares * mechanism.own_variance >= planned * (1 - 1e-12)
+    assert 2 * shares * mechanism.variance_of(2) >= planned * (1 - 1e-12)

@@ -43,11 +43,12 @@ def play(
     confidence: float = CONFIDENCE,
     words: str = "",
     figures: Mapping[str, Any] | None = None,
+    counts: Tensor | None = None,
 ) -> Finding:
     """Let an adversary tell two neighbouring inputs of a mechanism apart.
 
-    It projects what it sees onto the difference of the inputs, which for Gaussian noise is the
-    best that can be done.
+    It projects what it sees onto the difference of the inputs, every number weighed by how little
+    noise it has, which for Gaussian noise is the best that can be done.
 
     Args:
         mechanism: as it would be used; NOT told what is claimed of it.
@@ -59,6 +60,7 @@ def play(
         confidence: of the bound.
         words: what the inputs are, for the reader.
         figures: to go with the bound.
+        counts: how often each number counts in a distance (`Bound.counts`); once if not given.
 
     Returns:
         The bound; it rests on no record.
@@ -72,7 +74,8 @@ def play(
             f"{tuple(second.shape)}."
         )
     source = OsNoise() if source is None else source
-    direction = (first.double() - second.double()).flatten()
+    direction = first.double() - second.double()
+    direction = (direction if counts is None else direction * counts).flatten()
     seen = [
         _scores(mechanism, rows, direction, source.for_query(name), trials)
         for name, rows in (("first world", first), ("second world", second))

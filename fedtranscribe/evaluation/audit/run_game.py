@@ -16,13 +16,14 @@ from fedtranscribe.mechanisms import (
     ExponentialVoteLabels,
     LocalNoise,
     MaskedShare,
-    MomentSums,
     OsBits,
     OsNoise,
     TopKRandomizedResponse,
     mean_rows_bound,
+    moment_sums,
     moments_bound,
 )
+from fedtranscribe.mechanisms.moments import FULL_WEIGHT
 from fedtranscribe.privacy.calibrate import EnsembleLayout
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
@@ -96,7 +97,7 @@ def play_run(
         # The second tells of classes as well, and its noise is what the result names.
         release = releases[-1]
     event = release.costs.get(Unit.RECORD, {}).get(adjacency)
-    rows, mechanism, second, first = 1, None, None, None
+    rows, mechanism, second, first, counts = 1, None, None, None, None
     answers = result.answers or Answers()
     if isinstance(event, RandomizedResponse):
         mechanism = TopKRandomizedResponse(event.epsilon0, event.classes)
@@ -110,7 +111,8 @@ def play_run(
         first, second = torch.zeros(2, 1, event.classes)
         first[0, 0], first[0, 1], second[0, 1] = 1, others, others + 1
     elif release.mechanism.endswith(MOMENTS) and answers.noise_std:
-        mechanism = LocalNoise(moments_bound(_WIDTH, _WIDTH), answers.noise_std)
+        bound = moments_bound(_WIDTH, _WIDTH)
+        mechanism, counts = LocalNoise(bound, answers.noise_std), bound.counts
         first, second = _worst_records(adjacency)
     elif event is not None and answers.noise_std:
         mu = math.sqrt(2 * event.zcdp_rho)
@@ -136,6 +138,7 @@ def play_run(
         confidence=confidence,
         words=words,
         figures={"rows_played": rows, "rows_of_the_run": asked},
+        counts=counts,
     )
 
 
@@ -180,8 +183,6 @@ def _worst_records(adjacency: Adjacency) -> tuple[Tensor, Tensor]:
     if adjacency is Adjacency.REPLACE:
         # u·u' = −1/2 in the same class, where the proof of `moments_bound` has its worst case.
         there = torch.tensor([-0.5, math.sqrt(0.75)], dtype=torch.float64)
-    first, second = (
-        MomentSums(torch.outer(u, u), torch.stack([u, torch.zeros_like(u)], dim=1)).to_vector()
-        for u in (here, there)
-    )
+    label, whole = torch.tensor([0]), torch.tensor([FULL_WEIGHT])
+    first, second = (moment_sums([(u[None], label, whole)], _WIDTH, _WIDTH) for u in (here, there))
     return first[None], second[None]

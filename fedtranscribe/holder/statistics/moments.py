@@ -3,7 +3,6 @@
 import math
 import shutil
 import tempfile
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -14,7 +13,13 @@ from torch import Tensor
 
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError, ModelMismatchError
-from fedtranscribe.mechanisms import Mechanism, gaussian_mechanism, moment_sums, moments_bound
+from fedtranscribe.mechanisms import (
+    Mechanism,
+    gaussian_mechanism,
+    id_weights,
+    moment_sums,
+    moments_bound,
+)
 from fedtranscribe.models.scattering import Scattering, coefficient_count, unit_rows_of
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.query import MOST_FEATURES, Kind, MomentsQuery, Scalar
@@ -74,8 +79,7 @@ class Moments:
 
     def values(self, query: MomentsQuery) -> Tensor:
         """See `Statistic`."""
-        sums = moment_sums(self._blocks(query), query.features, query.classes or None)
-        return sums.to_vector()[None]
+        return moment_sums(self._blocks(query), query.features, query.classes or None)[None]
 
     @property
     def _coefficients(self) -> int:
@@ -85,8 +89,7 @@ class Moments:
     def _blocks(self, query: MomentsQuery) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Rows, labels and weights, some records at a time."""
         scattering = Scattering().to(self._device)
-        times = Counter(self._images.ids)
-        weights = torch.tensor([1 / times[i] for i in self._images.ids], dtype=torch.float64)
+        weights = id_weights(self._images.ids)
         centre, mapped = query.centre.to(self._device), query.map.to(self._device)
         for number, picked in enumerate(torch.arange(len(self._images)).split(_BATCH)):
             found = self._of_block(scattering, number, picked).to(self._device)
