@@ -74,6 +74,7 @@ class Answers(Part):
 
     Attributes:
         privacy: kind of the answers: vote, data, label or moments.
+        start: moments, where teachers were asked after sums over the records, or might have been.
         noise_std: per coordinate; None where labels were drawn.
         signal: twice the nats that all answers together can carry.
         noise: where it was added, in a federation.
@@ -81,6 +82,7 @@ class Answers(Part):
     """
 
     privacy: Annotated[str | None, Why.SETTING] = None
+    start: Annotated[str | None, Why.SETTING] = None
     noise_std: Annotated[float | None, Why.COST] = None
     signal: Annotated[float | None, Why.COST] = None
     noise: Annotated[str | None, Why.SETTING] = None

@@ -101,6 +101,16 @@ class StudentSettings(RunOptions):
     out: Annotated[Path | None, CIRCUMSTANCE, Topic.RUN] = Field(
         default=None, description="Run folder."
     )
+    start: Annotated[Literal["moments", "none"] | None, Topic.PRIVACY] = Field(
+        default=None,
+        description="What the student starts from: sums over the records, or none of theirs.",
+    )
+    teachers_share: Annotated[float | None, Topic.PRIVACY] = Field(
+        default=None,
+        ge=0,
+        le=1,
+        description="Share of the budget that a start leaves to teachers; none: by the forecast.",
+    )
     with_generator: Annotated[bool, Mark.RESUMABLE, Topic.RUN] = Field(
         default=True,
         description="Train a generator after the student; later is free, with --resume.",

@@ -101,7 +101,6 @@ def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
         _serve_baseline(grid, addresses, settings, run, split)
         return
     transport = OverFlower(grid, addresses, settings.timeout, settings.first_timeout)
-    log.info("%d holders train their teachers, if they have none yet", settings.holders)
     result = federate(
         settings,
         transport,
@@ -215,5 +214,7 @@ def _ensemble(settings: FederationSettings, out: Path, split: DataSplit) -> dict
     """How good the holders' teachers are on the first declared-public test images."""
     folders = [holders_folder(out) / holder_name(i) / "teachers" for i in range(settings.holders)]
     teachers = [Ensemble(f, pick_device(settings.device)) for f in folders if f.exists()]
+    if not teachers:  # none was asked, so none was trained
+        return {}
     shown = slice(_ENSEMBLE_IMAGES)
     return ensemble_accuracy(teachers, split.test.images[shown], split.test.labels[shown])

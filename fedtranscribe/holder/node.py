@@ -97,7 +97,7 @@ class Node:
         return Capabilities(
             name=self.name,
             **vars(self._facts()),
-            kinds=tuple(kind for kind in policy.kinds if kind in self._statistics),
+            kinds=tuple(kind for kind in policy.answered if kind in self._statistics),
             noise=policy.noise,
             rows_per_message=policy.rows_per_message,
             rows_per_run=policy.rows_per_run,

@@ -36,7 +36,7 @@ class HolderPolicy(Settings):
     )
     delta: float = Field(default=1e-5, gt=0, lt=1)
     unit: Unit = Unit.RECORD
-    kinds: tuple[Kind, ...] = (Kind.GRADIENT, Kind.LABEL, Kind.VOTE)
+    kinds: tuple[Kind, ...] = tuple(Kind)
     trainers: tuple[Trainer, ...] = Field(
         default=(), description="private trainings on the records themselves"
     )
@@ -64,6 +64,11 @@ class HolderPolicy(Settings):
     )
 
     @property
+    def answered(self) -> tuple[Kind, ...]:
+        """The kinds that the unit leaves: a sum over records hides no whole holder."""
+        return tuple(k for k in self.kinds if k != Kind.MOMENTS or self.unit == Unit.RECORD)
+
+    @property
     def budget(self) -> Budget:
         """The limit as the ledger keeps it."""
         return Budget(self.epsilon, self.delta, self.unit, Adjacency.ZERO_OUT)
@@ -80,7 +85,7 @@ class HolderPolicy(Settings):
             Refusal: POLICY.
         """
         allowed = (
-            query.kind in self.kinds
+            query.kind in self.answered
             and self._trusts(query.kind, plan)
             and query.rows <= self.rows_per_message
             and rows_before + query.rows <= self.rows_per_run

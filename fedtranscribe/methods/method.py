@@ -50,17 +50,27 @@ class Method(Protocol[Q]):
     Guarantee:
         None of its own: a function of public values and of private answers, so student and
         generator inherit the guarantee of the answers by post-processing.
-
-    Attributes:
-        student, generator: trained in place.
-        stage: what is counted, in words.
-        rng: source of every random choice; it needs no secrecy.
     """
 
-    student: Classifier
-    generator: Generator
-    stage: str
-    rng: torch.Generator
+    @property
+    def student(self) -> Classifier:
+        """Trained in place."""
+        ...
+
+    @property
+    def generator(self) -> Generator:
+        """Trained in place."""
+        ...
+
+    @property
+    def stage(self) -> str:
+        """What is counted, in words."""
+        ...
+
+    @property
+    def rng(self) -> torch.Generator:
+        """Source of every random choice; it needs no secrecy."""
+        ...
 
     @property
     def part(self) -> int:

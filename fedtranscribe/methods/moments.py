@@ -140,8 +140,17 @@ class MomentsMethod:
         """Keep the answer; the last one sets the student."""
         self._learned.append((query, answer))
         if self.finished:
-            set_head(self.student, query, answer)
+            self.fit()
         return {}
+
+    def fit(self, beside: MomentSums | None = None) -> None:
+        """Set the student by the last answer, and by moments of other labelled rows beside it.
+
+        Args:
+            beside: of rows whose labels are known already, in the last question's features.
+        """
+        query, answer = self._learned[-1]
+        set_head(self.student, query, answer, beside)
 
     def finish(self, show: Show) -> None:
         """Nothing: the last answer has set the student."""
@@ -200,7 +209,9 @@ def _shown_axes(query: MomentsQuery, answer: Combined) -> Tensor:
     return (fitted / fitted.norm() * math.sqrt(len(second))).float()
 
 
-def set_head(student: Classifier, query: MomentsQuery, answer: Combined) -> None:
+def set_head(
+    student: Classifier, query: MomentsQuery, answer: Combined, beside: MomentSums | None = None
+) -> None:
     """Ridge regression of the labels on the features, from their noisy moments alone.
 
     The ridge exceeds the largest eigenvalue that the noise may have, so that the noisy second
@@ -210,13 +221,17 @@ def set_head(student: Classifier, query: MomentsQuery, answer: Combined) -> None
         student: a `scatter`; its map and head are set in place.
         query: the second question.
         answer: to it.
+        beside: moments of more rows, without noise, that are fitted as well.
     """
     sums = moments_of(query, answer)
-    assert sums.by_class is not None
-    width = len(sums.second)
+    second, by_class = sums.second, sums.by_class
+    assert by_class is not None
+    if beside is not None and beside.by_class is not None:
+        second, by_class = second + beside.second, by_class + beside.by_class
+    width = len(second)
     ridge = _RIDGE * _noise_edge(answer.noise, width)
-    targets = sums.by_class - sums.by_class.mean(1, keepdim=True)
-    solved = torch.linalg.solve(sums.second + ridge * torch.eye(width).double(), targets)
+    targets = by_class - by_class.mean(1, keepdim=True)
+    solved = torch.linalg.solve(second + ridge * torch.eye(width).double(), targets)
     features = _features(student)
     with torch.no_grad():
         features.centre.copy_(query.centre)

@@ -43,12 +43,13 @@ class Forecast:
     """The most that a plan's answers can say about the teachers.
 
     Attributes:
-        signal: twice the nats that all answers together carry at most.
+        signal: twice the nats that all answers together carry at most; None where it depends on
+            what nobody has declared.
         verdict: by the module's public rule.
         words: the same in one sentence, with the fix where there is one.
     """
 
-    signal: float
+    signal: float | None
     verdict: Verdict
     words: str
 
@@ -113,6 +114,7 @@ def moments_forecast(records: int, classes: int, width: int, noise_std: float) -
 
     Args:
         records: n; where ids repeat there are fewer persons, and less is seen than is said here.
+            0 where it is not declared: nothing can be said then.
         classes: c.
         width: k, entries of a row.
         noise_std: τ of the sums by class.
@@ -121,8 +123,13 @@ def moments_forecast(records: int, classes: int, width: int, noise_std: float) -
         ConfigError: a value is out of range.
     """
     _expect_classes(classes)
-    if records < 1 or width < 1 or not noise_std > 0:
-        raise ConfigError(f"Expected records={records}, width={width}, noise_std={noise_std} > 0.")
+    if records < 0 or width < 1 or not noise_std > 0:
+        raise ConfigError(
+            f"Expected records={records} >= 0 and width={width}, noise_std={noise_std} > 0."
+        )
+    if not records:
+        words = "Not all holders declare how many records they have, so nothing can be forecast."
+        return Forecast(None, Verdict.FINE, words)
     each = records / classes
     ratio = each / (noise_std * math.sqrt(2 * width))
     stands = f"A class of {each:,.0f} records stands {ratio:,.2g} times above the noise"

@@ -120,6 +120,7 @@ class Plan:
         delta: at which ε is quoted.
         forecast: what can be learned at all.
         published: the paper's own figure for the same noise; None where no paper has one.
+        words: how the budget was shared out, and why; empty where there was nothing to share.
         before: what the student had cost its holder before the first query.
     """
 
@@ -128,12 +129,24 @@ class Plan:
     delta: float
     forecast: Forecast
     published: Published | None
+    words: str = ""
     before: tuple[Release, ...] = field(default=())
 
     @property
-    def kind(self) -> Kind:
-        """Of all queries."""
-        return self.parts[0].kind
+    def starts(self) -> bool:
+        """Whether sums over the records are asked, before anything else."""
+        return self.parts[0].kind is Kind.MOMENTS
+
+    @property
+    def teachers(self) -> Part | None:
+        """What teachers are asked; None where they are not."""
+        last = self.parts[-1]
+        return None if last.kind is Kind.MOMENTS else last
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """Everything that is asked for, in this order."""
+        return tuple(dict.fromkeys(part.kind for part in self.parts))
 
     @property
     def rows(self) -> int:
@@ -153,7 +166,7 @@ class Plan:
     @property
     def noise_std(self) -> float | None:
         """Std per coordinate, as results tell it; labels have none."""
-        return None if self.kind is Kind.LABEL else self.noise.strength
+        return None if self.parts[-1].kind is Kind.LABEL else self.noise.strength
 
     def releases(self, holder: str, rows: Sequence[int] | None = None) -> tuple[Release, ...]:
         """What answered rows give away about one holder's data.

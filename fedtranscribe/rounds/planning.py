@@ -21,7 +21,12 @@ from fedtranscribe.privacy.calibrate import (
     vote_eta,
 )
 from fedtranscribe.privacy.closed_forms import gaussian_epsilon, gaussian_mu
-from fedtranscribe.privacy.forecasts import forecast, label_forecast, moments_forecast
+from fedtranscribe.privacy.forecasts import (
+    Verdict,
+    forecast,
+    label_forecast,
+    moments_forecast,
+)
 from fedtranscribe.privacy.noise_plan import NoisePlan, expect_tolerable
 from fedtranscribe.privacy.published import dpsd_theorem1, dpsd_theorem2, published_sigma
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
@@ -36,6 +41,9 @@ KINDS = {"data": Kind.GRADIENT, "label": Kind.LABEL, "vote": Kind.VOTE}
 _ROWS_PER_CLASS = 400
 # Of μ², which adds up: the first question about moments only has to show which axes matter.
 _FIRST_SHARE = 0.3
+# Of μ², for teachers that say more than the sums do.
+_EVEN = 0.5
+_RANK = {Verdict.HOPELESS: 0, Verdict.POOR: 1, Verdict.FINE: 2}
 _NO_ENSEMBLES = (
     "And it knows no ensembles: a record that reaches one of M teachers moves the mean of their "
     "rows by 1/M of what it counts, so that here it may print more than the sound figure."
@@ -48,10 +56,11 @@ class Asked:
 
     Attributes:
         settings: of the run.
-        kind: what is asked for.
+        kind: what is asked for; of teachers, where there is a start.
         mode: who adds the noise.
         dropouts: that a masked sum is to bear; None: what all holders bear.
         by_formula: whether the noise is the published formula's, which is no guarantee.
+        start: whether sums over the records are asked first.
     """
 
     settings: StudentSettings
@@ -59,6 +68,7 @@ class Asked:
     mode: NoiseMode = NoiseMode.LOCAL
     dropouts: int | None = None
     by_formula: bool = False
+    start: bool = False
 
 
 def make_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
@@ -71,7 +81,7 @@ def make_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
             the kind cannot protect, or more rows than a holder allows per run.
     """
     make = {Kind.LABEL: _label_plan, Kind.MOMENTS: _moments_plan}.get(asked.kind, _rows_plan)
-    plan = make(asked, roster)
+    plan = (_started_plan if asked.start else make)(asked, roster)
     least = min(roster.values(), key=lambda facts: facts.rows_per_run)
     if plan.rows > least.rows_per_run:
         raise ConfigError(
@@ -93,14 +103,15 @@ def _rows_and_k(settings: StudentSettings, facts: Capabilities) -> tuple[int, in
 # ---------------------------------------------------------------- votes and gradients
 
 
-def _rows_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
+def _rows_plan(asked: Asked, roster: Mapping[str, Capabilities], share: float = 1.0) -> Plan:
+    """`share` is that of the whole budget, in μ² or ρ."""
     settings, facts = asked.settings, next(iter(roster.values()))
     rows, k = _rows_and_k(settings, facts)
     unit, answer = Unit(settings.unit), RowAnswer(asked.kind.value)
     shards = min(holder.shards for holder in roster.values())
     layout = EnsembleLayout(len(roster) * shards, len(roster))
     spent, beta = settings.epsilon, _paper_beta(settings.epsilon)
-    noise = _row_noise(asked, roster, rows, k, layout)
+    noise = _row_noise(asked, roster, rows, k, layout, share)
     if asked.by_formula:
         # It spends another ε than it says: forecast that one.
         mu = row_mu(noise.strength, layout, unit, answer, asked.mode)
@@ -120,6 +131,7 @@ def _row_noise(
     rows: int,
     k: int,
     layout: EnsembleLayout,
+    share: float,
 ) -> NoisePlan:
     settings, holders = asked.settings, len(roster)
     epsilon, delta, unit = settings.epsilon, settings.delta, Unit(settings.unit)
@@ -130,11 +142,13 @@ def _row_noise(
         return NoisePlan(asked.mode, std, holders)
     if asked.mode is NoiseMode.SECAGG:
         failures = _failures(asked.dropouts, roster)
-        bound, rho = mean_rows_bound(layout.shards, answer, k), zcdp_rho(epsilon, delta)
+        bound = mean_rows_bound(layout.shards, answer, k)
+        rho = share * zcdp_rho(epsilon, delta)
         std = masked_noise_std(rho, rows, bound, unit, holders, sum(failures))
         return NoisePlan(asked.mode, std, holders, *failures)
     std = noise_std(epsilon, delta, rows, layout, unit, answer, asked.mode)
-    return NoisePlan(asked.mode, std, holders)
+    # μ goes with 1/std, and it is μ² that is shared out.
+    return NoisePlan(asked.mode, std / math.sqrt(share), holders)
 
 
 def _paper_beta(epsilon: float) -> float:
@@ -199,7 +213,7 @@ def _label_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
 # ---------------------------------------------------------------- moments
 
 
-def _moments_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
+def _moments_plan(asked: Asked, roster: Mapping[str, Capabilities], share: float = 1.0) -> Plan:
     """Two questions share the budget: which axes matter, then sums by class on these."""
     settings, facts = asked.settings, next(iter(roster.values()))
     if settings.unit != Unit.RECORD:
@@ -209,14 +223,62 @@ def _moments_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
         )
     # Rows have an entry for the constant as well.
     width = row_width(facts.channels, facts.size)
-    shares = ((None, _FIRST_SHARE), (facts.classes, 1 - _FIRST_SHARE))
+    shares = ((None, _FIRST_SHARE * share), (facts.classes, (1 - _FIRST_SHARE) * share))
     parts = tuple(
-        Part(Kind.MOMENTS, 1, _moments_noise(asked, roster, share, width, classes), width, classes)
-        for classes, share in shares
+        Part(Kind.MOMENTS, 1, _moments_noise(asked, roster, each, width, classes), width, classes)
+        for classes, each in shares
     )
-    records = sum(holder.records for holder in roster.values())
+    declared = [holder.records for holder in roster.values()]
+    records = sum(declared) if all(declared) else 0
     outlook = moments_forecast(records, facts.classes, width, parts[1].combined_std(len(roster)))
     return Plan(parts, roster, settings.delta, outlook, None)
+
+
+# ---------------------------------------------------------------- a start, then teachers
+
+
+def _started_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
+    """Sums over the records first, then teachers with what is left; they may get nothing."""
+    share, why = _teachers_share(asked, roster)
+    if share == 0:
+        return replace(_moments_plan(asked, roster), words=why)
+    if asked.kind is Kind.LABEL:
+        raise ConfigError(
+            "Expected privacy=vote or privacy=data where teachers are asked after a start: labels "
+            "have no noise that a share of the budget could set; or set teachers_share=0."
+        )
+    last = _rows_plan(asked, roster, share)
+    if share == 1:
+        return replace(last, words=why)
+    first = _moments_plan(asked, roster, 1 - share)
+    parts = (*first.parts, *last.parts)
+    return Plan(parts, roster, asked.settings.delta, first.forecast, None, why)
+
+
+def _teachers_share(asked: Asked, roster: Mapping[str, Capabilities]) -> tuple[float, str]:
+    """Of the budget, in μ² (under masks ρ); with the reason, in words."""
+    said = asked.settings.teachers_share
+    without = [n for n, f in roster.items() if f.shards < 1 or asked.kind not in f.kinds]
+    if said is not None:
+        if said and without:
+            raise ConfigError(
+                f"Holder {without[0]} gives no {asked.kind} answers; set teachers_share=0, or have "
+                "its operator serve teachers."
+            )
+        return said, f"teachers get {said:.0%} of the budget, as teachers_share says"
+    if without or asked.kind is Kind.LABEL:
+        why = f"holder {without[0]} has no teachers for it" if without else "labels cannot share it"
+        return 0.0, f"the whole budget goes to sums over the records: {why}"
+    sums, votes = _moments_plan(asked, roster).forecast, _rows_plan(asked, roster).forecast
+    if _RANK[votes.verdict] <= _RANK[sums.verdict]:
+        return 0.0, (
+            "the whole budget goes to sums over the records, and no teacher is trained: asked "
+            f"alone, sums would be {sums.verdict}, teachers {votes.verdict}"
+        )
+    return _EVEN, (
+        f"teachers get {_EVEN:.0%} of the budget: asked alone, sums over the records would be "
+        f"{sums.verdict}, teachers {votes.verdict}"
+    )
 
 
 def _moments_noise(

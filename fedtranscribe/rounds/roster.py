@@ -2,44 +2,65 @@
 
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from fedtranscribe.capabilities import Capabilities
-from fedtranscribe.config import FederationSettings, RoundSettings
-from fedtranscribe.errors import QuorumError
-from fedtranscribe.privacy.units import NoiseMode
+from fedtranscribe.config import FederationSettings, RoundSettings, StudentSettings
+from fedtranscribe.errors import ConfigError, ProtocolError, QuorumError
+from fedtranscribe.models.scattering import NAME as SCATTER
+from fedtranscribe.privacy.units import NoiseMode, Unit
 from fedtranscribe.query import Kind
-from fedtranscribe.rounds.transport import Transport
+from fedtranscribe.refusals import RefusalCode
 
 log = logging.getLogger(__name__)
 
 Shape = tuple[int, int, int]
 
 
+Told = Mapping[str, Capabilities | RefusalCode | ProtocolError]
+"""What holders said when they were asked who they are."""
+
+
 def enrol(
-    transport: Transport, settings: FederationSettings, kind: Kind, expected: int
+    told: Told, settings: FederationSettings, kind: Kind, expected: int
 ) -> dict[str, Capabilities]:
     """The holders that can take part, by name in sorted order; the others are logged.
 
+    Where sums over the records may start the run and nobody would be left out by that, whoever
+    gives sums takes part; see `starts`.
+
     Args:
-        transport: reaches them.
-        settings: how many rows at a time, and under which noise.
-        kind: what will be asked for.
+        told: by name.
+        settings: how many rows at a time, under which noise, and what may start the run.
+        kind: what teachers will be asked for.
         expected: how many holders there should be.
 
     Raises:
+        ConfigError: a start was asked for that does not fit the rest.
         QuorumError: fewer than the quorum.
     """
-    told = dict(sorted(transport.capabilities().items()))
+    told = dict(sorted(told.items()))
     shape = _common_shape(facts for facts in told.values() if isinstance(facts, Capabilities))
-    roster: dict[str, Capabilities] = {}
-    for name, facts in told.items():
-        if not isinstance(facts, Capabilities):
-            log.warning("holder %s does not take part: %s", name, facts)
-        elif why := _unfit(facts, settings, kind, shape):
-            log.warning("holder %s does not take part: %s", name, why)
-        else:
-            roster[name] = facts
+
+    def unfit(kind: Kind) -> dict[str, object]:
+        """Why each holder cannot take part; None if it can."""
+        return {
+            name: _unfit(facts, settings, kind, shape) if isinstance(facts, Capabilities) else facts
+            for name, facts in told.items()
+        }
+
+    why = unfit(Kind.MOMENTS if settings.start == "moments" else kind)
+    with_sums = unfit(Kind.MOMENTS)
+    if not against_start(settings) and not any(with_sums[n] for n in told if not why[n]):
+        why = with_sums
+    for name, reason in why.items():
+        if reason is not None:
+            log.warning("holder %s does not take part: %s", name, reason)
+    roster = {
+        name: facts
+        for name, facts in told.items()
+        if why[name] is None and isinstance(facts, Capabilities)
+    }
     needed = quorum(settings, expected)
     if len(roster) < needed:
         raise QuorumError(
@@ -47,6 +68,41 @@ def enrol(
             "log for the reasons, or set a smaller quorum."
         )
     return roster
+
+
+def starts(settings: FederationSettings, roster: Mapping[str, Capabilities]) -> tuple[bool, str]:
+    """Whether sums over the records start a run, and in words why not, where nobody asked for that.
+
+    It follows from the settings and the roster alone, so that a resumed run decides the same.
+
+    Raises:
+        ConfigError: a start was asked for that does not fit the rest.
+    """
+    if settings.start == "none":
+        return False, ""
+    why = against_start(settings)
+    if not why:
+        without = [name for name, facts in roster.items() if Kind.MOMENTS not in facts.kinds]
+        why = f"holder {without[0]} allows no sums over its records" if without else ""
+    return not why, f"no sums over the records are asked first: {why}" if why else ""
+
+
+def against_start(settings: StudentSettings) -> str:
+    """Why the settings leave no room for sums over the records; empty where they do.
+
+    Raises:
+        ConfigError: the settings ask for such a start all the same.
+    """
+    why = ""
+    if settings.start == "none":
+        why = "start=none"
+    elif settings.unit != Unit.RECORD:
+        why = f"unit={settings.unit}, and a sum over records hides no whole holder"
+    elif settings.student not in (None, SCATTER):
+        why = f"student={settings.student}, and sums teach a student {SCATTER} only"
+    if why and settings.start == "moments":
+        raise ConfigError(f"start=moments does not go with {why}; leave one of the two out.")
+    return why
 
 
 def quorum(settings: RoundSettings, holders: int) -> int:

@@ -1,6 +1,7 @@
 """One federated run from settings to result, over any transport."""
 
 import json
+import logging
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -25,13 +26,15 @@ from fedtranscribe.result_parts import (
 )
 from fedtranscribe.rounds.plan import Plan
 from fedtranscribe.rounds.planning import KINDS, Asked, make_plan
-from fedtranscribe.rounds.roster import enrol
+from fedtranscribe.rounds.roster import against_start, enrol, starts
 from fedtranscribe.rounds.server import Outcome
 from fedtranscribe.rounds.transport import Transport
 from fedtranscribe.run_directory import RunDirectory
 from fedtranscribe.runs.learning import HeldOut, expect_generator, finish_generator, learn
 from fedtranscribe.runs.student_side import public_images
 from fedtranscribe.tracking import Report, ignore
+
+log = logging.getLogger(__name__)
 
 
 def federate(
@@ -65,10 +68,15 @@ def federate(
         QuorumError: in a round; the run can be resumed.
     """
     mode, kind = NoiseMode(settings.noise), KINDS[settings.privacy]
-    expect_generator(settings, kind)
+    against_start(settings)
     # A resumed run needs the transport to know its holders as well.
-    roster = _roster(run, enrol(transport, settings, kind, expected))
-    plan = make_plan(Asked(settings, kind, mode, settings.dropouts), roster)
+    roster = _roster(run, enrol(transport.capabilities(), settings, kind, expected))
+    start, why_not = starts(settings, roster)
+    plan = make_plan(Asked(settings, kind, mode, settings.dropouts, start=start), roster)
+    expect_generator(settings, plan)
+    for words in (why_not, plan.words, plan.forecast.words):
+        if words:
+            log.info("%s", words)
     plan.refuse_if_hopeless(force=settings.force, insist="Set force=true")
     # Where this machine knows the records, its app has compared them before anybody was asked.
     public = public_images(settings, plan.facts.channels, plan.facts.size, None)
@@ -99,7 +107,8 @@ def federate(
         rows=outcome.rows,
         guarantee=_guarantee(settings, plan, outcome, private),
         answers=Answers(
-            privacy=settings.privacy,
+            privacy=settings.privacy if plan.teachers else Kind.MOMENTS.value,
+            start=Kind.MOMENTS.value if plan.starts else None,
             noise_std=plan.noise_std,
             signal=plan.forecast.signal,
             noise=plan.noise.mode.value,

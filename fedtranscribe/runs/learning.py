@@ -12,10 +12,11 @@ from fedtranscribe.mechanisms import NoiseSource
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.method import Method
 from fedtranscribe.methods.moments import MomentsMethod
+from fedtranscribe.methods.started import Started, TeachersAfterMoments
 from fedtranscribe.models import pick_device, save_network
 from fedtranscribe.models.inference import accuracy, predict, sample_images
+from fedtranscribe.models.scattering import NAME as SCATTER
 from fedtranscribe.privacy.units import Unit
-from fedtranscribe.query import Kind
 from fedtranscribe.result_parts import Accuracy
 from fedtranscribe.rounds.plan import Plan
 from fedtranscribe.rounds.server import Events, Outcome, Server
@@ -56,13 +57,13 @@ class Learned:
     method: Method[Any]
 
 
-def expect_generator(settings: StudentSettings, kind: Kind) -> None:
+def expect_generator(settings: StudentSettings, plan: Plan) -> None:
     """Refuse to do without a generator where teachers are asked about its images.
 
     Raises:
         ConfigError: names the setting.
     """
-    if not settings.with_generator and kind is not Kind.MOMENTS:
+    if not settings.with_generator and plan.teachers is not None:
         raise ConfigError(
             "Expected with_generator=true where teachers are asked: it makes the images that they "
             "are asked about. Only a run on moments can do without (--no-generator)."
@@ -104,7 +105,8 @@ def learn(
         QuorumError: in a round; the run can be resumed.
     """
     stored, facts = run.load_checkpoint(), plan.facts
-    moments = plan.kind is Kind.MOMENTS
+    if plan.starts:
+        settings = settings.model_copy(update={"student": SCATTER})
     side = build_student_side(
         settings,
         facts.classes,
@@ -114,16 +116,16 @@ def learn(
         pick_device(settings.device),
         progress,
         fresh=stored is None,
-        pretrain=not moments,
+        pretrain=not plan.starts,
     )
-    method = _method(settings, plan, side, run, public)
+    method = _method(settings, plan, side, run, public, progress)
 
     def evaluate() -> float:
         assert test is not None
         return accuracy(side.student, test.images.images, test.images.labels)
 
     # A student whose head comes from the answers alone is at chance before them.
-    if test is not None and stored is None and not moments:
+    if test is not None and stored is None and not plan.starts:
         run.write_scores({"public_set_alone": evaluate()})
     told = test is not None and test.public
     server = Server(
@@ -169,27 +171,30 @@ def _method(
     side: StudentSide,
     run: RunDirectory,
     public: ImageSet | None,
+    progress: Progress,
 ) -> Method[Any]:
-    chosen = settings.dpsd.model_copy(update={"rows": plan.rows, "top_k": settings.top_k})
+    last = plan.parts[-1]
+    chosen = settings.dpsd.model_copy(update={"rows": last.rows, "top_k": settings.top_k})
     images = None if public is None else public.images
-    if plan.kind is Kind.MOMENTS:
-        return MomentsMethod(
+
+    def make(method: Callable[..., Any], **more: Any) -> Any:
+        return method(
             side.student,
             side.generator,
             settings=chosen,
             rng=side.rng,
             run=run.run_id,
             public=images,
+            **more,
         )
-    return DPSD(
-        side.student,
-        side.generator,
-        kind=plan.kind,
-        settings=chosen,
-        rng=side.rng,
-        run=run.run_id,
-        public=images,
-    )
+
+    if not plan.starts:
+        return make(DPSD, kind=last.kind)
+    moments = make(MomentsMethod)
+    if plan.teachers is None:
+        return moments
+    teachers = make(TeachersAfterMoments, kind=last.kind, moments=moments)
+    return Started(moments, teachers, progress, run.generator_state)
 
 
 def _draw_curve(run: RunDirectory, outcome: Outcome, scores: dict[str, float]) -> None:

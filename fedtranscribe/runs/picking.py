@@ -15,6 +15,7 @@ from fedtranscribe.models.scattering import row_width
 from fedtranscribe.query import Kind
 from fedtranscribe.rounds.plan import Plan
 from fedtranscribe.rounds.planning import KINDS
+from fedtranscribe.rounds.roster import against_start
 
 TEACHER = "cnn"
 """The teachers' architecture."""
@@ -60,8 +61,15 @@ def with_source(settings: TranscribeSettings) -> TranscribeSettings:
     against = _against_moments(settings)
     source = settings.source or ("teachers" if against else "moments")
     if source == "teachers":
-        teacher, student = settings.teacher or TEACHER, settings.student_architecture
-        picked = {"source": source, "teacher": teacher, "student": student}
+        shared = settings.teachers_share is not None
+        start = settings.start or ("moments" if shared else "none")
+        picked = {
+            "source": source,
+            "start": start,
+            "teacher": settings.teacher or TEACHER,
+            "student": _started_student(settings) if start == "moments" else settings.student,
+        }
+        picked["student"] = picked["student"] or settings.student_architecture
     elif against:
         raise ConfigError(
             f"Expected --source teachers with {against}: moments are those of records' features, "
@@ -72,10 +80,30 @@ def with_source(settings: TranscribeSettings) -> TranscribeSettings:
     return settings.model_copy(update=picked)
 
 
+def _started_student(settings: TranscribeSettings) -> str:
+    """The student of a run that starts from moments and asks teachers then.
+
+    Raises:
+        ConfigError: something else that was asked for leaves no room for a start.
+    """
+    against_start(settings)
+    for name, value in (
+        ("--generator", settings.generator),
+        ("--calibrate-by", settings.calibrate_by if settings.calibrate_by != "sound" else None),
+    ):
+        if value is not None:
+            raise ConfigError(
+                f"Expected no {name} {value} with --start moments; leave one of the two out."
+            )
+    return SCATTER
+
+
 def _against_moments(settings: TranscribeSettings) -> str:
     """The first option that only answers of teachers can serve; empty if there is none."""
     typed = {
         "--teacher": settings.teacher,
+        "--start": "none" if settings.start == "none" else None,
+        "--teachers-share": settings.teachers_share,
         "--teacher-weights": settings.teacher_weights,
         "--student": settings.student if settings.student != SCATTER else None,
         "--shards": settings.shards,
@@ -100,19 +128,34 @@ def picked_words(
         facts: of the records.
         mode: how teachers are trained; None where there are none.
     """
-    if plan.kind is Kind.MOMENTS:
-        width = row_width(facts.channels, facts.size)
+    width = row_width(facts.channels, facts.size)
+    sums = (
+        f"two noisy sums over all {facts.records:,} records, of wavelet features and of their "
+        "products; each meets the noise once"
+    )
+    linear = f"the student is linear in {width} features"
+    if plan.teachers is None and settings.source == "moments":
         return (
-            f"no teachers: two noisy sums over all {facts.records:,} records, of wavelet features "
-            "and of their products; each meets the noise once",
-            f"the student is linear in {width} features; for teachers' answers instead, add "
-            "--source teachers",
+            f"no teachers: {sums}",
+            f"{linear}; for teachers' answers instead, add --source teachers",
         )
+    if plan.teachers is None:
+        return plan.words, sums, linear
+    start = (
+        (plan.words, f"first {sums}", linear)
+        if plan.starts
+        else (
+            "teachers alone are asked; --start moments would first ask for two noisy sums over "
+            "all records, and leave teachers what the forecast says",
+        )
+    )
     return (
+        *start,
         f"{facts.shards} teachers on disjoint shards of about "
         f"{facts.records / facts.shards:.0f} records: more of them carry more signal through the "
         "noise, each knows less",
-        f"{plan.rows:,} synthetic rows in all: more rows see more noise each, at the same ε",
+        f"{plan.teachers.rows:,} synthetic rows in all: more rows see more noise each, at the "
+        "same ε",
         (
             "a network per shard"
             if mode == "full"

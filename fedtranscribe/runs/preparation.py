@@ -122,7 +122,6 @@ def prepare(settings: TranscribeSettings, generator: GivenGenerator | None = Non
     train = split.train
     build(settings.student_architecture, train.classes, train.channels, train.size)
     kind = kind_of(settings)
-    expect_generator(settings, kind)
     shards, mode = 0, None
     if kind is not Kind.MOMENTS:
         shards, mode = _ensemble(settings, split, folder, manifest, device)
@@ -130,9 +129,11 @@ def prepare(settings: TranscribeSettings, generator: GivenGenerator | None = Non
             raise ConfigError(
                 f"Expected shards={shards} <= {len(train)} records; ask for fewer shards."
             )
-    facts = _facts(train, shards, kind)
-    asked = Asked(settings, kind, by_formula=settings.calibrate_by == "published")
+    start = kind is not Kind.MOMENTS and settings.start == "moments"
+    facts = _facts(train, shards, (kind, Kind.MOMENTS) if start else (kind,))
+    asked = Asked(settings, kind, by_formula=settings.calibrate_by == "published", start=start)
     plan = make_plan(asked, {OWN: facts})
+    expect_generator(settings, plan)
     if generator is None:
         public = public_images(settings, facts.channels, facts.size, private)
     else:
@@ -219,7 +220,7 @@ def make_manifest(
     )
 
 
-def _facts(images: ImageSet, shards: int, kind: Kind) -> Capabilities:
+def _facts(images: ImageSet, shards: int, kinds: tuple[Kind, ...]) -> Capabilities:
     """What is public about the private data, and no limits but the ledger's."""
     return Capabilities(
         name=OWN,
@@ -229,7 +230,7 @@ def _facts(images: ImageSet, shards: int, kind: Kind) -> Capabilities:
         shards=shards,
         positional_ids=images.positional,
         records=len(images),
-        kinds=(kind,),
+        kinds=kinds,
         noise=NoiseMode.LOCAL,
         rows_per_message=sys.maxsize,
         rows_per_run=sys.maxsize,

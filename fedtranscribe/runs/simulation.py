@@ -1,9 +1,9 @@
 """One machine plays server and all holders: the Flower apps under `simulations/` are this.
 
 Simulated holders are parts of one data set, by a public Dirichlet partition. Each trains its own
-teachers on its first message, keeps its own ledger beside them, and answers through the very node
-and protocol that a deployed holder uses. A Flower node may play several holders, so that any
-number of nodes will do.
+teachers when it is first asked about them, keeps its own ledger beside them, and answers through
+the very node and protocol that a deployed holder uses. A Flower node may play several holders, so
+that any number of nodes will do.
 
 Guarantee:
     As `node.py`. But whoever runs a simulation holds all the data, and every run starts new
@@ -11,10 +11,15 @@ Guarantee:
 """
 
 import fcntl
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
+from fedtranscribe.capabilities import Facts
 from fedtranscribe.config import FederationSettings, TranscribeSettings
 from fedtranscribe.data import DataSplit, ImageSet, dirichlet_partition, load_first
 from fedtranscribe.data.partitions import holder_name, part_id
@@ -23,7 +28,7 @@ from fedtranscribe.holder.masking import Masking
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.holder.round_store import RoundStore
-from fedtranscribe.holder.statistics import of_teachers
+from fedtranscribe.holder.statistics import Moments, by_kind, of_teachers
 from fedtranscribe.holder.trainings import Trainings
 from fedtranscribe.mechanisms import BitSource, NoiseSource
 from fedtranscribe.models import pick_device
@@ -33,7 +38,7 @@ from fedtranscribe.runs.picking import training_mode
 from fedtranscribe.runs.preparation import make_manifest
 from fedtranscribe.runs.single_node import TRAINERS
 from fedtranscribe.secagg.key_files import SUFFIX, Identity, new_pair
-from fedtranscribe.teachers import Ensemble, train_teachers
+from fedtranscribe.teachers import Ensemble, Manifest, train_teachers
 
 # What simulated holders bear in masked sums, unless the settings say otherwise.
 _DROPOUTS, _COLLUDERS = 1, 1
@@ -83,7 +88,7 @@ def open_holder(
     noise: NoiseSource | None = None,
     bits: BitSource | None = None,
 ) -> Node:
-    """Train the holder's teachers if they are not there yet, and open its node.
+    """Open a holder's node; its teachers are trained when they are first asked, if ever.
 
     Args:
         settings: of the simulation.
@@ -123,19 +128,63 @@ def open_holder(
         teachers=settings.teachers,
     )
     manifest = make_manifest(described, part, settings.shards, mode)
-    teachers = folder / "teachers"
-    train_teachers(part, manifest, teachers, device=device, progress=lambda done, total: None)
-    ensemble = Ensemble(teachers, device)
+    teachers = TrainedWhenAsked(part, manifest, folder / "teachers", device)
+    sums = by_kind([Moments(part, device, folder)])
     return Node(
         holder_name(number),
-        of_teachers(ensemble),
-        lambda: ensemble.facts,
+        {**of_teachers(teachers), **sums},
+        lambda: teachers.facts,
         policy,
         open_ledger,
         noise=noise,
         bits=bits,
         masking=_masking(settings, number, folder) if settings.noise == NoiseMode.SECAGG else None,
     )
+
+
+class TrainedWhenAsked:
+    """A simulated holder's teachers; see `teachers.Teachers`.
+
+    Args:
+        part: the holder's records.
+        manifest: describes the teachers.
+        folder: for their weights; those that lie there are not trained again.
+        device: where to train and run them.
+    """
+
+    def __init__(
+        self, part: ImageSet, manifest: Manifest, folder: Path, device: torch.device
+    ) -> None:
+        self._part = part
+        self._manifest = manifest
+        self._folder = folder
+        self._device = device
+        self._trained: Ensemble | None = None
+
+    @property
+    def facts(self) -> Facts:
+        """What may be told of them, and how many records the holder declares."""
+        return Facts(
+            classes=self._part.classes,
+            channels=self._part.channels,
+            size=self._part.size,
+            shards=self._manifest.shards,
+            positional_ids=self._part.positional,
+            records=len(self._part),
+        )
+
+    def logits(self, images: Tensor) -> Iterator[Tensor]:
+        """Logits of every shard in turn."""
+        if self._trained is None:
+            train_teachers(
+                self._part,
+                self._manifest,
+                self._folder,
+                device=self._device,
+                progress=lambda done, total: None,
+            )
+            self._trained = Ensemble(self._folder, self._device)
+        return self._trained.logits(images)
 
 
 def _masking(settings: FederationSettings, number: int, folder: Path) -> Masking:

@@ -174,7 +174,7 @@ def _run(
         _result(prepared, run, holder, learned).write(run.path)
     shown = with_private_scores(run.path, Result.read(run.path))
     if settings.with_generator:
-        if prepared.plan.kind is Kind.MOMENTS:  # teachers have trained it along the way
+        if prepared.plan.teachers is None:  # otherwise it was trained along the way
             say(_student_words(shown, run.path))
         finish_generator(learned.method, run, progress)
     return shown
@@ -194,8 +194,9 @@ def _private_side(
 ) -> tuple[Mapping[Kind, Statistic[Any]], Callable[[], dict[str, float]]]:
     """What the holder computes answers from, and how good that is by itself."""
     test = prepared.split.test
-    if prepared.plan.kind is Kind.MOMENTS:
-        return by_kind([Moments(prepared.split.train, prepared.device, run.private)]), dict
+    sums = by_kind([Moments(prepared.split.train, prepared.device, run.private)])
+    if prepared.plan.teachers is None:
+        return sums, dict
     teachers = _teachers(prepared, run, progress)
 
     def others() -> dict[str, float]:
@@ -203,7 +204,7 @@ def _private_side(
             return {}
         return ensemble_accuracy([teachers], test.images, test.labels)
 
-    return of_teachers(teachers), others
+    return {**of_teachers(teachers), **(sums if prepared.plan.starts else {})}, others
 
 
 def _teachers(prepared: Prepared, run: RunDirectory, progress: Progress) -> Ensemble:
@@ -232,7 +233,8 @@ def _result(prepared: Prepared, run: RunDirectory, holder: Holder, learned: Lear
         rows=sum(release.rows for release in releases),
         guarantee=_guarantee(prepared, holder.private),
         answers=Answers(
-            privacy="moments" if settings.source == "moments" else settings.privacy,
+            privacy=settings.privacy if plan.teachers else Kind.MOMENTS.value,
+            start=Kind.MOMENTS.value if plan.starts and settings.source == "teachers" else None,
             noise_std=plan.noise_std,
             signal=plan.forecast.signal,
             teachers=plan.facts.shards,

@@ -10,7 +10,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from fedtranscribe.config import OwnData, build, read_toml
-from fedtranscribe.data import folder_of, is_published, load
+from fedtranscribe.data import ImageSet, folder_of, is_published, load
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.holder.masking import Masking
 from fedtranscribe.holder.policy import HolderPolicy
@@ -47,7 +47,11 @@ class HolderPlace(OwnData):
     teachers: Path = Field(description="folder made by `fedtranscribe teacher train`")
     records: Path | None = Field(
         default=None,
-        description="the images that `teachers` learned from, .npz or a folder; trainers need them",
+        description="the images that `teachers` learned from, .npz or a folder; sums and trainers "
+        "need them",
+    )
+    declared: int = Field(
+        default=0, ge=0, description="about how many records there are, told to servers; 0: untold"
     )
     ledger: Path = Field(description="budget book of the data: it outlives runs and teachers")
     socket: Path = Field(description="where the SuperNode's user asks; all it may reach")
@@ -184,6 +188,22 @@ class HolderFile(HolderPolicy):
         place = self.holder
         if place.records is None or not self.trainers:
             return None
+        train = self.records(manifest)
+        return Trainings(lambda: train, place.ledger, open_ledger, self.trained, place.device)
+
+    def records(self, manifest: Manifest) -> ImageSet:
+        """The holder's private records.
+
+        Args:
+            manifest: of the teachers, whose data the ledger is bound to.
+
+        Raises:
+            DataError: they are absent or unusable.
+            ConfigError: they are not named, or not those of the ledger.
+        """
+        place = self.holder
+        if place.records is None:
+            raise ConfigError("Expected [holder] records: the images themselves are asked for.")
         said = place.own_data.model_dump(exclude_defaults=True)
         own = build(OwnData, {**manifest.own_data.model_dump(), **said})
         train = load(str(place.records), own=own).train
@@ -197,7 +217,7 @@ class HolderFile(HolderPolicy):
                 f"Expected [holder] records of classes={manifest.classes}, as the teachers have; "
                 f"{place.records} has {train.classes}."
             )
-        return Trainings(lambda: train, place.ledger, open_ledger, self.trained, place.device)
+        return train
 
     def masking(self) -> Masking | None:
         """The holder's part in masked sums; None where it has no key.

@@ -16,10 +16,11 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -30,13 +31,14 @@ from fedtranscribe.files import open_private, unwritable, who_may_open
 from fedtranscribe.holder.kept_ledger import KeptLedger
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.replies import reply_to
-from fedtranscribe.holder.statistics import of_teachers
+from fedtranscribe.holder.statistics import Moments, Statistic, by_kind, of_teachers
 from fedtranscribe.models import pick_device
+from fedtranscribe.query import Kind
 from fedtranscribe.refusals import Refusal, RefusalCode
 from fedtranscribe.service.holder_file import HolderFile
 from fedtranscribe.service.journal import Journal
 from fedtranscribe.service.link import METHODS, NAME, PIECE_BYTES, health_socket
-from fedtranscribe.teachers import Ensemble
+from fedtranscribe.teachers import Ensemble, Manifest
 from fedtranscribe.wire import Message
 from fedtranscribe.wire.frames import pack, unpack
 
@@ -151,10 +153,10 @@ def open_node(file: HolderFile) -> tuple[Node, KeptLedger]:
     ledger = KeptLedger(file.holder.ledger, manifest.data_id, file.policy.budget)
     ledger.prove()
     place.mark()
-    facts = teachers.facts
+    facts = replace(teachers.facts, records=file.holder.declared)
     node = Node(
         file.holder.name,
-        of_teachers(teachers),
+        {**of_teachers(teachers), **_sums(file, manifest)},
         lambda: facts,
         file.policy,
         ledger,
@@ -163,6 +165,19 @@ def open_node(file: HolderFile) -> tuple[Node, KeptLedger]:
         trainings=file.trainings(manifest, ledger),
     )
     return node, ledger
+
+
+def _sums(file: HolderFile, manifest: Manifest) -> Mapping[Kind, Statistic[Any]]:
+    """Sums over the records, where the policy allows them and the records can be read."""
+    records = file.holder.records
+    if Kind.MOMENTS not in file.policy.answered or records is None:
+        return {}
+    if not os.access(records, os.R_OK):
+        log.warning("No sums over the records are given: %s cannot be read here.", records)
+        return {}
+    scratch = file.holder.ledger.with_name("scratch")
+    device = pick_device(file.holder.device)
+    return by_kind([Moments(file.records(manifest), device, scratch)])
 
 
 def _expect_closed(folder: Path) -> None:

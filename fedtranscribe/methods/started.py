@@ -1,0 +1,159 @@
+"""FedDPSD with a private start: sums over the records first, then teachers on what is left.
+
+    moments ──> student, generator ──images──> teachers ──noisy answers──> labels ──> student
+
+Teachers are asked about images of the generator that the moments have trained. Their answers are
+mixed with what the student says of the same images, and the student is set anew: ridge regression
+on the records' noisy moments and on the moments of the answered images, side by side.
+
+Guarantee:
+    None of its own: functions of public images and of private answers.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedtranscribe.mechanisms import MomentSums
+from fedtranscribe.methods.dpsd import DPSD
+from fedtranscribe.methods.method import Combined, Kept, Show
+from fedtranscribe.methods.moments import MomentsMethod
+from fedtranscribe.models import Classifier, Generator
+from fedtranscribe.query import ImageQuery, MomentsQuery
+
+_BATCH = 250
+
+
+class TeachersAfterMoments(DPSD):
+    """DPSD whose student is set by moments, of records and of answered images.
+
+    Args:
+        args, options: of `DPSD`; the student is that of `moments`.
+        moments: both of its questions are answered before the first image is asked.
+    """
+
+    def __init__(self, *args: Any, moments: MomentsMethod, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._moments = moments
+
+    def _train_student(
+        self, steps: int, *, finishing: bool = False, show: Show = lambda stage, done, total: None
+    ) -> float:
+        """Set the head anew; the mean square that the answered rows' labels are away from it."""
+        labels = self._labels(self._replay.images, self._replay.evidence).cpu().double()
+        rows = self._rows_of(self._replay.images)
+        self._moments.fit(MomentSums(rows.T @ rows, rows.T @ labels))
+        show("student on all answers", 1, 1)
+        said = self._logits(self._replay.images).softmax(-1).double()
+        return float((said - labels).square().sum(1).mean())
+
+    def _rows_of(self, images: Tensor) -> Tensor:
+        """Features of images, float64 [n, k]."""
+        self.student.eval()
+        with torch.no_grad():
+            parts = [
+                self.student.features(part.to(self._device).float() / 255).cpu()
+                for part in images.split(_BATCH)
+            ]
+        return torch.cat(parts).double()
+
+
+class Started:
+    """Moments, then teachers; a `Method`.
+
+    Args:
+        moments: asks first.
+        teachers: asks then, about images of the same generator.
+        show: receives the generator's training between the two.
+        kept: where that training lies, so that an interrupted one goes on.
+    """
+
+    def __init__(
+        self, moments: MomentsMethod, teachers: TeachersAfterMoments, show: Show, kept: Kept
+    ) -> None:
+        self._moments = moments
+        self._teachers = teachers
+        self._show = show
+        self._kept = kept
+        self._has_generator = False
+
+    @property
+    def student(self) -> Classifier:
+        """Both have the same."""
+        return self._teachers.student
+
+    @property
+    def generator(self) -> Generator:
+        """Both have the same."""
+        return self._teachers.generator
+
+    @property
+    def rng(self) -> torch.Generator:
+        """Both have the same."""
+        return self._teachers.rng
+
+    @property
+    def stage(self) -> str:
+        """Of whoever asks now."""
+        return self._now.stage
+
+    @property
+    def part(self) -> int:
+        """Every question about moments has its own part, all rows have the last."""
+        return self._moments.round
+
+    @property
+    def round(self) -> int:
+        """How many queries have been learned from."""
+        return self._moments.round + self._teachers.round
+
+    @property
+    def rows(self) -> int:
+        """An answer about moments is one row."""
+        return self._moments.rows + self._teachers.rows
+
+    @property
+    def finished(self) -> bool:
+        """Whether both have asked everything."""
+        return self._moments.finished and self._teachers.finished
+
+    def ask(self) -> MomentsQuery | ImageQuery:
+        """The next query; the generator is trained before the first one about images."""
+        if self._moments.finished and not self._has_generator:
+            self._moments.finish_generator(self._show, self._kept)
+            self._has_generator = True
+        return self._now.ask()
+
+    def learn(self, query: Any, answer: Combined) -> dict[str, float]:
+        """Learn from the answer to `query`; public losses, by name."""
+        return self._now.learn(query, answer)
+
+    def finish(self, show: Show) -> None:
+        """Set the student once more, on all answers."""
+        if self._teachers.rows:
+            self._teachers.finish(show)
+
+    def finish_generator(self, show: Show, kept: Kept) -> None:
+        """What it lacks if nothing was asked of teachers: a run may stop before."""
+        if not self._has_generator and self._moments.finished:
+            self._moments.finish_generator(show, kept)
+
+    @property
+    def _now(self) -> MomentsMethod | TeachersAfterMoments:
+        return self._teachers if self._moments.finished else self._moments
+
+    def state(self) -> dict[str, Any]:
+        """Everything `load_state` needs to go on as if nothing had happened; tensors on CPU."""
+        return {
+            "moments": self._moments.state(),
+            "teachers": self._teachers.state(),
+            "has_generator": self._has_generator,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from `state()` of the same plan."""
+        self._moments.load_state(state["moments"])
+        # Student and random numbers are the same in both.
+        self._teachers.load_state(state["teachers"])
+        self._has_generator = state["has_generator"]
