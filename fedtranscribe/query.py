@@ -48,8 +48,11 @@ class Query:
 
     # The type of each array that a kind has; what else a query holds are its terms.
     ARRAYS: ClassVar[Mapping[str, torch.dtype]] = {}
-    # The type of an answer's values.
+    # The type of an answer's values, and of those that have no noise yet.
     ANSWER: ClassVar[torch.dtype] = torch.float32
+    RAW: ClassVar[torch.dtype] = torch.float32
+    # Changes whenever the same question is answered by other numbers than before.
+    FORM: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
         """Check everything that is public; only the public query may ever be refused."""
@@ -82,7 +85,8 @@ class Query:
 
     def digest(self) -> str:
         """SHA-256 over everything the answer depends on, byte for byte."""
-        h = hashlib.sha256(f"{self.id}\0{self.kind}\0{sorted(self.terms.items())}".encode())
+        words = f"{self.id}\0{self.kind}{self.FORM}\0{sorted(self.terms.items())}"
+        h = hashlib.sha256(words.encode())
         for name, array in sorted(self.arrays.items()):
             h.update(f"\0{name} {array.dtype}{tuple(array.shape)}".encode())
             h.update(array.contiguous().cpu().numpy().tobytes())
@@ -177,6 +181,8 @@ class MomentsQuery(Query):
     ARRAYS: ClassVar = {"centre": torch.float32, "map": torch.float32}
     # Sums over many records need every bit.
     ANSWER: ClassVar = torch.float64
+    RAW: ClassVar = torch.int64
+    FORM: ClassVar = " by triangle"
 
     def __post_init__(self) -> None:
         """Check everything that is public; only the public query may ever be refused."""

@@ -30,8 +30,8 @@ class OverFlower:
         addresses: (node id, number of the holder on that node) of every holder; a node of a
             simulation may stand for several.
         timeout: seconds to wait for the holders' answers to one query.
-        first_timeout: seconds to wait for their capabilities, and for the first answers of each
-            kind: a simulated holder trains its teachers when it is first asked about them.
+        first_timeout: seconds to wait for their capabilities: a simulated holder trains its
+            teachers first.
     """
 
     def __init__(
@@ -48,7 +48,6 @@ class OverFlower:
         self._timeout = timeout
         self._first_timeout = first_timeout
         self._by_name: dict[str, tuple[int, int]] = {}
-        self._answered: set[object] = set()
 
     def capabilities(self) -> dict[str, Capabilities | RefusalCode | ProtocolError]:
         """Ask everybody who they are.
@@ -100,11 +99,7 @@ class OverFlower:
         # Who has not been heard of since a resumed run began stays silent.
         names = {self._by_name[name]: name for name in holders if name in self._by_name}
         contents = {address: make(address[1], name) for address, name in names.items()}
-        kinds = {content.terms.get("kind") for content in contents.values()} - {None}
-        seconds = self._timeout if kinds <= self._answered else self._first_timeout
-        replies = self._exchange(contents, message_type, message_type, seconds)
-        if len(replies) == len(contents):
-            self._answered |= kinds
+        replies = self._exchange(contents, message_type, message_type, self._timeout)
         return {names[address]: content for address, content in replies.items()}
 
     def _exchange(

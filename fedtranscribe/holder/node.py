@@ -295,7 +295,9 @@ class Node:
         if query.kind not in self._statistics:
             raise Refusal(RefusalCode.POLICY)
         # Noise that this kind cannot have makes no sense, whatever the policy says of it.
-        self._statistics[query.kind].mechanism(query, plan)
+        statistic = self._statistics[query.kind]
+        statistic.check(query)
+        statistic.mechanism(query, plan)
         with self._open_ledger() as ledger:
             self.policy.check(query, plan, ledger.rows(run, besides=query.id))
             self._admit(ledger, query.id, run, query.rows * query.width * _WORD_BYTES)

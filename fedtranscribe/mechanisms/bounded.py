@@ -12,6 +12,8 @@ from fedtranscribe.privacy.events import Event
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
 
+# Twelve of them, in units, stay far below 2⁶³.
+_LARGEST_STD = 2.0**20
 Moves = Mapping[Unit, Mapping[Adjacency, float]]
 
 
@@ -53,15 +55,22 @@ class Bound:
         """Whether vectors are exact sums."""
         return self.bits is not None
 
-    def real(self, values: Tensor) -> Tensor:
-        """A holder's vectors in the set, as real numbers, float64.
+    @property
+    def scale(self) -> int:
+        """Units in 1, of exact sums."""
+        return 2 ** (self.bits or 0)
+
+    def expect_room(self, std: float) -> None:
+        """Refuse noise of a std under which exact sums would leave 64 bits.
 
         Raises:
-            ConfigError: see `units`.
+            ConfigError: names it.
         """
-        if self.bits is None:
-            return self.project(values)
-        return self.units(values).double() / 2**self.bits
+        if self.exact and std > _LARGEST_STD:
+            raise ConfigError(
+                f"Expected noise of a std={std:.4g} <= {_LARGEST_STD:g} on {self.name}; ask for a "
+                "larger epsilon."
+            )
 
     def units(self, values: Tensor) -> Tensor:
         """Exact sums, int64 [..., D], after a look at their shape and type.

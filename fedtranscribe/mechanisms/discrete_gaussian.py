@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.mechanisms.bits import BitSource
 
-_LARGEST_VARIANCE = 2**96
+LARGEST_VARIANCE = 2**96
+"""Of noise in squared units."""
 _CLOSE = 2.0**-32
 _PEAK = Fraction(5, 4)
 
@@ -47,7 +48,7 @@ def discrete_gaussian(count: int, variance: int, bits: BitSource) -> NDArray[np.
     Raises:
         ConfigError: the variance is out of range.
     """
-    if not 1 <= variance <= _LARGEST_VARIANCE:
+    if not 1 <= variance <= LARGEST_VARIANCE:
         raise ConfigError(f"Expected variance={variance} between 1 and 2^96 squared units.")
     drawn = np.empty(count, dtype=np.int64)
     have = 0

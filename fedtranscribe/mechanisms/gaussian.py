@@ -43,8 +43,9 @@ class LocalNoise:
         the value, and a cell is 2⁻⁹ stds wide or more. Rows of norm 1: for stds above 0.01 the
         probability of every answer is within a factor 1 ± 2⁻³⁴ of the rounded Gaussian's,
         post-processing of the exact one. That is 6e-5 in ε for 500,000 coordinates if all of them
-        err the same way. Sums over n records: see `moments_bound`. Beyond 9 standard deviations (a
-        mass of 3e-19) it is less exact.
+        err the same way. Beyond 9 standard deviations (a mass of 3e-19) it is less exact.
+        Exact sums are whole numbers of 2^−bits. Their noise is rounded to whole numbers by itself,
+        which is post-processing of the exact mechanism, and added modulo 2^64 without any rounding.
     """
 
     bound: Bound
@@ -52,8 +53,9 @@ class LocalNoise:
     holders: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse noise that is none."""
+        """Refuse noise that is none, or more than whole numbers of 64 bits hold."""
         expect_noise(self.noise_std, self.holders)
+        self.bound.expect_room(self.own_std)
 
     @property
     def own_std(self) -> float:
@@ -63,7 +65,7 @@ class LocalNoise:
     @property
     def grid(self) -> float:
         """Released values are multiples of this power of two, about 1/256 of the noise's std."""
-        return grid_of(float(self.bound.spread(self.own_std).min()))
+        return 1 / self.bound.scale if self.bound.exact else grid_of(self.own_std)
 
     @property
     def width(self) -> int:
@@ -95,7 +97,9 @@ class LocalNoise:
             [n, D] of `dtype`, multiples of `grid`; float32 is rounded to what float16 holds where
             the noise is small enough for it. Rounding after the noise is post-processing.
         """
-        return _noisy(self.bound.real(values), self.own_std, noise, self.bound)
+        if self.bound.exact:
+            return _noisy_units(self.bound.units(values), self.own_std, noise, self.bound)
+        return _noisy(self.bound.project(values), self.own_std, noise)
 
 
 @dataclass(frozen=True)
@@ -115,7 +119,7 @@ class CentralNoise:
         costs 13.2 instead of 10); whoever divides the sum divides by a public number. The holder
         books that, under the trust which its own policy states.
         Rounding: raw float32 vectors are within `calibrate.RAW_ROUNDING`; the noisy sum is on a
-        public grid, see `LocalNoise`.
+        public grid, see `LocalNoise`. Exact sums are int64 throughout.
     """
 
     bound: Bound
@@ -123,8 +127,9 @@ class CentralNoise:
     holders: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse noise that is none."""
+        """Refuse noise that is none, or more than whole numbers of 64 bits hold."""
         expect_noise(self.noise_std, self.holders)
+        self.bound.expect_room(self.sum_std)
 
     @property
     def sum_std(self) -> float:
@@ -139,7 +144,7 @@ class CentralNoise:
     @property
     def dtype(self) -> torch.dtype:
         """Of raw values."""
-        return torch.float64 if self.bound.exact else torch.float32
+        return torch.int64 if self.bound.exact else torch.float32
 
     def release(self, rows: int, *, positional_ids: bool) -> Release:
         """What `rows` vectors give away about a holder, once the server has added its noise."""
@@ -152,29 +157,40 @@ class CentralNoise:
 
     def raw(self, values: Tensor) -> Tensor:
         """A holder's vectors [n, D], bounded once more; of `dtype`, NOT private."""
-        return self.bound.real(values).to(self.dtype)
+        whole = self.bound.units if self.bound.exact else self.bound.project
+        return whole(values).to(self.dtype)
 
     def noisy_sum(self, raw: Sequence[Tensor], noise: NoiseSource) -> Tensor:
-        """The private sum of raw vectors, one [n, D] per holder that answered; of `dtype`.
+        """The private sum of raw vectors, one [n, D] per holder that answered.
 
-        Vectors are bounded again: no holder may answer louder than another.
+        Vectors are bounded again: no holder may answer louder than another. Exact sums cannot be,
+        so they are added modulo 2^64, where nobody's vector can round away anybody else's.
+
+        Returns:
+            float32, of exact sums float64.
 
         Raises:
             ConfigError: nobody answered, or more holders than planned for.
         """
         if not 1 <= len(raw) <= self.holders:
             raise ConfigError(f"Expected 1 to {self.holders} raw answers, got {len(raw)}.")
+        if self.bound.exact:
+            total = torch.stack([self.bound.units(values) for values in raw]).sum(0)
+            return _noisy_units(total, self.sum_std, noise, self.bound)
         total = torch.stack([self.bound.project(values) for values in raw]).sum(0)
-        return _noisy(total, self.sum_std, noise, self.bound)
+        return _noisy(total, self.sum_std, noise)
 
 
-def _noisy(values: Tensor, std: float, noise: NoiseSource, bound: Bound) -> Tensor:
-    spread = bound.spread(std)
-    drawn = noise.gaussian(values.shape, 1.0) * spread
-    noisy = on_grid(values + drawn, float(spread.min()))
-    if bound.exact:
-        return noisy
+def _noisy(values: Tensor, std: float, noise: NoiseSource) -> Tensor:
+    """Bounded vectors and their noise, float32."""
+    noisy = on_grid(values + noise.gaussian(values.shape, std), std)
     # Decided by the public std, so that it tells nothing; the clamp is post-processing.
     if _HALF_STDS * std < _LARGEST_HALF:
         noisy = noisy.clamp(-_LARGEST_HALF, _LARGEST_HALF).half()
     return noisy.float()
+
+
+def _noisy_units(units: Tensor, std: float, noise: NoiseSource, bound: Bound) -> Tensor:
+    """Exact sums and their noise, both in whole units, as real numbers, float64."""
+    drawn = noise.gaussian(units.shape, 1.0) * bound.spread(std) * bound.scale
+    return (units + drawn.round().to(torch.int64)).double() / bound.scale

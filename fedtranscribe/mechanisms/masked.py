@@ -18,7 +18,7 @@ from torch import Tensor
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.mechanisms.bits import BitSource
 from fedtranscribe.mechanisms.bounded import Bound, expect_noise
-from fedtranscribe.mechanisms.discrete_gaussian import discrete_gaussian
+from fedtranscribe.mechanisms.discrete_gaussian import LARGEST_VARIANCE, discrete_gaussian
 from fedtranscribe.privacy.calibrate import ROUNDING
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
@@ -138,6 +138,11 @@ class MaskedShare:
             raise ConfigError(
                 f"Expected tolerated={self.tolerated} between 0 and {self.holders - 1}, "
                 f"for {self.holders} holders."
+            )
+        if self.own_variance > LARGEST_VARIANCE:
+            raise ConfigError(
+                f"Expected noise_std={self.noise_std} that whole numbers can carry; ask for a "
+                "larger epsilon."
             )
 
     dtype = torch.int64

@@ -92,11 +92,8 @@ def moments_bound(width: int, classes: int | None) -> Bound:
         Of a symmetric matrix the upper triangle is sent, in which an entry beside the diagonal
         stands for two: it counts twice in every squared distance, which is then that of the
         matrices (Frobenius), and has noise of 1/√2 the std (`Bound.counts`).
-        Rounding to a public grid after the noise (`LocalNoise`): entries of a sum over n records
-        reach n, and their absolute values add up to k n at most, so that all edges of the grid
-        together shift ε by about k n 2⁻⁵² / grid: below 1e-4 for k = 501, n = 10⁶, τ = 0.8.
-        Whole numbers of 2⁻³⁶ above 2⁵³, of n > 131,072 records, are rounded to a float64 before
-        that: no more than an edge moves. Masked sums are whole numbers throughout.
+        Beyond 2²⁷ records sums wrap around modulo 2⁶⁴, which costs accuracy only: noise is added
+        modulo 2⁶⁴ as well.
     """
     moves = {adjacency: _sensitivity(adjacency, classes is not None) for adjacency in Adjacency}
     length = vector_length(width, classes)

@@ -144,7 +144,8 @@ def delta_of(events: Sequence[Event], epsilon: float) -> float:
         return 0.0
     if _only_in_zcdp(merged):
         dominated = gaussian_delta(_total_mu(merged), epsilon)
-        return min(1.0, renyi_delta(renyi_curve(merged), epsilon), dominated)
+        by_curve = renyi_delta(renyi_curve(merged), epsilon)
+        return min(dominated, by_curve, _delta_beside(merged, epsilon))
     mu, others = _split(merged)
     if not others:
         bounds = [gaussian_delta(mu, epsilon)]
@@ -160,9 +161,7 @@ def delta_of(events: Sequence[Event], epsilon: float) -> float:
         bounds = [float(_composed(mu, others, rough).get_delta_for_epsilon(epsilon))]
     if any(isinstance(event, ExponentialVotes) for event in merged):
         bounds.append(renyi_delta(renyi_curve(merged), epsilon))
-        rest, left = _without_labels(merged), epsilon - _pure(merged)
-        bounds.append(delta_of(rest, left) if left >= 0 else 1.0)
-    return min(1.0, *bounds)
+    return min(*bounds, _delta_beside(merged, epsilon))
 
 
 def epsilon_rdp(events: Sequence[Event], delta: float) -> float:
@@ -263,7 +262,8 @@ def _quote(merged: tuple[Event, ...], delta: float) -> tuple[float, str]:
         # Without a gain from sampling anywhere the first is the conversion of the sum of all ρ;
         # a plan that is mostly Gaussian has less under the Gaussian that dominates all of it.
         dominated = gaussian_epsilon(_total_mu(merged), delta)
-        return min((renyi_epsilon(renyi_curve(merged), delta), ZCDP), (dominated, DOMINATED))
+        by_curve = renyi_epsilon(renyi_curve(merged), delta)
+        return min((by_curve, ZCDP), (dominated, DOMINATED), *_labels_beside(merged, delta))
     mu, others = _split(merged)
     candidates: list[tuple[float, str]] = []
     if not others:
@@ -281,16 +281,25 @@ def _quote(merged: tuple[Event, ...], delta: float) -> tuple[float, str]:
     if any(isinstance(event, ExponentialVotes) for event in merged):
         by = RENYI if any(isinstance(event, _SAMPLED) for event in merged) else ZCDP
         candidates.append((renyi_epsilon(renyi_curve(merged), delta), by))
-        candidates.append(_labels_beside(merged, delta))
-    return min(candidates)
+    return min([*candidates, *_labels_beside(merged, delta)])
 
 
-def _labels_beside(merged: tuple[Event, ...], delta: float) -> tuple[float, str]:
-    """Labels at their pure ε, which takes nothing of δ, and the rest at all of δ."""
+def _labels_beside(merged: tuple[Event, ...], delta: float) -> list[tuple[float, str]]:
+    """Labels at their pure ε, which takes nothing of δ, and the rest at all of δ; if any."""
     rest = _without_labels(merged)
-    if not rest:
-        return _pure(merged), PURE
-    return _pure(merged) + _quote(rest, delta)[0], PURE_BESIDE
+    if len(rest) == len(merged):
+        return []
+    beside, accountant = _quote(rest, delta) if rest else (0.0, PURE)
+    return [(_pure(merged) + beside, PURE_BESIDE if rest else accountant)]
+
+
+def _delta_beside(merged: tuple[Event, ...], epsilon: float) -> float:
+    """δ of the rest, at what the pure ε of labels leaves; 1 without labels, or if they leave none.
+
+    The inverse of `_labels_beside`.
+    """
+    rest, left = _without_labels(merged), epsilon - _pure(merged)
+    return delta_of(rest, left) if len(rest) < len(merged) and left >= 0 else 1.0
 
 
 def _dominated_epsilon(mu: float, others: Sequence[Event], delta: float) -> float:

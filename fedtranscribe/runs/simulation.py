@@ -1,9 +1,9 @@
 """One machine plays server and all holders: the Flower apps under `simulations/` are this.
 
 Simulated holders are parts of one data set, by a public Dirichlet partition. Each trains its own
-teachers when it is first asked about them, keeps its own ledger beside them, and answers through
-the very node and protocol that a deployed holder uses. A Flower node may play several holders, so
-that any number of nodes will do.
+teachers on its first message, or when they are asked, where sums may leave them nothing. It keeps
+its own ledger beside them, and answers through the very node and protocol that a deployed holder
+uses. A Flower node may play several holders, so that any number of nodes will do.
 
 Guarantee:
     As `node.py`. But whoever runs a simulation holds all the data, and every run starts new
@@ -34,6 +34,7 @@ from fedtranscribe.mechanisms import BitSource, NoiseSource
 from fedtranscribe.models import pick_device
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import NoiseMode, Unit
+from fedtranscribe.rounds.roster import against_start
 from fedtranscribe.runs.picking import training_mode
 from fedtranscribe.runs.preparation import make_manifest
 from fedtranscribe.runs.single_node import TRAINERS
@@ -88,7 +89,7 @@ def open_holder(
     noise: NoiseSource | None = None,
     bits: BitSource | None = None,
 ) -> Node:
-    """Open a holder's node; its teachers are trained when they are first asked, if ever.
+    """Open a holder's node, with its teachers trained unless they may never be asked.
 
     Args:
         settings: of the simulation.
@@ -129,6 +130,8 @@ def open_holder(
     )
     manifest = make_manifest(described, part, settings.shards, mode)
     teachers = TrainedWhenAsked(part, manifest, folder / "teachers", device)
+    if against_start(settings) or settings.teachers_share:
+        teachers.train()
     sums = by_kind([Moments(part, device, folder)])
     return Node(
         holder_name(number),
@@ -175,6 +178,10 @@ class TrainedWhenAsked:
 
     def logits(self, images: Tensor) -> Iterator[Tensor]:
         """Logits of every shard in turn."""
+        return self.train().logits(images)
+
+    def train(self) -> Ensemble:
+        """The networks, trained if they are not there yet."""
         if self._trained is None:
             train_teachers(
                 self._part,
@@ -184,7 +191,7 @@ class TrainedWhenAsked:
                 progress=lambda done, total: None,
             )
             self._trained = Ensemble(self._folder, self._device)
-        return self._trained.logits(images)
+        return self._trained
 
 
 def _masking(settings: FederationSettings, number: int, folder: Path) -> Masking:

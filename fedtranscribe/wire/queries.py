@@ -44,7 +44,7 @@ _OWN = "of-"
 # What an array of each type may travel as.
 _KINDS = {
     torch.uint8: "u",
-    torch.int64: "u",
+    torch.int64: "ui",
     torch.float32: "f",
     torch.float64: "f",
 }
@@ -239,7 +239,7 @@ def read_answer(content: Message, query: Query) -> Answer | RawAnswer:
         shape = query.rows, query.width
         if form is not None and form.shape != shape:
             raise ValueError(f"values have shape {form.shape}, expected {shape}")
-        values = _read_array(content, _VALUES, query.ANSWER)
+        values = _read_array(content, _VALUES, query.RAW if told == _RAW else query.ANSWER)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ProtocolError(f"The answer to {query.id} makes no sense ({error}).") from None
     if query_id != query.id:

@@ -1,6 +1,7 @@
 """A federation of tiny holders that lives in this process."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,27 @@ def settings(tiny_data: Path) -> FederationSettings:
             public_share=0.5,
         ),
     )
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a run asks, and what the same faults do to it whatever that is."""
+
+    settings: FederationSettings
+    rounds: int
+    rows: int
+    names: str
+
+    def query_id(self, number: int) -> str:
+        return f"run-fixed/{self.names.format(number)}"
+
+
+@pytest.fixture(params=["votes", "sums"])
+def either(request: pytest.FixtureRequest, settings: FederationSettings) -> Case:
+    """Votes of teachers, or sums over records."""
+    if request.param == "votes":
+        return Case(settings, 3, 30, "{:06d}")
+    return Case(settings.model_copy(update={"student": None}), 2, 2, "moments-{}")
 
 
 @pytest.fixture

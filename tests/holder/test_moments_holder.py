@@ -167,6 +167,15 @@ def test_what_does_not_fit_is_refused_before_it_is_booked(ledger: Ledger):
     assert ledger.releases("run") == []
 
 
+def test_classes_are_held_against_the_records_before_anything_is_made_of_them():
+    asked = Moments(records(), torch.device("cpu"))
+    shapes = {name: tuple(array.shape) for name, array in query().arrays.items()}
+    assert asked.expect(shapes, {"classes": CLASSES}) == 1
+    for classes in (2, 10**8, 10**18, -1, "3", None):
+        with pytest.raises(ConfigError, match="classes"):
+            asked.expect(shapes, {"classes": classes})
+
+
 def test_a_summand_is_whole_numbers_with_this_holders_share_of_the_noise(tmp_path: Path):
     ample = Budget(1e13, 1e-5, Unit.RECORD, Adjacency.ZERO_OUT)
     plan = NoisePlan(NoiseMode.SECAGG, 1e-6, 3, 0, 1)

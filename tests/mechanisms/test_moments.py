@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.mechanisms import (
+    CentralNoise,
+    LocalNoise,
     MaskedShare,
     MomentSums,
     SeededBits,
@@ -235,13 +237,38 @@ def test_noise_is_isotropic_among_symmetric_matrices():
     assert float((second * slanted).sum((1, 2)).std()) == pytest.approx(3, rel=0.03)
 
 
-def test_answers_lie_on_a_public_grid_and_keep_every_bit():
-    sums = torch.tensor([[10**18 // 3, 7, 10**18]])
-    told = noisy_moments(1.0, 2, None).privatise(sums, SeededNoise(0))
-    assert told.dtype == torch.float64
-    # The least noise is that beside the diagonal, 1/√2.
-    assert torch.equal(told * 1_024, (told * 1_024).round())
-    assert not torch.equal(told, told.float().double())
+def test_noise_is_added_in_whole_units_and_rounds_nothing():
+    mechanism = noisy_moments(1.0, 2, None)
+    sums = torch.tensor([[2**40 + 1, 7, -3]])
+    told = mechanism.privatise(sums, SeededNoise(0))
+    again = mechanism.privatise(torch.zeros_like(sums), SeededNoise(0))
+    assert told.dtype is torch.float64
+    assert mechanism.grid == UNIT
+    assert torch.equal((told - again) / UNIT, sums.double())
+
+
+def test_no_holder_can_round_away_another_ones_record():
+    # A server that adds floats would lose the second vector beside the first, and its noise too.
+    central = CentralNoise(moments_bound(1, None), 1.0, 2)
+    told = [
+        central.noisy_sum([torch.tensor([[loud]]), torch.tensor([[own]])], SeededNoise(0))
+        for loud, own in ((2**62, 5 << SUM_BITS), (2**62, 6 << SUM_BITS))
+    ]
+    assert float((told[1] - told[0])[0, 0]) == pytest.approx(1.0, abs=2.0**-20)
+    # Modulo 2⁶⁴, without an error.
+    huge = torch.tensor([[2**63 - 1]])
+    assert bool(torch.isfinite(central.noisy_sum([huge, huge], SeededNoise(0))).all())
+
+
+def test_noise_that_whole_numbers_cannot_carry_is_refused_before_anything_is_charged():
+    bound = moments_bound(2, None)
+    for make in (
+        lambda: LocalNoise(bound, 1e9),
+        lambda: CentralNoise(bound, 1e9),
+        lambda: MaskedShare(bound, 1e4, 3, 1),
+    ):
+        with pytest.raises(ConfigError, match="larger epsilon"):
+            make()
 
 
 @pytest.mark.parametrize("std", [0.0, -1.0, math.inf, math.nan])

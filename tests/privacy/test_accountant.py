@@ -28,6 +28,7 @@ from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedRespo
 from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.released_images import ReleasedImages
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
+from fedtranscribe.privacy.zcdp import ZeroConcentrated
 
 DELTA = 1e-5
 MNIST = 128 / 60_000
@@ -260,6 +261,10 @@ def test_labels_beside_noisy_rows_cost_no_more_than_their_pure_epsilon() -> None
     assert (value, accountant) == (pytest.approx(alone + 2), PURE_BESIDE)
     assert delta_of(plan, value) == pytest.approx(1e-3, rel=1e-3)
     assert value < epsilon_rdp(plan, 1e-3)
+    # Whatever else there is beside them: more events never cost less.
+    more = [*plan, ZeroConcentrated(1e-12)]
+    assert value <= epsilon(more, 1e-3) < value * 1.1
+    assert delta_of(more, epsilon(more, 1e-3)) == pytest.approx(1e-3, rel=1e-2)
 
 
 def test_votes_beside_noisy_rows() -> None:

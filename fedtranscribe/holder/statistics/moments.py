@@ -58,6 +58,8 @@ class Moments:
         _, k = shapes["map"]
         if shapes != {"centre": (raw,), "map": (raw, k)} or not 1 <= k < MOST_FEATURES:
             raise ConfigError(f"Expected a centre [{raw}] and a map [{raw}, k], got {shapes}.")
+        if terms.get("classes") not in (0, self._images.classes):
+            raise ConfigError(f"Expected sums by {self._images.classes} classes.")
         return 1
 
     def check(self, query: MomentsQuery) -> None:
