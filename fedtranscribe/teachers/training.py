@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
-from joblib import Parallel, delayed
+from joblib import Parallel, delayed, parallel_config
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -34,6 +34,7 @@ _HEAD_STEPS = 200
 # For fewer, a process takes longer to start than it saves.
 _SHARDS_PER_WORKER = 8
 _MOST_WORKERS = 8
+_IDLE_SECONDS = 5
 # Keeps the seeds of shards apart for any thinkable shard count.
 _SEED_STRIDE = 1_000_003
 
@@ -77,7 +78,9 @@ def train_teachers(
     parallel = backbone is None and is_small(manifest.architecture) and device.type == "cpu"
     most = min(workers, _MOST_WORKERS, len(missing) // _SHARDS_PER_WORKER) if parallel else 1
     # Private records go to the workers through pipes: `max_nbytes` would write them to a file.
-    train = Parallel(max(1, most), return_as="generator_unordered", max_nbytes=None)
+    # Workers whose parent was killed end by themselves once they have waited for so long.
+    with parallel_config("loky", idle_worker_timeout=_IDLE_SECONDS):
+        train = Parallel(max(1, most), return_as="generator_unordered", max_nbytes=None)
     jobs = (
         delayed(_train_and_save)(
             *_part(images, assignment == shard), shard, manifest, folder, backbone, device

@@ -46,6 +46,7 @@ def settings(tiny_data: Path) -> FederationSettings:
             latent_dim=8,
             generator_width=4,
             pretrain_steps=2,
+            moments_steps=2,
             public_share=0.5,
         ),
     )

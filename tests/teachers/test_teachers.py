@@ -1,8 +1,11 @@
 import json
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
@@ -17,9 +20,11 @@ from fedtranscribe.teachers.training import shard_file
 CPU = torch.device("cpu")
 
 
-def manifest_for(images: ImageSet, shards: int, arch: str = "cnn-small", mode: str = "full"):
+def manifest_for(
+    images: ImageSet, shards: int, arch: str = "cnn-small", mode: str = "full", steps: int = 40
+) -> Manifest:
     settings = TranscribeSettings(
-        data=images.name, teacher=arch, teachers=TeacherSettings(steps=40, batch=4, copies=2)
+        data=images.name, teacher=arch, teachers=TeacherSettings(steps=steps, batch=4, copies=2)
     )
     return make_manifest(settings, images, shards, mode)
 
@@ -219,3 +224,35 @@ def test_a_manifest_is_held_against_the_weights_beside_it(tmp_path, wrong):
     (folder / "manifest.json").write_text(json.dumps(facts | wrong))
     with pytest.raises(ModelError):
         Ensemble(folder, torch.device("cpu"))
+
+
+KILLED = """
+import sys, torch
+from pathlib import Path
+from fedtranscribe.data import load
+from fedtranscribe.teachers import train_teachers
+from tests.teachers.test_teachers import manifest_for
+
+if __name__ == "__main__":
+    images = load(sys.argv[1]).train
+    manifest = manifest_for(images, 16, steps=2_000)
+    train_teachers(
+        images, manifest, Path(sys.argv[2]), device=torch.device("cpu"), workers=2,
+        progress=lambda done, total: print(done, flush=True),
+    )
+"""
+
+
+@pytest.mark.slow
+def test_processes_end_soon_after_the_one_that_started_them_was_killed(
+    tiny_data: Path, tmp_path: Path
+):
+    command = [sys.executable, "-c", KILLED, str(tiny_data), str(tmp_path / "teachers")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        assert [running.stdout.readline().strip() for _ in range(2)] == ["0", "1"]
+        workers = psutil.Process(running.pid).children(recursive=True)
+        running.kill()
+    assert len(workers) >= 2
+    _, alive = psutil.wait_procs(workers, timeout=120)
+    assert alive == []
