@@ -156,18 +156,21 @@ class MomentsMethod:
         """Nothing: the last answer has set the student."""
 
     def finish_generator(self, show: Show, kept: Kept) -> None:
-        """Train the generator on public images, then against the finished student: free."""
-        query, answer = self._learned[-1]
-        sums, images, settings = moments_of(query, answer), self._public, self._settings
+        """Train the generator on public images, then against the finished student: free.
+
+        A run that was stopped before the last answer has no such student.
+        """
+        images, settings = self._public, self._settings
 
         def on_public() -> Course:
             assert images is not None
             return GeneratorPretraining(self.generator, images, settings.pretrain_steps, self.rng)
 
         def on_moments() -> Course:
+            sums = moments_of(*self._learned[-1])
             return MomentsMatching(self.generator, self.student, sums, settings, self.rng)
 
-        courses = [on_moments] if images is None else [on_public, on_moments]
+        courses = [*([] if images is None else [on_public]), *([on_moments] * self.finished)]
         run_courses(courses, self.generator, self.rng, show, kept)
 
     def state(self) -> dict[str, Any]:

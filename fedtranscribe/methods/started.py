@@ -136,7 +136,7 @@ class Started:
 
     def finish_generator(self, show: Show, kept: Kept) -> None:
         """What it lacks if nothing was asked of teachers: a run may stop before."""
-        if not self._has_generator and self._moments.finished:
+        if not self._has_generator:
             self._moments.finish_generator(show, kept)
 
     @property
