@@ -44,10 +44,12 @@ _OWN = "of-"
 # What an array of each type may travel as.
 _KINDS = {
     torch.uint8: "u",
-    torch.int64: "ui",
+    torch.int64: "u",
     torch.float32: "f",
     torch.float64: "f",
 }
+# Sums may be negative, index sets may not.
+_SIGNED = {torch.int64: "ui"}
 _NARROWER = {
     "i": (np.uint8, np.uint16, np.uint32),
     "f": (np.float16, np.float32),
@@ -128,7 +130,7 @@ def read_query(content: Message, expect: Expect) -> Envelope:
         arrays = QUERIES[kind].ARRAYS
         forms = {name: form for name in arrays if (form := form_of(content, name)) is not None}
         for name, form in forms.items():
-            _expect_type(name, form.dtype, arrays[name])
+            _expect_type(name, form.dtype, arrays[name], _KINDS[arrays[name]])
         expect(kind, {name: form.shape for name, form in forms.items()}, own)
         query = query_from(
             kind.value,
@@ -239,7 +241,8 @@ def read_answer(content: Message, query: Query) -> Answer | RawAnswer:
         shape = query.rows, query.width
         if form is not None and form.shape != shape:
             raise ValueError(f"values have shape {form.shape}, expected {shape}")
-        values = _read_array(content, _VALUES, query.RAW if told == _RAW else query.ANSWER)
+        dtype = query.RAW if told == _RAW else query.ANSWER
+        values = _read_array(content, _VALUES, dtype, _SIGNED.get(dtype, _KINDS[dtype]))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ProtocolError(f"The answer to {query.id} makes no sense ({error}).") from None
     if query_id != query.id:
@@ -269,27 +272,36 @@ def narrow(values: Tensor) -> np.ndarray:
     return array
 
 
-def _read_array(content: Message, name: str, dtype: torch.dtype) -> Tensor:
+def _read_array(
+    content: Message, name: str, dtype: torch.dtype, kinds: str | None = None
+) -> Tensor:
     """The inverse of `narrow`.
+
+    Args:
+        content: of the message.
+        name: of the array.
+        dtype: of the result.
+        kinds: of numpy dtypes that it may have travelled as; those of a query if not given.
 
     Raises:
         KeyError, ValueError: there is none, or of a type that does not fit.
     """
+    kinds = kinds or _KINDS[dtype]
     if (form := form_of(content, name)) is not None:
-        _expect_type(name, form.dtype, dtype)
-    array = array_of(content, name, _KINDS[dtype])
+        _expect_type(name, form.dtype, dtype, kinds)
+    array = array_of(content, name, kinds)
     # torch knows few unsigned types, and no foreign byte order.
     wanted = np.int64 if dtype is torch.int64 else array.dtype.newbyteorder("=")
     return torch.from_numpy(array.astype(wanted)).to(dtype)
 
 
-def _expect_type(name: str, found: np.dtype, dtype: torch.dtype) -> None:
+def _expect_type(name: str, found: np.dtype, dtype: torch.dtype, kinds: str) -> None:
     """Refuse numbers that `narrow` makes of no array of that type.
 
     Raises:
         ValueError: names the array.
     """
-    if found.kind not in _KINDS[dtype] or found.itemsize > dtype.itemsize:
+    if found.kind not in kinds or found.itemsize > dtype.itemsize:
         raise ValueError(f"{name!r} holds {found}")
 
 

@@ -184,7 +184,7 @@ def test_a_good_query_is_answered_and_replayed(answer):
         (query(**{"query-id": ""}), RefusalCode.MALFORMED),
         (query(**{"of-k": 3}), RefusalCode.MALFORMED),
         (query(**{"of-k": ["three"]}), RefusalCode.MALFORMED),
-        (query(kind="moments"), RefusalCode.POLICY),
+        (query(kind="moments"), RefusalCode.MALFORMED),
         (query(kind="gradient"), RefusalCode.MALFORMED),
     ],
 )
