@@ -157,7 +157,7 @@ def masked_round(
     plan: Plan, transport: Clocked, settings: FederationSettings, folder: Path
 ) -> Callable[[ImageQuery], object]:
     sums = MaskedSum(plan, transport, settings, "run", folder, NobodyComplains())
-    return partial(sums.settle, noise=plan.noise, present=list(plan.roster))
+    return partial(sums.settle, part=plan.parts[0], present=list(plan.roster))
 
 
 def query(name: str, rows: int) -> ImageQuery:
