@@ -211,7 +211,7 @@ class MaskedShare:
         return whole + self._noise(len(whole), bits)
 
     def _noise(self, rows: int, bits: BitSource) -> Tensor:
-        """int64 [rows, D], or what broadcasts to it."""
+        """This holder's share of it, int64 [rows, D]."""
         counts = self.bound.counts
         if counts is None:
             drawn = discrete_gaussian(rows * self.width, self.own_variance, bits)

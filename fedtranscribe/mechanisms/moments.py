@@ -1,8 +1,8 @@
 """Moments of private features: sums over records, as one vector that noise can be added to.
 
 Sums are exact. Rows are truncated to a lattice before anything is multiplied, and weights are whole
-numbers, so that every product is a whole number of `UNIT`s, and a sum of them is the same in any
-order and over any split among holders.
+numbers, so that every product is a whole number of 2⁻³⁶, and a sum of them is the same in any order
+and over any split among holders.
 """
 
 import math

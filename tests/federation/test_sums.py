@@ -70,7 +70,9 @@ def test_every_split_gives_the_same_sum_bit_for_bit(sums, split):
         assert torch.equal(torch.stack(told).sum(0), whole)
 
 
-def test_a_masked_sum_is_that_of_the_survivors_with_the_planned_noise(sums, split, open_nodes):
+def test_masked_shares_are_of_exact_sums_and_count_on_all_but_the_tolerated(
+    sums, split, open_nodes
+):
     settings = sums.model_copy(update={"noise": "secagg"})
     nodes, query = open_nodes(settings), query_for(sums, split)
     plan = NoisePlan(NoiseMode.SECAGG, 0.5, 3, 1, 0)
