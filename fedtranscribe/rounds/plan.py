@@ -144,11 +144,6 @@ class Plan:
         return None if last.kind is Kind.MOMENTS else last
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """Everything that is asked for, in this order."""
-        return tuple(dict.fromkeys(part.kind for part in self.parts))
-
-    @property
     def rows(self) -> int:
         """How many in all."""
         return sum(part.rows for part in self.parts)
