@@ -15,6 +15,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from joblib import Parallel, delayed, parallel_config
+from joblib.externals.loky import get_reusable_executor
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
@@ -34,7 +35,7 @@ _HEAD_STEPS = 200
 # For fewer, a process takes longer to start than it saves.
 _SHARDS_PER_WORKER = 8
 _MOST_WORKERS = 8
-_IDLE_SECONDS = 5
+_IDLE_SECONDS = 30
 # Keeps the seeds of shards apart for any thinkable shard count.
 _SEED_STRIDE = 1_000_003
 
@@ -89,9 +90,14 @@ def train_teachers(
     )
     done = manifest.shards - len(missing)
     progress(done, manifest.shards)
-    for _ in train(jobs):
-        done += 1
-        progress(done, manifest.shards)
+    try:
+        for _ in train(jobs):
+            done += 1
+            progress(done, manifest.shards)
+    finally:
+        # joblib keeps its workers for the next call, which would meet them as they time out.
+        if most > 1:
+            get_reusable_executor(kill_workers=True).shutdown()
     manifest.model_copy(update={"complete": True}).save(folder)
 
 

@@ -108,7 +108,15 @@ def test_interrupted_training_goes_on_and_gives_the_same_teachers(
     assert train(images, manifest, tmp_path / "b") == [], "complete: nothing to do"
 
 
-def test_several_processes_train_the_same_teachers(
+def workers_left() -> list[psutil.Process]:
+    return [
+        child
+        for child in psutil.Process().children(recursive=True)
+        if any("popen_loky" in word for word in child.cmdline())
+    ]
+
+
+def test_several_processes_train_the_same_teachers_and_end(
     images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("fedtranscribe.teachers.training._SHARDS_PER_WORKER", 1)
@@ -122,6 +130,7 @@ def test_several_processes_train_the_same_teachers(
     folder = tmp_path / "together"
     train_teachers(images, manifest, folder, device=CPU, progress=show, workers=2)
     assert seen == [(done, 4) for done in range(5)]
+    assert workers_left() == []
     for one, other in zip(states(tmp_path / "alone", 4), states(folder, 4), strict=True):
         assert one is not None
         assert other is not None
@@ -147,6 +156,7 @@ def test_what_a_process_cannot_write_is_told_as_if_there_were_none(
             progress=put_a_file_in_its_place,
             workers=2,
         )
+    assert workers_left() == []
 
 
 def test_a_folder_of_other_teachers_is_refused(images: ImageSet, tmp_path: Path):
