@@ -11,6 +11,7 @@ products of rows has a sensitivity that is known: see `mechanisms.moments`.
 """
 
 import math
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -31,6 +32,8 @@ _WIDTH = 500
 BIAS = 0.3
 """The constant entry of a row, which stands for the bias, before the row is scaled to norm one."""
 _TINY = 1e-12
+# Images whose maps stay in a processor's cache; a sixth faster than 200 at a time.
+_TOGETHER = 40
 
 
 class Scattering(nn.Module):
@@ -55,6 +58,9 @@ class Scattering(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """float [n, ch, s, s] -> float [n, d]."""
+        return torch.cat([self._coefficients(part) for part in images.split(_TOGETHER)])
+
+    def _coefficients(self, images: Tensor) -> Tensor:
         fine = _modulus(images, self.fine, 1)
         coarse = _modulus(images, self.coarse, 2)
         second = _modulus(fine, self.coarse, 2)
@@ -110,6 +116,7 @@ def unit_rows_of(coefficients: Tensor, centre: Tensor, mapping: Tensor) -> Tenso
     return torch.cat([unit, constant], dim=1) / math.sqrt(1 + BIAS**2)
 
 
+@lru_cache
 def coefficient_count(channels: int, size: int) -> int:
     """d, how many scattering coefficients an image has."""
     # The shape alone: no pixel is computed, however large the images.

@@ -1,6 +1,6 @@
 """A federation of tiny holders that lives in this process."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,8 @@ from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.mechanisms import SeededBits, SeededNoise
+from fedtranscribe.methods.dpsd import DPSD
+from fedtranscribe.methods.moments import MomentsMethod
 from fedtranscribe.runs.simulation import open_holder, partitions
 
 HOLDERS = 3
@@ -54,23 +56,32 @@ def settings(tiny_data: Path) -> FederationSettings:
 
 @dataclass(frozen=True)
 class Case:
-    """What a run asks, and what the same faults do to it whatever that is."""
+    """What a run asks; the same faults do the same to it, whatever that is.
+
+    `mechanism` is what ledgers call its answers under masks.
+    """
 
     settings: FederationSettings
     rounds: int
     rows: int
     names: str
+    method: type[Any]
+    mechanism: str
 
     def query_id(self, number: int) -> str:
         return f"run-fixed/{self.names.format(number)}"
 
 
 @pytest.fixture(params=["votes", "sums"])
-def either(request: pytest.FixtureRequest, settings: FederationSettings) -> Case:
-    """Votes of teachers, or sums over records."""
+def either(request: pytest.FixtureRequest, settings: FederationSettings) -> Iterator[Case]:
+    """Votes of teachers, or sums over records; these are short ones."""
     if request.param == "votes":
-        return Case(settings, 3, 30, "{:06d}")
-    return Case(settings.model_copy(update={"student": None}), 2, 2, "moments-{}")
+        yield Case(settings, 3, 30, "{:06d}", DPSD, "secagg-mean-votes")
+        return
+    chosen = settings.model_copy(update={"student": None})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedtranscribe.models.scattering._WIDTH", 20)
+        yield Case(chosen, 2, 2, "moments-{}", MomentsMethod, "secagg-moments")
 
 
 @pytest.fixture

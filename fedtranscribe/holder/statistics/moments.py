@@ -24,6 +24,7 @@ from fedtranscribe.models.scattering import Scattering, coefficient_count, unit_
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.query import MOST_FEATURES, Kind, MomentsQuery, Scalar
 
+# A multiple of what scattering takes together: wherever a record stands, it is rounded alike.
 _BATCH = 200
 _MOST_SCRATCH = 4 * 2**30
 """Bytes that coefficients may take on disk: those of 260,000 grey images of 28 pixels."""
