@@ -13,6 +13,8 @@ from torch.optim.lr_scheduler import LinearLR
 from fedtranscribe.models import Classifier, Generator, fixed_randomness
 
 _BATCH = 128
+# For a generator: twice as many cost twice as much, for a loss 0.5 % lower.
+_GENERATOR_BATCH = 64
 _LR = 2e-3
 # Weight of the KL term: below one, samples are sharper and z still looks Gaussian enough to draw.
 _KL_WEIGHT = 0.5
@@ -66,12 +68,12 @@ class GeneratorPretraining:
 
     def step(self) -> float:
         """One step; its reconstruction loss in nats per image."""
-        picked = torch.randint(0, len(self._images), (_BATCH,), generator=self._rng)
+        picked = torch.randint(0, len(self._images), (_GENERATOR_BATCH,), generator=self._rng)
         real = self._images[picked].to(self._device).float() / 255
         mean, log_variance = self._encoder(real)
         noise = torch.randn(mean.shape, generator=self._rng).to(self._device)
         decoded = self._generator.train()(mean + (log_variance / 2).exp() * noise)
-        reconstruction = F.binary_cross_entropy(decoded, real, reduction="sum") / _BATCH
+        reconstruction = F.binary_cross_entropy(decoded, real, reduction="sum") / _GENERATOR_BATCH
         kl = 0.5 * (mean.square() + log_variance.exp() - 1 - log_variance).sum(1).mean()
         self._optimiser.zero_grad(set_to_none=True)
         (reconstruction + _KL_WEIGHT * kl).backward()

@@ -30,7 +30,7 @@ POLICY = """
 epsilon = {epsilon}
 delta = 1e-5
 noise = "{noise}"
-kinds = ["vote"]
+kinds = {kinds}
 rows_per_message = {rows_per_message}
 
 [holder]
@@ -41,6 +41,7 @@ socket = "run/h.sock"
 log = "log/holder.jsonl"
 device = "cpu"
 """
+RECORDS = "book/records.npz"
 MASKED = """
 key = "book/key"
 roster = "book/roster"
@@ -60,6 +61,7 @@ class Deployment:
         self.home = home
         self.port = free_port()
         self.parts: dict[str, subprocess.Popen[bytes]] = {}
+        self.holders: list[Path] = []
         # A Unix socket's path may have 107 bytes, and pytest's folders are long.
         self._short = Path(tempfile.mkdtemp(prefix="fd-"))
         self.environment = {
@@ -132,8 +134,10 @@ class Deployment:
         signed = builder.sign(key, hashes.SHA384())  # type: ignore[arg-type]
         (tls / "server.crt").write_bytes(signed.public_bytes(serialization.Encoding.PEM))
 
-    def make_holder(self, name: str, teachers: Path, **limits: Any) -> Path:
-        """A holder's folder with teachers, policy and a node key."""
+    def make_holder(
+        self, name: str, teachers: Path, records: Path | None = None, **limits: Any
+    ) -> Path:
+        """A holder's folder with teachers, policy, a node key and perhaps records."""
         from fedtranscribe.deploy.keys import make_node_key
 
         home = self._short / name
@@ -141,6 +145,9 @@ class Deployment:
         (home / "run").mkdir()
         shutil.copytree(teachers, home / "teachers")
         (home / "teachers").chmod(0o700)
+        if records is not None:
+            shutil.copy(records, home / RECORDS)
+            (home / RECORDS).chmod(0o600)
         self.write_policy(home, **limits)
         make_node_key(home / "node")
         return home
@@ -148,15 +155,20 @@ class Deployment:
     def write_policy(self, home: Path, **limits: Any) -> None:
         facts = {"epsilon": 1e4, "noise": "central", "rows_per_message": 1000} | limits
         more = facts.pop("more", "")
-        (home / "policy.toml").write_text(more + POLICY.format(name=home.name, **facts))
+        there = (home / RECORDS).exists()
+        kinds = '["vote", "moments"]' if there else '["vote"]'
+        policy = more + POLICY.format(name=home.name, kinds=kinds, **facts)
+        (home / "policy.toml").write_text(policy + f'records = "{RECORDS}"\n' * there)
 
-    def make_roster(self, holders: list[Path]) -> None:
+    def make_roster(self, holders: list[Path], colluders: int = 1) -> None:
         """Keys for masked sums, every public half with every holder."""
         from fedtranscribe.deploy.keys import make_node_key
 
         for holder in holders:
             make_node_key(holder / "book" / "key")
-            self.write_policy(holder, noise="secagg", more="dropouts = 1\ncolluders = 1\n")
+            self.write_policy(
+                holder, noise="secagg", more=f"dropouts = 1\ncolluders = {colluders}\n"
+            )
             with (holder / "policy.toml").open("a") as policy:
                 policy.write(MASKED)
         for holder in holders:
