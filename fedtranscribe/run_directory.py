@@ -133,6 +133,10 @@ class RunDirectory:
         """Whether the result has been written."""
         return (self.path / METRICS).exists()
 
+    def lacks_generator(self, *, wanted: bool) -> bool:
+        """Whether a run that wants a generator has none yet."""
+        return wanted and not (self.path / GENERATOR).exists()
+
     # ---------------------------------------------------------------- checkpoint
 
     def save_checkpoint(self, state: dict[str, Any], query: Query, curve: list[Any]) -> None:

@@ -56,7 +56,10 @@ def serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
     _refuse_tested_images(settings, test)
     starting = RunDirectory.resume if settings.resume else RunDirectory.create
     run = starting(out, settings)
-    if run.finished:
+    unfinished = settings.method == "feddpsd" and run.lacks_generator(
+        wanted=settings.with_generator
+    )
+    if run.finished and not unfinished:
         log.info("this run was complete already; nothing was spent")
         return
     nodes = _wait_for_nodes(grid, settings)

@@ -81,7 +81,10 @@ def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
     _refuse_private_images(settings, NamedData.of(settings.data, split))
     starting = RunDirectory.resume if settings.resume else RunDirectory.create
     run = starting(out, settings)
-    if run.finished:
+    unfinished = settings.method == "feddpsd" and run.lacks_generator(
+        wanted=settings.with_generator
+    )
+    if run.finished and not unfinished:
         log.info("this run was complete already; nothing was spent")
         return
     addresses = _addresses(grid, settings.holders)

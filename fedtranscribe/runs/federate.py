@@ -30,11 +30,13 @@ from fedtranscribe.rounds.roster import against_start, enrol, starts
 from fedtranscribe.rounds.server import Outcome
 from fedtranscribe.rounds.transport import Transport
 from fedtranscribe.run_directory import RunDirectory
-from fedtranscribe.runs.learning import HeldOut, expect_generator, finish_generator, learn
+from fedtranscribe.runs.learning import HeldOut, Learned, expect_generator, finish_generator, learn
 from fedtranscribe.runs.student_side import public_images
 from fedtranscribe.tracking import Report, ignore
 
 log = logging.getLogger(__name__)
+
+ROSTER = "roster.json"
 
 
 def federate(
@@ -53,7 +55,8 @@ def federate(
     Args:
         settings: of the run.
         transport: reaches the holders.
-        run: its folder; an interrupted run goes on from its checkpoint.
+        run: its folder; an interrupted run goes on from its checkpoint, and a finished one gets the
+            generator that it lacks.
         expected: how many holders there should be.
         test: what the student is tested on, or None.
         ensemble: accuracies of the holders' teachers, where a simulation may know them.
@@ -69,8 +72,11 @@ def federate(
     """
     mode, kind = NoiseMode(settings.noise), KINDS[settings.privacy]
     against_start(settings)
-    # A resumed run needs the transport to know its holders as well.
-    roster = _roster(run, enrol(transport.capabilities(), settings, kind, expected))
+    if run.finished:
+        roster = _stored_roster(run)  # only its generator is missing, and nobody is asked
+    else:
+        # A resumed run needs the transport to know its holders as well.
+        roster = _roster(run, enrol(transport.capabilities(), settings, kind, expected))
     start, why_not = starts(settings, roster)
     plan = make_plan(Asked(settings, kind, mode, settings.dropouts, start=start), roster)
     expect_generator(settings, plan)
@@ -97,11 +103,28 @@ def federate(
         report=report,
         noise=noise,
     )
+    if run.finished:
+        result = Result.read(run.path)
+    else:
+        private = transport.private and (noise is None or noise.private)
+        result = _result(settings, run, plan, learned, test, transport.payload, private)
+        result.write(run.path)
     if settings.with_generator:
         finish_generator(learned.method, run, progress)
+    return result
+
+
+def _result(
+    settings: FederationSettings,
+    run: RunDirectory,
+    plan: Plan,
+    learned: Learned,
+    test: HeldOut | None,
+    payload: int,
+    private: bool,
+) -> Result:
     outcome, curve = learned.outcome, learned.outcome.curve
-    private = transport.private and (noise is None or noise.private)
-    result = Result(
+    return Result(
         method=settings.method,
         run=run.run_id,
         rows=outcome.rows,
@@ -113,7 +136,7 @@ def federate(
             signal=plan.forecast.signal,
             noise=plan.noise.mode.value,
         ),
-        federation=_federation(plan, outcome, transport.payload),
+        federation=_federation(plan, outcome, payload),
         data=settings.data,
         class_names=None if test is None else test.images.class_names,
         public_data=settings.public_data,
@@ -121,22 +144,17 @@ def federate(
         curve=AccuracyCurve(rows=tuple(curve[0]), accuracy=tuple(curve[1])),
         settings=json.loads(settings.model_dump_json(exclude_none=True)),
     )
-    result.write(run.path)
-    return result
 
 
 def _roster(run: RunDirectory, enrolled: dict[str, Capabilities]) -> dict[str, Capabilities]:
     """The run's roster: fixed by its first start, because the noise was planned for it."""
-    path = run.path / "roster.json"
+    path = run.path / ROSTER
     if not path.exists():
         told = {name: asdict(facts) for name, facts in enrolled.items()}
-        expect_allowed("roster.json", told)
+        expect_allowed(ROSTER, told)
         write_atomically(path, json.dumps(told, indent=2).encode())
         return enrolled
-    try:
-        roster = {name: _capabilities(facts) for name, facts in read_json(path).items()}
-    except (OSError, AttributeError, KeyError, TypeError, ValueError):
-        raise StorageError(f"{path} is damaged; start a new run with another out.") from None
+    roster = _stored_roster(run)
     for name, facts in roster.items():
         if name in enrolled and _sensitive(enrolled[name]) != _sensitive(facts):
             # With other shards the same noise would cost another ε than was planned and printed.
@@ -145,6 +163,14 @@ def _roster(run: RunDirectory, enrolled: dict[str, Capabilities]) -> dict[str, C
                 "put its teachers back, or start a new run."
             )
     return roster
+
+
+def _stored_roster(run: RunDirectory) -> dict[str, Capabilities]:
+    path = run.path / ROSTER
+    try:
+        return {name: _capabilities(facts) for name, facts in read_json(path).items()}
+    except (OSError, AttributeError, KeyError, TypeError, ValueError):
+        raise StorageError(f"{path} is damaged; start a new run with another out.") from None
 
 
 def _sensitive(facts: Capabilities) -> tuple[Any, ...]:

@@ -34,7 +34,7 @@ from fedtranscribe.result_parts import (
     PublishedFigure,
     StatedGuarantee,
 )
-from fedtranscribe.run_directory import GENERATOR, STUDENT, RunDirectory, check_writable
+from fedtranscribe.run_directory import STUDENT, RunDirectory, check_writable
 from fedtranscribe.runs.learning import HeldOut, Learned, finish_generator, learn
 from fedtranscribe.runs.own_holder import OwnHolder
 from fedtranscribe.runs.preparation import OWN, Prepared, make_manifest
@@ -78,7 +78,7 @@ def transcribe(
     check_writable(out)
     starting = RunDirectory.resume if resume else RunDirectory.create
     run = starting(out, prepared.settings)
-    if run.finished and not _lacks_generator(run, prepared):
+    if run.finished and not run.lacks_generator(wanted=prepared.settings.with_generator):
         say("this run was complete already; nothing was spent")
         return with_private_scores(run.path, Result.read(run.path))
     _say_cost(prepared, say)
@@ -90,10 +90,6 @@ def transcribe(
         raise
     with ledger:
         return _run(prepared, run, ledger, progress, say)
-
-
-def _lacks_generator(run: RunDirectory, prepared: Prepared) -> bool:
-    return prepared.settings.with_generator and not (run.path / GENERATOR).exists()
 
 
 # ---------------------------------------------------------------- running

@@ -4,6 +4,7 @@ The top level is the policy, default deny; the table `[holder]` says where thing
 paths are relative to the file.
 """
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -19,6 +20,7 @@ from fedtranscribe.holder.trainings import OpenLedger, Trainings
 from fedtranscribe.names import expect_name
 from fedtranscribe.privacy.ledger_place import LedgerPlace
 from fedtranscribe.privacy.units import NoiseMode
+from fedtranscribe.query import Kind
 from fedtranscribe.secagg.key_files import Identity
 from fedtranscribe.service.link import HEALTH_SUFFIX
 from fedtranscribe.teachers import Manifest
@@ -190,6 +192,14 @@ class HolderFile(HolderPolicy):
             return None
         train = self.records(manifest)
         return Trainings(lambda: train, place.ledger, open_ledger, self.trained, place.device)
+
+    @property
+    def summed(self) -> Path | None:
+        """The records that sums are given over, where policy and file system allow that."""
+        records = self.holder.records
+        if records is None or Kind.MOMENTS not in self.policy.answered:
+            return None
+        return records if os.access(records, os.R_OK) else None
 
     def records(self, manifest: Manifest) -> ImageSet:
         """The holder's private records.

@@ -15,6 +15,7 @@ from fedtranscribe.models import pick_device
 from fedtranscribe.privacy.chain import Kind
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.query import Kind as QueryKind
 from fedtranscribe.service.holder_file import HolderFile
 from fedtranscribe.teachers import Ensemble, Manifest
 
@@ -45,7 +46,7 @@ def examine(path: Path) -> list[Finding]:
     limits = (
         f"ε ≤ {policy.epsilon:g} at δ = {policy.delta:g} per {policy.unit}, noise {policy.noise}"
     )
-    findings = [Finding("policy", True, limits)]
+    findings = [Finding("policy", True, limits), Finding("answers", True, _answers(file))]
     teachers, finding = _settled("teachers", lambda: _teachers(file))
     findings.append(finding)
     if teachers is not None:
@@ -111,6 +112,14 @@ def _settled(name: str, do: Callable[[], T]) -> tuple[T | None, Finding]:
     except FedtranscribeError as error:
         return None, Finding(name, False, str(error))
     return found, Finding(name, True, found if isinstance(found, str) else "")
+
+
+def _answers(file: HolderFile) -> str:
+    kinds = file.policy.answered
+    given = [kind for kind in kinds if kind != QueryKind.MOMENTS or file.summed is not None]
+    words = ", ".join(given) or "none"
+    missing = "; no moments: [holder] records names none that can be read here"
+    return words if len(given) == len(kinds) else words + missing
 
 
 def _teachers(file: HolderFile) -> Ensemble:

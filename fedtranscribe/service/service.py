@@ -169,11 +169,9 @@ def open_node(file: HolderFile) -> tuple[Node, KeptLedger]:
 
 def _sums(file: HolderFile, manifest: Manifest) -> Mapping[Kind, Statistic[Any]]:
     """Sums over the records, where the policy allows them and the records can be read."""
-    records = file.holder.records
-    if Kind.MOMENTS not in file.policy.answered or records is None:
-        return {}
-    if not os.access(records, os.R_OK):
-        log.warning("No sums over the records are given: %s cannot be read here.", records)
+    if file.summed is None:
+        if Kind.MOMENTS in file.policy.answered and file.holder.records is not None:
+            log.warning("No sums are given: %s cannot be read here.", file.holder.records)
         return {}
     scratch = file.holder.ledger.with_name("scratch")
     device = pick_device(file.holder.device)

@@ -381,6 +381,20 @@ def test_data_that_the_service_may_not_see_are_told(policy_file, file, monkeypat
     assert "is not to be seen from here" in found.words
 
 
+def test_what_is_answered_is_said_and_why_there_are_no_sums(policy_file, tiny_data):
+    def answers() -> str:
+        (found,) = (finding for finding in examine(policy_file) if finding.name == "answers")
+        return found.words
+
+    assert answers() == "vote"
+    policy_file.write_text(policy_file.read_text().replace('["vote"]', '["vote", "moments"]'))
+    missing = "vote; no moments: [holder] records names none that can be read here"
+    assert answers() == missing
+    with policy_file.open("a") as policy:
+        policy.write(f'records = "{tiny_data}"\n')
+    assert answers() == "vote, moments"
+
+
 def test_nobody_there_is_said(tmp_path):
     with pytest.raises(StorageError, match="holder serve"):
         call(tmp_path / "none.sock", wire.ANSWER, b"", 1, wait=0)

@@ -15,6 +15,7 @@ from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.query import Kind, MomentsQuery
+from fedtranscribe.run_directory import GENERATOR, STUDENT, RunDirectory
 from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.runs.simulation import partitions
 from tests.federation.runs import go, ledger_file, start
@@ -98,6 +99,30 @@ def test_the_student_is_that_of_the_pooled_records_whatever_the_skew(
         students[name] = (tmp_path / name / "student.safetensors").read_bytes()
     # The noise is the server's own, from one seed, and calibrated to the sum: the same bytes.
     assert len(set(students.values())) == 1
+
+
+def test_a_generator_left_out_can_be_made_later_and_nobody_is_asked(
+    sums, split, open_nodes, tmp_path
+):
+    short = sums.model_copy(update={"with_generator": False})
+    nodes = open_nodes(short)
+    go(short, InProcess(nodes), start(tmp_path / "run", short), split)
+    made = {name: (tmp_path / "run" / name).read_bytes() for name in (STUDENT, "metrics.json")}
+    assert not (tmp_path / "run" / GENERATOR).exists()
+
+    class Gone(InProcess):
+        def exchange(self, *_):
+            raise AssertionError("nobody is to be asked")
+
+        capabilities = exchange
+
+    again = short.model_copy(update={"with_generator": True, "resume": True})
+    run = RunDirectory.resume(tmp_path / "run", again)
+    assert run.lacks_generator(wanted=True)
+    go(again, Gone(nodes), run, split)
+    assert (tmp_path / "run" / GENERATOR).exists()
+    assert not run.lacks_generator(wanted=True)
+    assert all((tmp_path / "run" / name).read_bytes() == was for name, was in made.items())
 
 
 @pytest.mark.parametrize("noise", MODES)
