@@ -56,13 +56,12 @@ def serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
     _refuse_tested_images(settings, test)
     starting = RunDirectory.resume if settings.resume else RunDirectory.create
     run = starting(out, settings)
-    unfinished = settings.method == "feddpsd" and run.lacks_generator(
-        wanted=settings.with_generator
-    )
-    if run.finished and not unfinished:
+    wanted = settings.with_generator and settings.method == "feddpsd"
+    if run.finished and not run.lacks_generator(wanted=wanted):
         log.info("this run was complete already; nothing was spent")
         return
-    nodes = _wait_for_nodes(grid, settings)
+    # Nobody is asked for the generator that a finished run lacks.
+    nodes = [] if run.finished else _wait_for_nodes(grid, settings)
     transport = OverFlower(
         grid, [(node, 0) for node in nodes], settings.timeout, settings.first_timeout
     )

@@ -2,7 +2,7 @@
 
 progress.jsonl   one JSON object a line, as the run goes on
 error.json       a user's mistake: what to say, and the exit code
-metrics.json     the result, last of all
+metrics.json     the result; only a generator may come after it
 superlink.log    what Flower and Ray said, kept by the command
 """
 

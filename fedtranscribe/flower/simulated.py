@@ -81,10 +81,8 @@ def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
     _refuse_private_images(settings, NamedData.of(settings.data, split))
     starting = RunDirectory.resume if settings.resume else RunDirectory.create
     run = starting(out, settings)
-    unfinished = settings.method == "feddpsd" and run.lacks_generator(
-        wanted=settings.with_generator
-    )
-    if run.finished and not unfinished:
+    wanted = settings.with_generator and settings.method == "feddpsd"
+    if run.finished and not run.lacks_generator(wanted=wanted):
         log.info("this run was complete already; nothing was spent")
         return
     addresses = _addresses(grid, settings.holders)
