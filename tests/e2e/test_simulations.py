@@ -80,6 +80,17 @@ def test_dirichlet_mnist_runs_and_says_what_it_cost(tmp_path):
     assert (tmp_path / "run" / "student.safetensors").exists()
 
 
+def test_sums_start_a_run_where_nobody_names_a_student(tmp_path):
+    chosen = ("student=", "noise=secagg", "rows=0", "with-generator=false")
+    done = simulate("dirichlet_mnist", tmp_path / "run", *chosen)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert (result["start"], result["rows"]) == ("moments", 2)
+    assert result["trust"].startswith("no server")
+    assert 9.9 < result["epsilon"] <= 10.0
+    assert result["accuracy"]["student"] > 0.85
+
+
 def test_a_baseline_runs_as_well(tmp_path):
     chosen = ("method=fedavg", "baseline.rounds=1", "baseline.local-steps=2")
     done = simulate("dirichlet_cifar10", tmp_path / "run", *chosen)

@@ -18,7 +18,7 @@ from fedtranscribe.models.scattering import row_width
 from fedtranscribe.privacy.ledger import Ledger
 from tests.e2e.deployment import BIN, RECORDS, Deployment
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 COUNTS = {"clinic": 200, "hospital": 400, "institute": 800}
 VICTIM = "hospital"
