@@ -20,6 +20,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +34,14 @@ from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.errors import HopelessPlanError
 from fedtranscribe.flower.baselines import load_mean, train_locally
 from fedtranscribe.holder.node import Node
+from fedtranscribe.holder.statistics import Moments
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.ensemble_distillation import dense, distil
 from fedtranscribe.models import Classifier, build, load_network
 from fedtranscribe.models.inference import accuracy
 from fedtranscribe.rounds.planning import KINDS
-from fedtranscribe.run_directory import STUDENT, RunDirectory
+from fedtranscribe.run_directory import STUDENT as STUDENT_FILE
+from fedtranscribe.run_directory import RunDirectory
 from fedtranscribe.runs.federate import federate
 from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.runs.learning import HeldOut
@@ -56,6 +59,7 @@ PAPER = {
 }
 COLUMNS = {"mnist": 0, "fashion-mnist": 1, "cifar10-jpeg": 2}
 
+STUDENT = "cnn-wide"
 _SHARDS = 50
 _DPSD = DpsdSettings(rows=6_000, round_rows=500, student_steps=100, finish_steps=600)
 _CLEAN = _DPSD.model_copy(
@@ -136,10 +140,12 @@ def _measure(
     method: str, seed: int, options: argparse.Namespace, start: dict[str, Any]
 ) -> dict[str, Any]:
     began = time.time()
-    split = load(options.data, options.data_root)
+    split = _load(options.data, options.data_root)
     unseen = split.test.subset(torch.arange(len(split.test))[UNSEEN])
     settings = FederationSettings(
         data=options.data,
+        student=STUDENT,
+        start="none",
         alpha=0.5,
         seed=seed,
         noise="central",
@@ -155,8 +161,9 @@ def _measure(
         chosen = settings.model_copy(update=PRIVATE[method])
         measured = _private(chosen, split, unseen, work, method)
     elif method in SHARES:
-        share = {"teachers_share": SHARES[method], "student": None, "with_generator": False}
-        started = settings.model_copy(update={**share, **start})
+        share = {"teachers_share": SHARES[method], "with_generator": SHARES[method] > 0}
+        sums = {"start": "moments", "student": None}
+        started = settings.model_copy(update={**sums, **share, **start})
         measured = _from_sums(started, split, unseen, work)
     elif method == "no-noise":
         measured = _no_noise(settings, split, unseen, work)
@@ -166,6 +173,10 @@ def _measure(
     return {**measured, "seconds": round(time.time() - began), "date": date}
 
 
+# Pictures take a while to be read.
+_load = lru_cache(maxsize=1)(load)
+
+
 def _nodes(settings: FederationSettings, split: DataSplit, folder: Path) -> list[Node]:
     """The holders; teachers are kept, ledgers are new ones for every run."""
     nodes = []
@@ -173,8 +184,24 @@ def _nodes(settings: FederationSettings, split: DataSplit, folder: Path) -> list
         home = folder / holder_name(number)
         for old in home.glob("ledger.sqlite*"):
             old.unlink()
-        nodes.append(open_holder(settings, part, number, home))
+        moments = None
+        if settings.start == "moments":
+            moments = _moments(home, part)
+        nodes.append(open_holder(settings, part, number, home, moments=moments))
     return nodes
+
+
+_kept: dict[Path, Moments] = {}
+"""By the holder's folder: lines of one partition differ in noise alone."""
+
+
+def _moments(home: Path, part: ImageSet) -> Moments:
+    """A holder's features, computed for the first line that asks for them."""
+    if home not in _kept:
+        for old in [path for path in _kept if path.parent != home.parent]:
+            del _kept[old]  # they take gigabytes of disk
+        _kept[home] = Moments(part, torch.device("cpu"), home)
+    return _kept[home]
 
 
 def _ensembles(settings: FederationSettings, folder: Path) -> list[Ensemble]:
@@ -227,8 +254,6 @@ def _from_sums(
 ) -> dict[str, Any]:
     """Sums over the records first; teachers, of the same partition, with their share."""
     teachers = settings.teachers_share
-    if teachers:
-        settings = settings.model_copy(update={"with_generator": True})
     run = work / f"run-sums-{settings.alpha}-{settings.epsilon}-{settings.noise}-{teachers}"
     shutil.rmtree(run, ignore_errors=True)
     nodes = _nodes(settings, split, work / f"shards-{settings.alpha}")
@@ -239,7 +264,7 @@ def _from_sums(
         expected=settings.holders,
         test=HeldOut(unseen, public=True),
     ).to_json()
-    student = load_network(run / STUDENT)
+    student = load_network(run / STUDENT_FILE)
     assert isinstance(student, Classifier)
     return {
         "student": told["accuracy"]["student"],

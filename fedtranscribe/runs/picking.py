@@ -6,12 +6,12 @@ here may look at an image, a label, or a teacher's accuracy.
 
 from typing import Literal
 
-from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.models import is_small
 from fedtranscribe.models.scattering import NAME as SCATTER
 from fedtranscribe.models.scattering import row_width
+from fedtranscribe.privacy.units import Unit
 from fedtranscribe.query import Kind
 from fedtranscribe.rounds.plan import Plan
 from fedtranscribe.rounds.planning import KINDS
@@ -117,23 +117,37 @@ def _against_moments(settings: TranscribeSettings) -> str:
     return next((f"{name} {value}" for name, value in typed.items() if value is not None), "")
 
 
+def could_start(settings: TranscribeSettings) -> bool:
+    """Whether --start moments is open to a run that asks teachers alone."""
+    return (
+        settings.start == "none"
+        and settings.generator is None
+        and settings.calibrate_by == "sound"
+        and settings.privacy != "label"
+        and settings.unit == Unit.RECORD
+    )
+
+
 def picked_words(
-    settings: TranscribeSettings, plan: Plan, facts: Capabilities, mode: TrainingMode | None
+    settings: TranscribeSettings, plan: Plan, mode: TrainingMode | None, started: Plan | None
 ) -> tuple[str, ...]:
     """What was picked and what it trades, a line each.
 
     Args:
         settings: of the run.
         plan: of the run.
-        facts: of the records.
         mode: how teachers are trained; None where there are none.
+        started: the plan with --start moments; None where teachers alone are asked by necessity, or
+            the run starts so already.
     """
+    facts = plan.facts
     width = row_width(facts.channels, facts.size)
     sums = (
         f"two noisy sums over all {facts.records:,} records, of wavelet features and of their "
         "products; each meets the noise once"
     )
-    linear = f"the student is linear in {width} features"
+    linear_in = f"linear in {width} features"
+    linear = f"the student is {linear_in}"
     if plan.teachers is None and settings.source == "moments":
         return (
             f"no teachers: {sums}",
@@ -141,14 +155,16 @@ def picked_words(
         )
     if plan.teachers is None:
         return plan.words, sums, linear
-    start = (
-        (plan.words, f"first {sums}", linear)
-        if plan.starts
-        else (
-            "teachers alone are asked; --start moments would first ask for two noisy sums over "
-            "all records, and leave teachers what the forecast says",
+    if plan.starts:
+        start = plan.words, f"first {sums}", linear
+    elif started is None:
+        start = ("teachers alone are asked",)
+    else:
+        start = (
+            "teachers alone are asked; --start moments would begin with two noisy sums over all "
+            f"{facts.records:,} records at the same ε, for a student {linear_in}: "
+            f"{started.words}. {started.forecast.words}",
         )
-    )
     return (
         *start,
         f"{facts.shards} teachers on disjoint shards of about "

@@ -31,6 +31,7 @@ from fedtranscribe.runs.learning import expect_generator
 from fedtranscribe.runs.picking import (
     TEACHER,
     TrainingMode,
+    could_start,
     default_shards,
     kind_of,
     picked_words,
@@ -48,7 +49,20 @@ OWN = "own"
 
 @dataclass
 class Prepared:
-    """A transcription whose public part is settled and has been found sound; nothing is spent."""
+    """A transcription whose public part is settled and has been found sound; nothing is spent.
+
+    Attributes:
+        settings: of the run, with everything picked that nobody named.
+        device: where networks run.
+        split: the records, private.
+        public: images that the student starts from, or None.
+        teacher_folder: of given teachers; None where they are trained, or not asked.
+        plan: of the run.
+        mode: how teachers are trained; None where there are none.
+        generator: that was given, whose samples all rows are.
+        started: the plan that the same settings would have with sums over the records first; None
+            where there is no such choice.
+    """
 
     settings: TranscribeSettings
     device: torch.device
@@ -58,6 +72,7 @@ class Prepared:
     plan: Plan
     mode: TrainingMode | None = None
     generator: GivenGenerator | None = None
+    started: Plan | None = None
 
     @property
     def before(self) -> tuple[Release, ...]:
@@ -86,7 +101,7 @@ class Prepared:
     @property
     def words(self) -> tuple[str, ...]:
         """What was picked and what it trades, a line each."""
-        return picked_words(self.settings, self.plan, self.plan.facts, self.mode)
+        return picked_words(self.settings, self.plan, self.mode, self.started)
 
     @property
     def declared_public(self) -> bool:
@@ -134,6 +149,10 @@ def prepare(settings: TranscribeSettings, generator: GivenGenerator | None = Non
     asked = Asked(settings, kind, by_formula=settings.calibrate_by == "published", start=start)
     plan = make_plan(asked, {OWN: facts})
     expect_generator(settings, plan)
+    started = None
+    if kind is not Kind.MOMENTS and could_start(settings):
+        with_sums = _facts(train, shards, (kind, Kind.MOMENTS))
+        started = make_plan(replace(asked, start=True), {OWN: with_sums})
     if generator is None:
         public = public_images(settings, facts.channels, facts.size, private)
     else:
@@ -146,7 +165,7 @@ def prepare(settings: TranscribeSettings, generator: GivenGenerator | None = Non
         # They come from the private records' own distribution: nothing else teaches as much.
         whole = settings.dpsd.model_copy(update={"public_share": 1.0})
         settings = settings.model_copy(update={"dpsd": whole})
-    prepared = Prepared(settings, device, split, public, folder, plan, mode, generator)
+    prepared = Prepared(settings, device, split, public, folder, plan, mode, generator, started)
     return replace(prepared, plan=replace(plan, before=prepared.before))
 
 

@@ -88,6 +88,7 @@ def open_holder(
     policy: HolderPolicy | None = None,
     noise: NoiseSource | None = None,
     bits: BitSource | None = None,
+    moments: Moments | None = None,
 ) -> Node:
     """Open a holder's node, with its teachers trained unless they may never be asked.
 
@@ -99,6 +100,7 @@ def open_holder(
         policy: its limits; those of the run if not given.
         noise: OS entropy unless a test says otherwise.
         bits: likewise.
+        moments: of these records, from an earlier run that has computed their features.
     """
     policy = policy or policy_of(settings)
     ledger = folder / "ledger.sqlite"
@@ -132,7 +134,7 @@ def open_holder(
     teachers = TrainedWhenAsked(part, manifest, folder / "teachers", device)
     if against_start(settings) or settings.teachers_share:
         teachers.train()
-    sums = by_kind([Moments(part, device, folder)])
+    sums = by_kind([moments or Moments(part, device, folder)])
     return Node(
         holder_name(number),
         {**of_teachers(teachers), **sums},

@@ -107,3 +107,21 @@ def test_the_forecast_of_moments_knows_records_and_noise(records: int, target: f
 def test_moments_hide_no_holder():
     with pytest.raises(ConfigError, match="unit=record"):
         plan(source="moments", unit="holder")
+
+
+def test_a_run_of_teachers_says_in_figures_what_a_start_would_add():
+    alone = prepare(TranscribeSettings(data="digits", teacher="cnn", epsilon=1))
+    said = alone.words[0]
+    assert "--start moments would begin with two noisy sums over all 4,000 records" in said
+    assert "sums would be fine, teachers poor" in said
+    assert "400 records stands 2 times above the noise" in said
+
+
+@pytest.mark.parametrize(
+    "typed",
+    [{"privacy": "label"}, {"unit": "holder", "shards": 1}, {"calibrate_by": "published"}],
+    ids=str,
+)
+def test_no_start_is_offered_where_there_can_be_none(typed: dict):
+    settings = TranscribeSettings(data="digits", teacher="cnn", epsilon=10, **typed)
+    assert prepare(settings).words[0] == "teachers alone are asked"
