@@ -129,7 +129,8 @@ def test_images_are_pinned_unprivileged_and_asked_for_their_health(kind: Kind, n
     words = [line.split(None, 1) for line in text.splitlines() if line and line[0] not in "# "]
     base = [rest for word, rest in words if word == "FROM"]
     official = "supernode" if kind is Kind.CLIENT else "superlink"
-    assert base == [f"flwr/{official}:${{FLWR_VERSION}}-py3.13-ubuntu24.04"]
+    chosen = f"${{BASE:-flwr/{official}:${{FLWR_VERSION}}-py3.13-ubuntu24.04}}"
+    assert base == [f"{chosen} AS build", chosen], "what pip needs stays behind"
     user = [rest for word, rest in words if word == "USER"][-1]
     assert re.fullmatch(r"[1-9]\d+:[1-9]\d+", user)
     (entry,) = (rest for word, rest in words if word == "ENTRYPOINT")
