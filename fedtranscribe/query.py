@@ -7,6 +7,7 @@ have different types, so that no code takes the one for the other by accident.
 """
 
 import hashlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
@@ -16,11 +17,18 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.errors import ConfigError
+from fedtranscribe.mechanisms.blocks import triangle_length
 from fedtranscribe.mechanisms.moments import vector_length
 from fedtranscribe.names import expect_name
 
 MOST_FEATURES = 4_097
 """Second moments take the square of it in memory."""
+MOST_CUTS = 8
+"""Each doubles the blocks of a class."""
+MOST_NUMBERS = triangle_length(MOST_FEATURES)
+"""In an answer of sums."""
+CONSTANT = 0.3
+"""b, the last entry of a row for a mixture: small, so that it takes little of the row's norm."""
 
 Scalar = bool | int | float | str
 
@@ -32,6 +40,12 @@ class Kind(StrEnum):
     LABEL = "label"
     VOTE = "vote"
     MOMENTS = "moments"
+    MIXTURE = "mixture"
+
+    @property
+    def sums(self) -> bool:
+        """Whether it is a sum over records; teachers answer the others."""
+        return self in (Kind.MOMENTS, Kind.MIXTURE)
 
 
 @dataclass(frozen=True)
@@ -213,11 +227,77 @@ class MomentsQuery(Query):
         return vector_length(self.features, self.classes or None)
 
 
+@dataclass(frozen=True)
+class MixtureQuery(Query):
+    """Which second moments of their records' low frequencies a holder is asked for.
+
+    Of a record's frequencies minus `centre`, y, this makes ũ = (y map, b) / √(1 + b²) with the
+    mapped part clipped; its products are added up in the block that its label and `cuts` say. With
+    `rest` instead, what the map leaves of y, times `rest`, is clipped; its squares are added up.
+
+    Attributes:
+        centre: float32 [d], taken from every image's frequencies; see `models.frequencies`.
+        map: float32 [d, k]; with orthonormal columns where `rest` is asked.
+        cuts: float32 [classes, j, k + 1]: block 2^j·label + Σ 2^i [ũ · cuts[label, i] > 0]; one
+            block for everybody where classes = 0.
+        rest: 0 for products; otherwise what r is multiplied by.
+    """
+
+    centre: Tensor
+    map: Tensor
+    cuts: Tensor
+    rest: float
+
+    ARRAYS: ClassVar = {"centre": torch.float32, "map": torch.float32, "cuts": torch.float32}
+    ANSWER: ClassVar = torch.float64
+    RAW: ClassVar = torch.int64
+
+    def __post_init__(self) -> None:
+        """Check everything that is public; only the public query may ever be refused."""
+        super().__post_init__()
+        if self.centre.ndim != 1 or self.map.ndim != 2 or len(self.map) != len(self.centre):
+            raise ConfigError("Expected a centre [d] and a map [d, k].")
+        d, k = self.map.shape
+        if not 1 <= k <= min(d, MOST_FEATURES - 1):
+            raise ConfigError(f"Expected a map of 1 to {min(d, MOST_FEATURES - 1)} axes, got {k}.")
+        if self.cuts.ndim != 3 or (len(self.cuts) and self.cuts.shape[2] != k + 1):
+            raise ConfigError(f"Expected cuts [classes, j, {k + 1}].")
+        if self.cuts.shape[1] > (MOST_CUTS if self.classes else 0):
+            raise ConfigError(f"Expected at most {MOST_CUTS} cuts per class, none without classes.")
+        if self.width > MOST_NUMBERS:
+            raise ConfigError(f"Expected at most {MOST_NUMBERS} numbers, got {self.width}.")
+        if not all(bool(torch.isfinite(array).all()) for array in self.arrays.values()):
+            raise ConfigError("Expected a finite centre, map and cuts.")
+        if type(self.rest) is not float or not 0 <= self.rest < math.inf:
+            raise ConfigError(f"Expected rest={self.rest!r} as a finite number >= 0.")
+
+    @property
+    def classes(self) -> int:
+        """How many labels tell blocks apart; 0 where they do not."""
+        return len(self.cuts)
+
+    @property
+    def blocks(self) -> int:
+        """How many sums there are."""
+        return max(1, self.classes) * 2 ** self.cuts.shape[1]
+
+    @property
+    def features(self) -> int:
+        """Numbers in a row of products: k, and the constant."""
+        return self.map.shape[1] + 1
+
+    @property
+    def width(self) -> int:
+        """Numbers in an answer."""
+        return len(self.centre) if self.rest else self.blocks * triangle_length(self.features)
+
+
 QUERIES: Mapping[Kind, type[Query]] = {
     Kind.GRADIENT: ImageQuery,
     Kind.LABEL: ImageQuery,
     Kind.VOTE: ImageQuery,
     Kind.MOMENTS: MomentsQuery,
+    Kind.MIXTURE: MixtureQuery,
 }
 """The form that queries of each kind have."""
 

@@ -66,7 +66,7 @@ class HolderPolicy(Settings):
     @property
     def answered(self) -> tuple[Kind, ...]:
         """The kinds that the unit leaves: a sum over records hides no whole holder."""
-        return tuple(k for k in self.kinds if k != Kind.MOMENTS or self.unit == Unit.RECORD)
+        return tuple(k for k in self.kinds if not k.sums or self.unit == Unit.RECORD)
 
     @property
     def budget(self) -> Budget:

@@ -1,6 +1,11 @@
 """Tensors in, private tensors out; each mechanism knows its own sensitivity and cost."""
 
 from fedtranscribe.mechanisms.bits import BitSource, OsBits, SeededBits
+from fedtranscribe.mechanisms.blocks import (
+    block_products,
+    mixture_bound,
+    square_sums,
+)
 from fedtranscribe.mechanisms.bounded import Bound
 from fedtranscribe.mechanisms.gaussian import CentralNoise, LocalNoise
 from fedtranscribe.mechanisms.labels import (
@@ -44,6 +49,7 @@ __all__ = [
     "SeededBits",
     "SeededNoise",
     "TopKRandomizedResponse",
+    "block_products",
     "clip_rows",
     "gather_rows",
     "gaussian_mechanism",
@@ -51,9 +57,11 @@ __all__ = [
     "label_mechanism",
     "mean_rows",
     "mean_rows_bound",
+    "mixture_bound",
     "moment_sums",
     "moments_bound",
     "simplex_rows",
+    "square_sums",
     "unit_rows",
     "vote_counts",
 ]

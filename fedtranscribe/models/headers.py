@@ -32,11 +32,13 @@ _Side = Annotated[int, Field(ge=8, le=MOST_SIDE)]
 _Width = Annotated[int, Field(ge=1, le=1_000_000)]
 
 
-class _Header(BaseModel):
+class Header(BaseModel):
+    """Strict: every number has a type and a range."""
+
     model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
 
-class ClassifierHeader(_Header):
+class ClassifierHeader(Header):
     """Of `student.safetensors`."""
 
     kind: Literal["classifier"]
@@ -46,7 +48,7 @@ class ClassifierHeader(_Header):
     size: _Side
 
 
-class GeneratorHeader(_Header):
+class GeneratorHeader(Header):
     """Of `generator.safetensors`."""
 
     kind: Literal["generator"]
@@ -56,13 +58,13 @@ class GeneratorHeader(_Header):
     size: _Side
 
 
-class _Schedule(_Header):
+class _Schedule(Header):
     steps: int
     first: float
     last: float
 
 
-class _Sampling(_Header):
+class _Sampling(Header):
     steps: int
     eta: float
     guidance: float
@@ -70,7 +72,7 @@ class _Sampling(_Header):
     clip: bool
 
 
-class DenoiserHeader(_Header):
+class DenoiserHeader(Header):
     """Of `denoiser.safetensors`."""
 
     kind: Literal["denoiser"]

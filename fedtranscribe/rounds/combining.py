@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedtranscribe.mechanisms import CentralNoise, NoiseSource
 from fedtranscribe.privacy.units import NoiseMode
-from fedtranscribe.query import Answer, Kind, RawAnswer
+from fedtranscribe.query import Answer, RawAnswer
 from fedtranscribe.rounds.plan import Part, Plan
 
 _FAR_TAIL = 12.0
@@ -37,7 +37,7 @@ def combine(
         # No honest answer is louder than a row and the far tail of its noise.
         total = bounded(total, asked.combined_std(1))
     combined = total.sum(0) / shares
-    return combined if asked.kind is Kind.MOMENTS else combined.float()
+    return combined if asked.kind.sums else combined.float()
 
 
 def combine_masked(total: Tensor, part: Part, answers: int) -> Tensor:

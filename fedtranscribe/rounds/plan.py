@@ -19,6 +19,7 @@ from fedtranscribe.mechanisms import (
     gaussian_mechanism,
     label_mechanism,
     mean_rows_bound,
+    mixture_bound,
     moments_bound,
 )
 from fedtranscribe.mechanisms.masked import Grid
@@ -56,8 +57,9 @@ class Part:
         kind: what is asked for.
         rows: how many in all.
         noise: under which every query of this part goes out.
-        width: numbers in an answer's row; for moments, features with the constant.
-        classes: of the sums by class, for moments; None leaves them out.
+        width: numbers in an answer's row; for sums, features with the constant.
+        classes: of the sums by class, for moments; None leaves them out. For a mixture, blocks of
+            products; None asks for squares.
     """
 
     kind: Kind
@@ -76,6 +78,8 @@ class Part:
         """Of one holder's vectors; labels have none."""
         if self.kind is Kind.MOMENTS:
             return moments_bound(self.width, self.classes)
+        if self.kind is Kind.MIXTURE:
+            return mixture_bound(self.width, self.classes)
         return mean_rows_bound(holder.shards, RowAnswer(self.kind.value), self.width)
 
     def grid(self, holder: Capabilities) -> Grid:
@@ -141,7 +145,7 @@ class Plan:
     def teachers(self) -> Part | None:
         """What teachers are asked; None where they are not."""
         last = self.parts[-1]
-        return None if last.kind is Kind.MOMENTS else last
+        return None if last.kind.sums else last
 
     @property
     def rows(self) -> int:

@@ -28,7 +28,7 @@ from fedtranscribe.holder.masking import Masking
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.holder.round_store import RoundStore
-from fedtranscribe.holder.statistics import Moments, by_kind, of_teachers
+from fedtranscribe.holder.statistics import Moments, of_records, of_teachers
 from fedtranscribe.holder.trainings import Trainings
 from fedtranscribe.mechanisms import BitSource, NoiseSource
 from fedtranscribe.models import pick_device
@@ -134,7 +134,7 @@ def open_holder(
     teachers = TrainedWhenAsked(part, manifest, folder / "teachers", device)
     if against_start(settings) or settings.teachers_share:
         teachers.train()
-    sums = by_kind([moments or Moments(part, device, folder)])
+    sums = of_records(part, device, folder, moments)
     return Node(
         holder_name(number),
         {**of_teachers(teachers), **sums},

@@ -17,7 +17,7 @@ from fedtranscribe.data.ledgers import ledger_of
 from fedtranscribe.errors import FedtranscribeError
 from fedtranscribe.figures import figures_available
 from fedtranscribe.holder.answering import Holder
-from fedtranscribe.holder.statistics import Moments, Statistic, by_kind, of_teachers
+from fedtranscribe.holder.statistics import Statistic, of_records, of_teachers
 from fedtranscribe.privacy.accountant import guarantee, sound_table
 from fedtranscribe.privacy.budget import DEFAULT_LIMIT, Budget
 from fedtranscribe.privacy.ledger import Ledger
@@ -190,7 +190,7 @@ def _private_side(
 ) -> tuple[Mapping[Kind, Statistic[Any]], Callable[[], dict[str, float]]]:
     """What the holder computes answers from, and how good that is by itself."""
     test = prepared.split.test
-    sums = by_kind([Moments(prepared.split.train, prepared.device, run.private)])
+    sums = of_records(prepared.split.train, prepared.device, run.private)
     if prepared.plan.teachers is None:
         return sums, dict
     teachers = _teachers(prepared, run, progress)

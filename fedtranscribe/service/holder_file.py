@@ -20,7 +20,6 @@ from fedtranscribe.holder.trainings import OpenLedger, Trainings
 from fedtranscribe.names import expect_name
 from fedtranscribe.privacy.ledger_place import LedgerPlace
 from fedtranscribe.privacy.units import NoiseMode
-from fedtranscribe.query import Kind
 from fedtranscribe.secagg.key_files import Identity
 from fedtranscribe.service.link import HEALTH_SUFFIX
 from fedtranscribe.teachers import Manifest
@@ -194,10 +193,15 @@ class HolderFile(HolderPolicy):
         return Trainings(lambda: train, place.ledger, open_ledger, self.trained, place.device)
 
     @property
+    def sums_wanted(self) -> bool:
+        """Whether the policy allows any sum over the records."""
+        return any(kind.sums for kind in self.policy.answered)
+
+    @property
     def summed(self) -> Path | None:
         """The records that sums are given over, where policy and file system allow that."""
         records = self.holder.records
-        if records is None or Kind.MOMENTS not in self.policy.answered:
+        if records is None or not self.sums_wanted:
             return None
         return records if os.access(records, os.R_OK) else None
 

@@ -15,7 +15,6 @@ from fedtranscribe.models import pick_device
 from fedtranscribe.privacy.chain import Kind
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.query import Kind as QueryKind
 from fedtranscribe.service.holder_file import HolderFile
 from fedtranscribe.teachers import Ensemble, Manifest
 
@@ -116,9 +115,9 @@ def _settled(name: str, do: Callable[[], T]) -> tuple[T | None, Finding]:
 
 def _answers(file: HolderFile) -> str:
     kinds = file.policy.answered
-    given = [kind for kind in kinds if kind != QueryKind.MOMENTS or file.summed is not None]
+    given = [kind for kind in kinds if not kind.sums or file.summed is not None]
     words = ", ".join(given) or "none"
-    missing = "; no moments: [holder] records names none that can be read here"
+    missing = "; no sums: [holder] records names none that can be read here"
     return words if len(given) == len(kinds) else words + missing
 
 

@@ -31,7 +31,7 @@ from fedtranscribe.files import open_private, unwritable, who_may_open
 from fedtranscribe.holder.kept_ledger import KeptLedger
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.replies import reply_to
-from fedtranscribe.holder.statistics import Moments, Statistic, by_kind, of_teachers
+from fedtranscribe.holder.statistics import Statistic, of_records, of_teachers
 from fedtranscribe.models import pick_device
 from fedtranscribe.query import Kind
 from fedtranscribe.refusals import Refusal, RefusalCode
@@ -170,12 +170,12 @@ def open_node(file: HolderFile) -> tuple[Node, KeptLedger]:
 def _sums(file: HolderFile, manifest: Manifest) -> Mapping[Kind, Statistic[Any]]:
     """Sums over the records, where the policy allows them and the records can be read."""
     if file.summed is None:
-        if Kind.MOMENTS in file.policy.answered and file.holder.records is not None:
+        if file.sums_wanted and file.holder.records is not None:
             log.warning("No sums are given: %s cannot be read here.", file.holder.records)
         return {}
     scratch = file.holder.ledger.with_name("scratch")
     device = pick_device(file.holder.device)
-    return by_kind([Moments(file.records(manifest), device, scratch)])
+    return of_records(file.records(manifest), device, scratch)
 
 
 def _expect_closed(folder: Path) -> None:

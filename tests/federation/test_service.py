@@ -388,7 +388,7 @@ def test_what_is_answered_is_said_and_why_there_are_no_sums(policy_file, tiny_da
 
     assert answers() == "vote"
     policy_file.write_text(policy_file.read_text().replace('["vote"]', '["vote", "moments"]'))
-    missing = "vote; no moments: [holder] records names none that can be read here"
+    missing = "vote; no sums: [holder] records names none that can be read here"
     assert answers() == missing
     with policy_file.open("a") as policy:
         policy.write(f'records = "{tiny_data}"\n')

@@ -210,7 +210,9 @@ class Containers:
     def logs(self, container: str) -> str:
         return self._said(["podman", "logs", "--tail", "60", container], self.home, None)
 
-    def wait(self, until: Callable[[], bool], seconds: float, what: str, *logs: str) -> float:
+    def wait(
+        self, until: Callable[[], bool], seconds: float, what: str, *logs: str, pause: float = 1.0
+    ) -> float:
         """Seconds until something holds.
 
         Raises:
@@ -221,7 +223,7 @@ class Containers:
             if time.monotonic() - began > seconds:
                 tails = "\n".join(f"--- {name}\n{self.logs(name)}" for name in logs)
                 raise AssertionError(f"{what} did not come in {seconds} s:\n{tails}")
-            time.sleep(1)
+            time.sleep(pause)
         return time.monotonic() - began
 
     # ---------------------------------------------------------------- runs
@@ -234,12 +236,14 @@ class Containers:
             "noise": "secagg",
             "epsilon": 10.0,
             "device": "cpu",
-            "dpsd.pretrain-steps": 5,
-            "dpsd.moments-steps": 5,
+            "with-generator": False,
+            "force": True,
         } | settings
         words = " ".join(f"{key}={json.dumps(value)}" for key, value in facts.items())
         app = str(self.home / SERVER / "app")
-        return str(self.flwr("run", app, "fedtranscribe", "-c", words)["run-id"])
+        told = self.flwr("run", app, "fedtranscribe", "-c", words)
+        assert "run-id" in told, told
+        return str(told["run-id"])
 
     def state(self, run: str) -> str:
         return self.flwr("ls", "fedtranscribe", "--run-id", run)["runs"][0]["status"]
@@ -248,6 +252,10 @@ class Containers:
         """How the run ended."""
         logs = [f"{SERVER}_superlink_1", *(f"{n}_{s}_1" for n in NAMES for s in ("holder",))]
         self.wait(
-            lambda: self.state(run).startswith("finished"), seconds, f"the end of {run}", *logs
+            lambda: self.state(run).startswith("finished"),
+            seconds,
+            f"the end of {run}",
+            *logs,
+            pause=10,  # Flower's own command takes seconds of both cores
         )
         return self.state(run)

@@ -4,6 +4,7 @@ By hand, as root: `make test-images`. Half an hour, of which building is most.
 """
 
 import json
+import re
 import shutil
 import stat
 from collections.abc import Iterator
@@ -127,14 +128,22 @@ def test_masked_sums_end_in_a_release(place: Containers) -> None:
     run = place.run("sums")
     assert place.await_run(run, 900) == "finished:completed", place.logs(_LINK)
     result = json.loads((place.home / SERVER / "runs" / "sums" / "metrics.json").read_text())
-    assert (result["noise"], result["start"], result["epsilon"]) == ("secagg", "moments", 10.0)
+    assert (result["noise"], result["start"]) == ("secagg", "moments")
+    assert result["epsilon"] == pytest.approx(10.0)
     assert result["answered_rounds"] == dict.fromkeys(NAMES, 2)
     check_release(place, "sums")
 
 
 def test_votes_go_on_through_a_restart_of_every_container(place: Containers) -> None:
     settings = {"start": "none", "student": "cnn-small", "rows": 600, "dpsd.round-rows": 200}
-    few = {"dpsd.student-steps": 5, "dpsd.finish-steps": 20, "quorum": 2, "timeout": 300.0}
+    few = {
+        "with-generator": True,
+        "dpsd.pretrain-steps": 5,
+        "dpsd.student-steps": 5,
+        "dpsd.finish-steps": 20,
+        "quorum": 2,
+        "timeout": 300.0,
+    }
     run = place.run("votes", **settings, **few)
     folder = place.home / SERVER / "runs" / "votes"
     told = folder / "progress.jsonl"
@@ -159,9 +168,10 @@ def test_votes_go_on_through_a_restart_of_every_container(place: Containers) -> 
 def test_ledgers_are_proved_from_outside(place: Containers) -> None:
     for name in NAMES:
         said = place.fedtranscribe("holder", "ledger", "verify", f"{name}/ledger/ledger.sqlite")
-        assert "ok" in said or "whole" in said, said
-        status = place.fedtranscribe("holder", "status", "--policy", f"{name}/policy.toml")
-        assert "highest limit" in status
+        assert re.search(r"proved\s+│ True", said), said
+        # Only the container sees the service's socket.
+        asked = ("fedtranscribe", "holder", "status", "--policy", "/holder/policy.toml")
+        assert "highest limit" in place.podman("exec", service(name), *asked)
 
 
 @pytest.mark.parametrize("container", EVERYBODY)

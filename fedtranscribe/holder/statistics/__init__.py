@@ -1,10 +1,15 @@
 """What a holder can be asked for, a file per kind: see `Statistic`."""
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
+import torch
+
+from fedtranscribe.data import ImageSet
 from fedtranscribe.holder.statistics.gradients import MeanGradients
 from fedtranscribe.holder.statistics.labels import Labels
+from fedtranscribe.holder.statistics.mixture import Mixture
 from fedtranscribe.holder.statistics.moments import Moments
 from fedtranscribe.holder.statistics.statistic import Statistic
 from fedtranscribe.holder.statistics.votes import MeanVotes
@@ -15,9 +20,11 @@ __all__ = [
     "Labels",
     "MeanGradients",
     "MeanVotes",
+    "Mixture",
     "Moments",
     "Statistic",
     "by_kind",
+    "of_records",
     "of_teachers",
 ]
 
@@ -25,6 +32,20 @@ __all__ = [
 def of_teachers(teachers: Teachers) -> Mapping[Kind, Statistic[Any]]:
     """Everything that can be asked of an ensemble."""
     return by_kind([MeanVotes(teachers), MeanGradients(teachers), Labels(teachers)])
+
+
+def of_records(
+    images: ImageSet, device: torch.device, scratch: Path, moments: Moments | None = None
+) -> Mapping[Kind, Statistic[Any]]:
+    """Everything that can be summed over records.
+
+    Args:
+        images: the records.
+        device: where to compute features.
+        scratch: see `Moments`.
+        moments: of these records, whose features are there already.
+    """
+    return by_kind([moments or Moments(images, device, scratch), Mixture(images)])
 
 
 def by_kind(statistics: Iterable[Statistic[Any]]) -> Mapping[Kind, Statistic[Any]]:

@@ -1,0 +1,208 @@
+"""A generator that shows the data: a mixture of low-rank Gaussians, from noisy sums over records.
+
+    low frequencies ──holder──> Σ ũ ũᵀ + noise                         (axes, centre, radius)
+    on these axes ──holder──> Σ ũ ũᵀ ⊗ e_y + noise                     (a Gaussian per class)
+    cut along each class's own axes ──holder──> Σ ũ ũᵀ ⊗ e_c + noise   (its components; optional)
+    what the axes leave ──holder──> Σ r² + noise                       (texture)
+
+Everything between two questions, and after the last, is post-processing. A record adds to one
+block only, so that second moments of every class or component meet the noise that a single sum of
+all records would meet. Eigenvalues are shrunk by what noise alone makes of them (semicircle law).
+
+Guarantee:
+    None of its own: functions of private answers.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from fedtranscribe.mechanisms.blocks import block_matrices
+from fedtranscribe.methods.method import Combined
+from fedtranscribe.models.frequencies import frequency_count, lowest
+from fedtranscribe.models.mixture import GaussianMixture
+from fedtranscribe.query import CONSTANT, Kind, MixtureQuery
+
+FREQUENCIES = 200
+"""The lowest ones, among which axes are looked for."""
+AXES = 40
+# Public: what pictures are taken to be like before anything is known. Of white = 1.
+_GREY, _CONTRAST = 0.25, 0.4
+# Of the root mean square length of a record on the axes.
+_RADIUS = 1.4
+_TEXTURE_RADIUS = 0.35
+_LEAST_SQUARE = 1e-3
+
+
+def shares_of_budget(cuts: int) -> tuple[float, ...]:
+    """Of μ²: axes, classes, components where there are any, texture."""
+    return (0.2, 0.15, 0.6, 0.05) if cuts else (0.25, 0.7, 0.05)
+
+
+class MixtureMethod:
+    """Three questions, or four, whose answers are a mixture.
+
+    Args:
+        channels: of the images.
+        size: of the images, in pixels.
+        classes: of the task.
+        cuts: 2^cuts components per class; none leaves a Gaussian per class.
+        run: prefix of query ids, unique for the ledger.
+    """
+
+    def __init__(self, channels: int, size: int, classes: int, cuts: int, run: str) -> None:
+        self._shape = channels, size
+        self._classes = classes
+        self._cuts = cuts
+        self._run = run
+        self._learned: list[tuple[MixtureQuery, Combined]] = []
+
+    @property
+    def round(self) -> int:
+        """How many questions have been answered."""
+        return len(self._learned)
+
+    @property
+    def finished(self) -> bool:
+        """Whether all of them have been."""
+        return self.round == len(shares_of_budget(self._cuts))
+
+    def ask(self) -> MixtureQuery:
+        """The next question; a function of the answers before it."""
+        name = f"{self._run}/mixture-{self.round}"
+        if not self._learned:
+            return axes_query(name, *self._shape)
+        if self.round == 1:
+            return classes_query(name, *self._learned[0], self._classes)
+        if self.round == 2 and self._cuts:
+            return components_query(name, *self._learned[1], self._cuts)
+        return texture_query(name, self._learned[1][0])
+
+    def learn(self, query: MixtureQuery, answer: Combined) -> None:
+        """Keep the answer to a question."""
+        self._learned.append((query, answer))
+
+    @property
+    def mixture(self) -> GaussianMixture:
+        """What all answers say."""
+        return mixture_of(*self._shape, self._learned[-2], self._learned[-1])
+
+
+# ---------------------------------------------------------------- questions
+
+
+def axes_query(query_id: str, channels: int, size: int) -> MixtureQuery:
+    """In which directions do records differ, and around what?"""
+    d = frequency_count(channels, size)
+    centre = torch.zeros(d)
+    centre[0] = _GREY * size * math.sqrt(channels)
+    where = lowest(channels, size, min(FREQUENCIES, d))
+    mapping = torch.zeros(d, len(where))
+    mapping[where, torch.arange(len(where))] = 1 / (_CONTRAST * size * math.sqrt(channels))
+    return _query(query_id, centre, mapping, torch.zeros(0, 0, len(where) + 1))
+
+
+def classes_query(
+    query_id: str, first: MixtureQuery, answer: Combined, classes: int
+) -> MixtureQuery:
+    """A Gaussian for every class, on the private axes."""
+    k = min(AXES, first.features - 1)
+    _, mean, covariance = moments_of(first, answer)
+    values, vectors = torch.linalg.eigh(covariance[0])
+    mapping = first.map.double()
+    scale = mapping.norm(dim=0)[0]  # the same for every frequency that is picked
+    basis = mapping / scale
+    axes = basis @ vectors[:, -k:].flip(1)
+    centre = first.centre.double() + basis @ mean[0] / scale
+    # Length on the axes of a usual record; of nothing but noise it may be anything.
+    length = values[-k:].sum().clamp_min(_LEAST_SQUARE).sqrt() / scale
+    return _query(
+        query_id,
+        centre.float(),
+        (axes / (_RADIUS * length)).float(),
+        torch.zeros(classes, 0, k + 1),
+    )
+
+
+def components_query(
+    query_id: str, second: MixtureQuery, answer: Combined, cuts: int
+) -> MixtureQuery:
+    """2^cuts Gaussians for every class, cut through its mean along its leading axes."""
+    _, means, covariances = moments_of(second, answer)
+    vectors = torch.linalg.eigh(covariances).eigenvectors[:, :, -cuts:].flip(2).transpose(1, 2)
+    # A side of the plane through the mean; ũ ends with the constant.
+    offsets = -torch.einsum("cjk,ck->cj", vectors, means) / CONSTANT
+    return _query(
+        query_id, second.centre, second.map, torch.cat([vectors, offsets[..., None]], 2).float()
+    )
+
+
+def texture_query(query_id: str, second: MixtureQuery) -> MixtureQuery:
+    """How much of every frequency do the axes leave?"""
+    mapping = second.map.double()
+    scale = mapping.norm(dim=0)[0]
+    axes, none = (mapping / scale).float(), torch.zeros(0, 0, second.features)
+    return _query(query_id, second.centre, axes, none, float(scale / _TEXTURE_RADIUS))
+
+
+def _query(
+    query_id: str, centre: Tensor, mapping: Tensor, cuts: Tensor, rest: float = 0.0
+) -> MixtureQuery:
+    return MixtureQuery(query_id, Kind.MIXTURE, centre, mapping, cuts, rest)
+
+
+# ---------------------------------------------------------------- what they tell
+
+
+def moments_of(query: MixtureQuery, answer: Combined) -> tuple[Tensor, Tensor, Tensor]:
+    """Noisy counts [c], means [c, k] and covariances [c, k, k] of the mapped records, by block."""
+    sums = block_matrices(answer.values[0], query.features, query.blocks) * (1 + CONSTANT**2)
+    counts = (sums[:, -1, -1] / CONSTANT**2).clamp_min(1.0)
+    means = sums[:, :-1, -1] / CONSTANT / counts[:, None]
+    seconds = sums[:, :-1, :-1] / counts[:, None, None]
+    return counts, means, seconds - means[:, :, None] * means[:, None, :]
+
+
+def mixture_of(
+    channels: int,
+    size: int,
+    gaussians: tuple[MixtureQuery, Combined],
+    texture: tuple[MixtureQuery, Combined],
+) -> GaussianMixture:
+    """The generator out of the last answers.
+
+    Args:
+        channels: of the images.
+        size: of the images.
+        gaussians: the query by class, or by component, and its answer.
+        texture: likewise.
+    """
+    query, answer = gaussians
+    mapping = query.map.double()
+    scale = mapping.norm(dim=0)[0]
+    counts, means, covariances = moments_of(query, answer)
+    edges = _noise_edge(answer.noise, query) / counts
+    values, vectors = torch.linalg.eigh(covariances)
+    shrunk = (values.square() - edges[:, None].square()).clamp_min(0).sqrt()
+    shrunk = torch.where(values > edges[:, None], shrunk, 0.0).sqrt()
+    squares, noisy = texture
+    rest = noisy.values[0].double().clamp_min(0) / counts.sum() / squares.rest**2
+    each = query.blocks // query.classes
+    return GaussianMixture(
+        channels,
+        size,
+        query.classes,
+        query.centre.double(),
+        mapping / scale,
+        counts,
+        torch.arange(query.classes).repeat_interleave(each),
+        means / scale,
+        vectors * shrunk[:, None, :] / scale,
+        rest.sqrt(),
+    )
+
+
+def _noise_edge(noise: float, query: MixtureQuery) -> float:
+    """About the largest eigenvalue of the noise on a block's sum: τ √(2 k), in mapped units."""
+    return noise * math.sqrt(2 * query.features) * (1 + CONSTANT**2)

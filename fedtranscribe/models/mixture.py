@@ -1,0 +1,134 @@
+"""A mixture of low-rank Gaussians as a generator: images with labels of their own, from one file.
+
+The file holds what `GaussianMixture` lists, in float32, and nothing that could run code. Who reads
+one has the header held against the tensors, and every number looked at, before an image is drawn.
+"""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import safetensors.torch
+import torch
+from pydantic import Field, TypeAdapter
+from torch import Tensor
+
+from fedtranscribe.files import write_atomically
+from fedtranscribe.models.frequencies import frequency_count, images_from
+from fedtranscribe.models.headers import ENTRY, Header, read_header, unusable
+from fedtranscribe.models.weights import expect_shapes, load_state
+
+MOST_AXES, MOST_COMPONENTS = 500, 100_000
+_BATCH = 1_000
+# Columns were orthonormal before they were rounded to float32.
+_SKEW = 1e-3
+
+
+class MixtureHeader(Header):
+    """Of `generator.safetensors`, where a run asked for a mixture."""
+
+    kind: Literal["mixture"]
+    channels: Annotated[int, Field(ge=1, le=4_096)]
+    size: Annotated[int, Field(ge=8, le=4_096)]
+    classes: Annotated[int, Field(ge=2, le=100_000)]
+    components: Annotated[int, Field(ge=1, le=MOST_COMPONENTS)]
+    axes: Annotated[int, Field(ge=1, le=MOST_AXES)]
+
+
+@dataclass(frozen=True)
+class GaussianMixture:
+    """A released generator: public once its answers were private.
+
+    Attributes:
+        channels: of its images.
+        size: pixels a side.
+        classes: how many there are; some may have no component.
+        centre: float64 [d], frequencies of the mean image.
+        axes: float64 [d, k], orthonormal columns.
+        counts: float64 [c], noisy numbers of records, nonnegative.
+        labels: int64 [c], class of each component.
+        means: float64 [c, k], on the axes.
+        roots: float64 [c, k, k], of the covariances on the axes.
+        texture: float64 [d], std of what lies outside of the axes.
+    """
+
+    channels: int
+    size: int
+    classes: int
+    centre: Tensor
+    axes: Tensor
+    counts: Tensor
+    labels: Tensor
+    means: Tensor
+    roots: Tensor
+    texture: Tensor
+
+    def sample(self, n: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+        """Images float32 [n, ch, s, s] in [0, 1], and their labels int64 [n]."""
+        drawn = torch.multinomial(self.counts, n, replacement=True, generator=rng)
+        parts = [self._images(picked, rng) for picked in drawn.split(_BATCH)]
+        return torch.cat(parts), self.labels[drawn]
+
+    def _images(self, drawn: Tensor, rng: torch.Generator) -> Tensor:
+        k, d = self.means.shape[1], len(self.centre)
+        steps = torch.randn(len(drawn), k, generator=rng, dtype=torch.float64)
+        placed = self.means[drawn] + torch.einsum("nk,njk->nj", steps, self.roots[drawn])
+        rest = torch.randn(len(drawn), d, generator=rng, dtype=torch.float64) * self.texture
+        rest = rest - (rest @ self.axes) @ self.axes.T
+        found = self.centre + placed @ self.axes.T + rest
+        return images_from(found, self.channels, self.size).clamp(0, 1).float()
+
+
+_NAMES = ("centre", "axes", "counts", "labels", "means", "roots", "texture")
+
+
+def save_mixture(mixture: GaussianMixture, path: Path) -> None:
+    """Write a mixture; equal ones are equal files.
+
+    Raises:
+        StorageError: a full disk or a read-only folder.
+    """
+    header = {
+        "kind": "mixture",
+        "channels": mixture.channels,
+        "size": mixture.size,
+        "classes": mixture.classes,
+        "components": len(mixture.counts),
+        "axes": mixture.axes.shape[1],
+    }
+    stored = {name: getattr(mixture, name) for name in _NAMES}
+    state = {name: (t.float() if t.is_floating_point() else t) for name, t in stored.items()}
+    kept = {name: tensor.contiguous() for name, tensor in state.items()}
+    write_atomically(path, safetensors.torch.save(kept, {ENTRY: json.dumps(header)}))
+
+
+def load_mixture(path: Path) -> GaussianMixture:
+    """Read a mixture from anywhere.
+
+    Raises:
+        WeightsNotFoundError: no such file.
+        CorruptWeightsError: truncated, foreign, or numbers that no mixture has.
+        ModelMismatchError: tensors that do not fit the header.
+    """
+    header = read_header(path, TypeAdapter(MixtureHeader))
+    state = load_state(path)
+    d, k, c = frequency_count(header.channels, header.size), header.axes, header.components
+    shapes = {"centre": (d,), "axes": (d, k), "counts": (c,), "labels": (c,)}
+    shapes |= {"means": (c, k), "roots": (c, k, k), "texture": (d,)}
+    kinds = {name: torch.int64 if name == "labels" else torch.float32 for name in shapes}
+    planned = {
+        name: torch.empty(shape, dtype=kinds[name], device="meta") for name, shape in shapes.items()
+    }
+    expect_shapes(planned, state, path)
+    labels = state["labels"].long()
+    doubles = {name: t.double() for name, t in state.items() if name != "labels"}
+    axes = doubles["axes"]
+    if bool((doubles["counts"] < 0).any()) or not 0 < float(doubles["counts"].sum()) < math.inf:
+        raise unusable(path, "counts of records that cannot be drawn from")
+    if bool((labels < 0).any()) or bool((labels >= header.classes).any()):
+        raise unusable(path, f"labels beyond its {header.classes} classes")
+    if k > d or float((axes.T @ axes - torch.eye(k).double()).abs().max()) > _SKEW:
+        raise unusable(path, "axes that are not orthonormal")
+    return GaussianMixture(header.channels, header.size, header.classes, labels=labels, **doubles)

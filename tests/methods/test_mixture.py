@@ -1,0 +1,107 @@
+import math
+
+import pytest
+import torch
+
+from fedtranscribe.data import ImageSet
+from fedtranscribe.holder.statistics import Mixture
+from fedtranscribe.holder.statistics.mixture import bound_of
+from fedtranscribe.mechanisms.moments import SUM_BITS
+from fedtranscribe.methods.method import Combined
+from fedtranscribe.methods.mixture import MixtureMethod, shares_of_budget
+from fedtranscribe.models.mixture import GaussianMixture
+from fedtranscribe.query import MixtureQuery
+
+SIZE, CLASSES, N = 8, 2, 4_000
+
+
+def shown(seed: int = 0, n: int = N) -> ImageSet:
+    """Class 0 is a bright column that moves, class 1 a bright row, on the left or on the right."""
+    rng = torch.Generator().manual_seed(seed)
+    labels = torch.arange(n) % CLASSES
+    images = torch.full((n, 1, SIZE, SIZE), 0.2)
+    strength = 0.4 + 0.1 * torch.randn(n, generator=rng)
+    side = torch.randint(0, 2, (n,), generator=rng)
+    for i in range(n):
+        if labels[i]:
+            half = slice(0, 4) if side[i] else slice(4, 8)
+            images[i, 0, 5, half] += strength[i]
+        else:
+            images[i, 0, :, 2] += strength[i]
+    pixels = (images.clamp(0, 1) * 255).round().to(torch.uint8)
+    return ImageSet("bars", "bars", pixels, labels, CLASSES, None)
+
+
+def mixture(records: ImageSet, cuts: int, noise: float, seed: int = 0) -> GaussianMixture:
+    """Asked with noise of this std on every sum."""
+    rng = torch.Generator().manual_seed(seed)
+    statistic = Mixture(records)
+    method = MixtureMethod(1, SIZE, CLASSES, cuts, "run")
+    while not method.finished:
+        query = method.ask()
+        exact = statistic.values(query)[0].double() * 2.0**-SUM_BITS
+        drawn = torch.randn(len(exact), generator=rng, dtype=torch.float64)
+        values = (exact + drawn * bound_of(query).spread(noise))[None]
+        method.learn(query, Combined(query.id, values, noise))
+    return method.mixture
+
+
+def test_samples_have_the_records_means_and_spread():
+    records = shown()
+    made = mixture(records, cuts=0, noise=0.01)
+    images, labels = made.sample(6_000, torch.Generator().manual_seed(1))
+    assert images.shape == (6_000, 1, SIZE, SIZE)
+    assert images.dtype is torch.float32
+    assert 0 <= float(images.min()) <= float(images.max()) <= 1
+    assert float(made.counts.sum()) == pytest.approx(N, rel=0.01)
+    real = records.images.float() / 255
+    for label in range(CLASSES):
+        here, there = images[labels == label], real[records.labels == label]
+        assert len(here) == pytest.approx(3_000, abs=150)
+        assert float((here.mean(0) - there.mean(0)).abs().max()) < 0.03
+        assert float((here.std(0) - there.std(0)).abs().max()) < 0.06
+
+
+def test_components_tell_apart_what_a_single_gaussian_mixes():
+    records = shown()
+    # Of class 1 a half is lit on each side, never both: with one Gaussian often both are, or none.
+    lit = {}
+    for cuts in (0, 1):
+        images, labels = mixture(records, cuts, noise=0.01).sample(
+            4_000, torch.Generator().manual_seed(2)
+        )
+        row = images[labels == 1][:, 0, 5]
+        difference = (row[:, :4].mean(1) - row[:, 4:].mean(1)).abs()
+        lit[cuts] = float(((difference - 0.4).abs() < 0.25).double().mean())
+    assert lit[1] > 0.9 > lit[0] + 0.1
+
+
+def test_noise_alone_shows_no_direction():
+    made = mixture(shown(), cuts=0, noise=400.0)
+    assert float(made.roots.abs().max()) < 0.5 * float(
+        mixture(shown(), cuts=0, noise=0.01).roots.abs().max()
+    ) or bool((made.roots == 0).all())
+    images, _ = made.sample(100, torch.Generator().manual_seed(3))
+    assert bool(torch.isfinite(images).all())
+
+
+def test_questions_come_in_their_order_and_use_the_answers_before():
+    method, statistic = MixtureMethod(1, SIZE, CLASSES, 1, "run"), Mixture(shown(n=100))
+    asked: list[MixtureQuery] = []
+    while not method.finished:
+        query = method.ask()
+        asked.append(query)
+        values = statistic.values(query).double() * 2.0**-SUM_BITS
+        method.learn(query, Combined(query.id, values, 0.01))
+    assert [query.id for query in asked] == [f"run/mixture-{i}" for i in range(4)]
+    assert [query.blocks for query in asked] == [1, 2, 4, 1]
+    assert [bool(query.rest) for query in asked] == [False, False, False, True]
+    axes = asked[3].map.double()
+    torch.testing.assert_close(axes.T @ axes, torch.eye(40).double(), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("cuts", [0, 1, 3])
+def test_the_shares_are_the_whole_budget(cuts: int):
+    shares = shares_of_budget(cuts)
+    assert math.fsum(shares) == pytest.approx(1)
+    assert len(shares) == (4 if cuts else 3)

@@ -1,0 +1,95 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from fedtranscribe.errors import CorruptWeightsError, ModelMismatchError, WeightsNotFoundError
+from fedtranscribe.models.headers import ENTRY
+from fedtranscribe.models.mixture import GaussianMixture, load_mixture, save_mixture
+from fedtranscribe.models.weights import read_metadata
+
+D, K, C = 64, 4, 3
+
+
+@pytest.fixture
+def made() -> GaussianMixture:
+    rng = torch.Generator().manual_seed(0)
+
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=rng, dtype=torch.float64)
+
+    axes = torch.linalg.qr(drawn(D, K)).Q
+    labels = torch.tensor([0, 1, 1])
+    parts = (torch.tensor([5.0, 0, 20]).double(), labels, drawn(C, K), drawn(C, K, K))
+    return GaussianMixture(1, 8, 2, drawn(D), axes, *parts, drawn(D).abs())
+
+
+def test_what_is_read_draws_what_was_written(made: GaussianMixture, tmp_path: Path):
+    path = tmp_path / "generator.safetensors"
+    save_mixture(made, path)
+    read = load_mixture(path)
+    save_mixture(read, tmp_path / "again.safetensors")
+    assert path.read_bytes() == (tmp_path / "again.safetensors").read_bytes()
+    (images, labels), (others, classes) = (
+        mixture.sample(50, torch.Generator().manual_seed(1)) for mixture in (made, read)
+    )
+    torch.testing.assert_close(images, others, atol=1e-5, rtol=0)
+    assert torch.equal(labels, classes)
+    assert set(labels.tolist()) == {0, 1}
+
+
+def test_a_component_without_records_is_never_drawn(made: GaussianMixture):
+    far = made.means.clone()
+    far[1] = 1e6
+    images, _ = replace(made, means=far).sample(200, torch.Generator().manual_seed(1))
+    untouched, _ = made.sample(200, torch.Generator().manual_seed(1))
+    assert torch.equal(images, untouched)
+
+
+def damaged(path: Path, name: str, tensor: torch.Tensor, **header: str) -> Path:
+    state = safetensors.torch.load_file(path)
+    state[name] = tensor
+    text = read_metadata(path)[ENTRY]
+    for old, new in header.items():
+        text = text.replace(f'"{old}": 2', f'"{old}": {new}')
+    path.write_bytes(safetensors.torch.save(state, {ENTRY: text}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "error", "words"),
+    [
+        ("counts", torch.tensor([1.0, -1, 0]), CorruptWeightsError, "counts of records"),
+        ("counts", torch.zeros(C), CorruptWeightsError, "counts of records"),
+        ("counts", torch.full((C,), torch.nan), CorruptWeightsError, "NaN or infinity"),
+        ("labels", torch.tensor([0, 1, 2]), CorruptWeightsError, "beyond its 2 classes"),
+        ("labels", torch.tensor([0.0, 1, 1]), CorruptWeightsError, "int64"),
+        ("axes", torch.ones(D, K), CorruptWeightsError, "not orthonormal"),
+        ("axes", torch.ones(D, K + 1), ModelMismatchError, "axes"),
+        ("more", torch.ones(1), CorruptWeightsError, "unknown 'more'"),
+    ],
+)
+def test_damaged_files_are_refused(
+    made: GaussianMixture, tmp_path: Path, name: str, tensor, error, words: str
+):
+    path = tmp_path / "generator.safetensors"
+    save_mixture(made, path)
+    with pytest.raises(error, match=words):
+        load_mixture(damaged(path, name, tensor))
+
+
+def test_a_header_may_claim_no_more_than_the_file_holds(made: GaussianMixture, tmp_path: Path):
+    path = tmp_path / "generator.safetensors"
+    with pytest.raises(WeightsNotFoundError):
+        load_mixture(path)
+    save_mixture(made, path)
+    path = damaged(path, "texture", torch.ones(D), classes="1")
+    with pytest.raises(CorruptWeightsError, match="classes"):
+        load_mixture(path)
+    save_mixture(made, path)
+    text = read_metadata(path)[ENTRY].replace('"components": 3', '"components": 99999')
+    path.write_bytes(safetensors.torch.save(safetensors.torch.load_file(path), {ENTRY: text}))
+    with pytest.raises(ModelMismatchError):
+        load_mixture(path)
