@@ -179,24 +179,21 @@ class ImageQuery(Query):
 
 
 @dataclass(frozen=True)
-class MomentsQuery(Query):
-    """Which moments of their records' features a holder is asked for.
+class SumQuery(Query):
+    """What is summed over records: functions of their features, centred and mapped.
 
     Attributes:
-        centre: float32 [d], taken from the scattering coefficients of every image.
-        map: float32 [d, k], what the rest is mapped by; see `models.scattering`.
-        classes: of the sums by class that are asked beside the second moments; 0 leaves them out.
+        centre: float32 [d], taken from every image's features.
+        map: float32 [d, k], what the rest is mapped by.
     """
 
     centre: Tensor
     map: Tensor
-    classes: int
 
     ARRAYS: ClassVar = {"centre": torch.float32, "map": torch.float32}
     # Sums over many records need every bit.
     ANSWER: ClassVar = torch.float64
     RAW: ClassVar = torch.int64
-    FORM: ClassVar = " by triangle"
 
     def __post_init__(self) -> None:
         """Check everything that is public; only the public query may ever be refused."""
@@ -206,20 +203,36 @@ class MomentsQuery(Query):
         d = len(self.centre)
         if len(self.map) != d or not 1 <= self.map.shape[1] <= d:
             raise ConfigError(f"Expected a map [{d}, k] with k <= {d}, got {tuple(self.map.shape)}")
-        # A message may hold any scalar: 3.0 and True would pass for numbers of classes.
-        if type(self.classes) is not int or self.classes < 0:
-            raise ConfigError(f"Expected classes={self.classes!r} as a whole number >= 0.")
         if self.features > MOST_FEATURES:
-            raise ConfigError(
-                f"Expected at most {MOST_FEATURES - 1} features, got {self.map.shape[1]}."
-            )
-        if not (bool(torch.isfinite(self.centre).all()) and bool(torch.isfinite(self.map).all())):
-            raise ConfigError("Expected a finite centre and map.")
+            most = MOST_FEATURES - 1
+            raise ConfigError(f"Expected at most {most} features, got {self.map.shape[1]}.")
+        if not all(bool(torch.isfinite(array).all()) for array in self.arrays.values()):
+            raise ConfigError(f"Expected a finite {' and '.join(self.arrays)}.")
 
     @property
     def features(self) -> int:
         """k + 1: the constant is a feature, too."""
         return self.map.shape[1] + 1
+
+
+@dataclass(frozen=True)
+class MomentsQuery(SumQuery):
+    """Which moments of their records' scattering coefficients a holder is asked for.
+
+    Attributes:
+        classes: of the sums by class that are asked beside the second moments; 0 leaves them out.
+    """
+
+    classes: int
+
+    FORM: ClassVar[str] = " by triangle"
+
+    def __post_init__(self) -> None:
+        """Check everything that is public; only the public query may ever be refused."""
+        super().__post_init__()
+        # A message may hold any scalar: 3.0 and True would pass for numbers of classes.
+        if type(self.classes) is not int or self.classes < 0:
+            raise ConfigError(f"Expected classes={self.classes!r} as a whole number >= 0.")
 
     @property
     def width(self) -> int:
@@ -228,7 +241,7 @@ class MomentsQuery(Query):
 
 
 @dataclass(frozen=True)
-class MixtureQuery(Query):
+class MixtureQuery(SumQuery):
     """Which second moments of their records' low frequencies a holder is asked for.
 
     Of a record's frequencies minus `centre`, y, this makes ũ = (y map, b) / √(1 + b²) with the
@@ -236,40 +249,27 @@ class MixtureQuery(Query):
     `rest` instead, what the map leaves of y, times `rest`, is clipped; its squares are added up.
 
     Attributes:
-        centre: float32 [d], taken from every image's frequencies; see `models.frequencies`.
-        map: float32 [d, k]; with orthonormal columns where `rest` is asked.
         cuts: float32 [classes, j, k + 1]: block 2^j·label + Σ 2^i [ũ · cuts[label, i] > 0]; one
             block for everybody where classes = 0.
-        rest: 0 for products; otherwise what r is multiplied by.
+        rest: 0 for products; otherwise what r is multiplied by, where the map is orthonormal.
     """
 
-    centre: Tensor
-    map: Tensor
     cuts: Tensor
     rest: float
 
-    ARRAYS: ClassVar = {"centre": torch.float32, "map": torch.float32, "cuts": torch.float32}
-    ANSWER: ClassVar = torch.float64
-    RAW: ClassVar = torch.int64
+    ARRAYS: ClassVar = {**SumQuery.ARRAYS, "cuts": torch.float32}
 
     def __post_init__(self) -> None:
         """Check everything that is public; only the public query may ever be refused."""
         super().__post_init__()
-        if self.centre.ndim != 1 or self.map.ndim != 2 or len(self.map) != len(self.centre):
-            raise ConfigError("Expected a centre [d] and a map [d, k].")
-        d, k = self.map.shape
-        if not 1 <= k <= min(d, MOST_FEATURES - 1):
-            raise ConfigError(f"Expected a map of 1 to {min(d, MOST_FEATURES - 1)} axes, got {k}.")
-        if self.cuts.ndim != 3 or (len(self.cuts) and self.cuts.shape[2] != k + 1):
-            raise ConfigError(f"Expected cuts [classes, j, {k + 1}].")
+        if self.cuts.ndim != 3 or (len(self.cuts) and self.cuts.shape[2] != self.features):
+            raise ConfigError(f"Expected cuts [classes, j, {self.features}].")
         if self.cuts.shape[1] > (MOST_CUTS if self.classes else 0):
             raise ConfigError(f"Expected at most {MOST_CUTS} cuts per class, none without classes.")
-        if self.width > MOST_NUMBERS:
-            raise ConfigError(f"Expected at most {MOST_NUMBERS} numbers, got {self.width}.")
-        if not all(bool(torch.isfinite(array).all()) for array in self.arrays.values()):
-            raise ConfigError("Expected a finite centre, map and cuts.")
         if type(self.rest) is not float or not 0 <= self.rest < math.inf:
             raise ConfigError(f"Expected rest={self.rest!r} as a finite number >= 0.")
+        if self.width > MOST_NUMBERS:
+            raise ConfigError(f"Expected at most {MOST_NUMBERS} numbers, got {self.width}.")
 
     @property
     def classes(self) -> int:
@@ -280,11 +280,6 @@ class MixtureQuery(Query):
     def blocks(self) -> int:
         """How many sums there are."""
         return max(1, self.classes) * 2 ** self.cuts.shape[1]
-
-    @property
-    def features(self) -> int:
-        """Numbers in a row of products: k, and the constant."""
-        return self.map.shape[1] + 1
 
     @property
     def width(self) -> int:

@@ -223,8 +223,9 @@ def test_a_policy_for_whole_holders_allows_no_sums():
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"centre": torch.zeros(D + 1)}, r"a centre \[d\] and a map"),
-        ({"map": torch.zeros(D, 0)}, "1 to 64 axes, got 0"),
+        ({"centre": torch.zeros(D, 1)}, r"a centre \[d\] and a map"),
+        ({"centre": torch.zeros(D + 1)}, r"map \[65, k\]"),
+        ({"map": torch.zeros(D, 0)}, r"map \[64, k\] with k <= 64"),
         ({"cuts": torch.zeros(CLASSES, 1, K)}, r"cuts \[classes, j, 5\]"),
         ({"cuts": torch.zeros(CLASSES, 9, K + 1)}, "at most 8 cuts"),
         ({"cuts": torch.zeros(0, 1, K + 1)}, "none without classes"),
