@@ -147,7 +147,7 @@ def block_matrices(vector: Tensor, width: int, blocks: int) -> Tensor:
     return upper + upper.triu(1).transpose(1, 2)
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=1)
 def _counts(width: int, blocks: int) -> Tensor:
     rows, columns = torch.triu_indices(width, width)
-    return torch.where(rows == columns, 1, 2).repeat(blocks)
+    return torch.where(rows == columns, 1, 2).to(torch.uint8).repeat(blocks)

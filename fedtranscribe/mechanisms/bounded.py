@@ -34,7 +34,7 @@ class Bound:
             bounded as they are added up.
         bits: for exact sums, whose vectors a holder computes as whole numbers of 2^−bits, int64;
             their answers need float64, others are kept in float32.
-        counts: int64 [D], how often each number counts in a squared distance; once, where there
+        counts: uint8 [D], how often each number counts in a squared distance; once, where there
             are none. A number that counts c times has noise of 1/√c the std.
     """
 

@@ -177,8 +177,8 @@ def _upper(width: int) -> tuple[Tensor, Tensor]:
     return rows, columns
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=1)
 def _counts(width: int, classes: int | None) -> Tensor:
     rows, columns = _upper(width)
-    triangle = torch.where(rows == columns, 1, 2)
-    return torch.cat([triangle, torch.ones(width * (classes or 0), dtype=torch.int64)])
+    triangle = torch.where(rows == columns, 1, 2).to(torch.uint8)
+    return torch.cat([triangle, torch.ones(width * (classes or 0), dtype=torch.uint8)])

@@ -21,7 +21,8 @@ from fedtranscribe.models.headers import ENTRY, Header, read_header, unusable
 from fedtranscribe.models.weights import expect_shapes, load_state
 
 MOST_AXES, MOST_COMPONENTS = 500, 100_000
-_BATCH = 1_000
+# Numbers in the images that are drawn together.
+_TOGETHER = 4_000_000
 # Columns were orthonormal before they were rounded to float32.
 _SKEW = 1e-3
 
@@ -30,7 +31,7 @@ class MixtureHeader(Header):
     """Of `generator.safetensors`, where a run asked for a mixture."""
 
     kind: Literal["mixture"]
-    channels: Annotated[int, Field(ge=1, le=4_096)]
+    channels: Literal[1, 3]
     size: Annotated[int, Field(ge=8, le=4_096)]
     classes: Annotated[int, Field(ge=2, le=100_000)]
     components: Annotated[int, Field(ge=1, le=MOST_COMPONENTS)]
@@ -68,7 +69,8 @@ class GaussianMixture:
     def sample(self, n: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Images float32 [n, ch, s, s] in [0, 1], and their labels int64 [n]."""
         drawn = torch.multinomial(self.counts, n, replacement=True, generator=rng)
-        parts = [self._images(picked, rng) for picked in drawn.split(_BATCH)]
+        together = max(1, _TOGETHER // (self.channels * self.size**2))
+        parts = [self._images(picked, rng) for picked in drawn.split(together)]
         return torch.cat(parts), self.labels[drawn]
 
     def _images(self, drawn: Tensor, rng: torch.Generator) -> Tensor:
@@ -122,7 +124,10 @@ def load_mixture(path: Path) -> GaussianMixture:
         name: torch.empty(shape, dtype=kinds[name], device="meta") for name, shape in shapes.items()
     }
     expect_shapes(planned, state, path)
-    labels = state["labels"].long()
+    strange = next((name for name, dtype in kinds.items() if state[name].dtype != dtype), None)
+    if strange is not None:
+        raise unusable(path, f"{strange} as {state[strange].dtype}, not {kinds[strange]}")
+    labels = state["labels"]
     doubles = {name: t.double() for name, t in state.items() if name != "labels"}
     axes = doubles["axes"]
     if bool((doubles["counts"] < 0).any()) or not 0 < float(doubles["counts"].sum()) < math.inf:

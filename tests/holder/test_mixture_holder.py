@@ -1,3 +1,4 @@
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -136,6 +137,18 @@ def test_a_record_adds_the_same_wherever_it_stands(form: str):
     assert torch.equal(Mixture(images.subset(order)).values(asked), whole)
     shares = [Mixture(images.subset(order[a:b])).values(asked) for a, b in ((0, 3), (3, 700))]
     assert torch.equal(shares[0] + shares[1], whole), "nor does the split among holders matter"
+
+
+def test_a_block_follows_from_whole_numbers_not_from_how_a_sum_was_rounded():
+    # Entries that cancel exactly, weighed equally: in floats the order of adding decides.
+    row = torch.tensor([[0.1, 0.2, 0.3, -0.6, 0.0]]).double()
+    cuts = torch.ones(1, 1, 5).double()
+    label = torch.tensor([0])
+    sides = {
+        int(blocks_of(row[:, order], label, cuts[..., order])[0])
+        for order in map(list, itertools.permutations(range(5)))
+    }
+    assert len(sides) == 1
 
 
 def test_a_query_is_charged_once_and_replayed(ledger: Ledger):

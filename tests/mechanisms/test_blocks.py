@@ -6,7 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms import LocalNoise, SeededNoise, block_products, id_weights
+from fedtranscribe.mechanisms import (
+    CentralNoise,
+    LocalNoise,
+    SeededNoise,
+    block_products,
+    id_weights,
+)
 from fedtranscribe.mechanisms.blocks import (
     block_matrices,
     mixture_bound,
@@ -166,3 +172,48 @@ def test_noise_is_that_of_symmetric_matrices():
 def test_a_part_of_a_plan_names_the_bound():
     assert mixture_bound(5, 7) == products_bound(5, 7)
     assert mixture_bound(5, None) == squares_bound(5)
+
+
+# ---------------------------------------------------------------- the grid under exact sums
+
+
+@pytest.mark.parametrize("std", [1e-9, 0.3, 4.0, 2.0**14, 2.0**20])
+@pytest.mark.parametrize("place", [LocalNoise, CentralNoise])
+def test_noisy_sums_lie_on_a_grid_that_hides_how_finely_noise_is_drawn(place, std: float):
+    bound = products_bound(WIDTH, BLOCKS)
+    # A sum whose last bits say much: without a grid they would show where noise has gaps.
+    values = torch.full((200, bound.width), 123_456_789_012_345, dtype=torch.int64)
+    mechanism = place(bound, std)
+    noisy = (
+        mechanism.privatise(values, SeededNoise(7))
+        if place is LocalNoise
+        else mechanism.noisy_sum([values], SeededNoise(7))
+    )
+    cell = LocalNoise(bound, std).grid
+    # The quietest numbers are those beside the diagonal.
+    assert cell == UNIT or std / math.sqrt(2) / 512 < cell <= std / math.sqrt(2) / 256
+    assert torch.equal(noisy / cell, (noisy / cell).round())
+    off = (noisy - values.double() * UNIT) * bound.counts.double().sqrt()
+    assert abs(float(off.mean())) < 5 * std / math.sqrt(off.numel()) + UNIT
+    assert float(off.std()) == pytest.approx(std, rel=0.05, abs=UNIT)
+
+
+def test_no_answer_tells_which_whole_numbers_the_noise_can_reach():
+    # At this std the float64 numbers behind the noise are 2³ units apart or more around zero: an
+    # answer to the unit would name the sum by what could have been drawn.
+    std, bound = 2.0**20, squares_bound(64)
+    values = torch.arange(64, dtype=torch.int64)[None]
+    noisy = LocalNoise(bound, std).privatise(values, SeededNoise(8))
+    cell = int(LocalNoise(bound, std).grid * 2**SUM_BITS)
+    assert cell >= 2**44
+    assert bool(((noisy * 2.0**SUM_BITS).long() % cell == 0).all())
+
+
+def test_the_grid_is_kept_where_sums_wrap_around():
+    bound = squares_bound(3)
+    edge = torch.tensor([[2**63 - 1, -(2**63), 0]])
+    noisy = LocalNoise(bound, 4.0).privatise(edge, SeededNoise(9))
+    cell = LocalNoise(bound, 4.0).grid
+    assert torch.equal(noisy / cell, (noisy / cell).round())
+    near = torch.minimum((noisy - edge * UNIT).abs(), 2.0**28 - (noisy - edge * UNIT).abs())
+    assert float(near.max()) < 30

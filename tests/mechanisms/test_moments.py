@@ -237,14 +237,18 @@ def test_noise_is_isotropic_among_symmetric_matrices():
     assert float((second * slanted).sum((1, 2)).std()) == pytest.approx(3, rel=0.03)
 
 
-def test_noise_is_added_in_whole_units_and_rounds_nothing():
+def test_noise_is_added_in_whole_units_and_nothing_is_rounded_but_the_sum_of_both():
     mechanism = noisy_moments(1.0, 2, None)
     sums = torch.tensor([[2**40 + 1, 7, -3]])
     told = mechanism.privatise(sums, SeededNoise(0))
     again = mechanism.privatise(torch.zeros_like(sums), SeededNoise(0))
     assert told.dtype is torch.float64
-    assert mechanism.grid == UNIT
-    assert torch.equal((told - again) / UNIT, sums.double())
+    # By the noise beside the diagonal, which is the smallest.
+    assert mechanism.grid == 2.0**-9
+    cells = (told - again) / mechanism.grid
+    assert torch.equal(cells, cells.round())
+    off = ((told - again) / UNIT - sums.double()).abs()
+    assert float(off.max()) <= mechanism.grid / UNIT
 
 
 def test_no_holder_can_round_away_another_ones_record():

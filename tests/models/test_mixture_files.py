@@ -66,6 +66,13 @@ def damaged(path: Path, name: str, tensor: torch.Tensor, **header: str) -> Path:
         ("counts", torch.full((C,), torch.nan), CorruptWeightsError, "NaN or infinity"),
         ("labels", torch.tensor([0, 1, 2]), CorruptWeightsError, "beyond its 2 classes"),
         ("labels", torch.tensor([0.0, 1, 1]), CorruptWeightsError, "int64"),
+        ("labels", torch.tensor([False, True, True]), CorruptWeightsError, "labels as torch.bool"),
+        (
+            "means",
+            torch.full((C, K), 1e300, dtype=torch.float64),
+            CorruptWeightsError,
+            "means as torch.float64",
+        ),
         ("axes", torch.ones(D, K), CorruptWeightsError, "not orthonormal"),
         ("axes", torch.ones(D, K + 1), ModelMismatchError, "axes"),
         ("more", torch.ones(1), CorruptWeightsError, "unknown 'more'"),
@@ -92,4 +99,17 @@ def test_a_header_may_claim_no_more_than_the_file_holds(made: GaussianMixture, t
     text = read_metadata(path)[ENTRY].replace('"components": 3', '"components": 99999')
     path.write_bytes(safetensors.torch.save(safetensors.torch.load_file(path), {ENTRY: text}))
     with pytest.raises(ModelMismatchError):
+        load_mixture(path)
+
+
+def test_large_images_are_drawn_a_few_at_a_time(made: GaussianMixture, monkeypatch):
+    monkeypatch.setattr("fedtranscribe.models.mixture._TOGETHER", 100)
+    few, _ = made.sample(7, torch.Generator().manual_seed(1))
+    assert few.shape == (7, 1, 8, 8)
+
+
+def test_images_have_one_channel_or_three(made: GaussianMixture, tmp_path: Path):
+    path = tmp_path / "generator.safetensors"
+    save_mixture(replace(made, channels=4_096), path)
+    with pytest.raises(CorruptWeightsError, match="channels"):
         load_mixture(path)

@@ -19,6 +19,7 @@ from fedtranscribe.mechanisms import (
     square_sums,
 )
 from fedtranscribe.mechanisms.blocks import triangle_length
+from fedtranscribe.mechanisms.moments import lattice_rows
 from fedtranscribe.models.frequencies import frequencies, frequency_count
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.query import CONSTANT, MOST_CUTS, MOST_NUMBERS, Kind, MixtureQuery, Scalar
@@ -35,8 +36,9 @@ class Mixture:
     Guarantee:
         The bounds are those of `products_bound` and `squares_bound`. A row, and the block that it
         adds to, depend on the record, its label and the public query alone: records are computed
-        in float64, in blocks of one shape, since kernels round by it. Records of one id share one
-        record's weight.
+        in float64, in blocks of one shape, since kernels round by it, and the block follows from
+        whole numbers. Another kind of machine may round an entry to the other side of a lattice
+        point, which moves no bound. Records of one id share one record's weight.
     """
 
     kind = Kind.MIXTURE
@@ -123,10 +125,14 @@ def rows_of(found: Tensor, mapping: Tensor) -> Tensor:
 
 
 def blocks_of(rows: Tensor, labels: Tensor, cuts: Tensor) -> Tensor:
-    """Which block each row adds to, int64 [b]; see `MixtureQuery`."""
+    """Which block each row adds to, int64 [b]; see `MixtureQuery`.
+
+    Rows and cuts are truncated to a lattice first, so that a sum of products is exact.
+    """
     if not len(cuts):
         return torch.zeros(len(rows), dtype=torch.int64)
-    sides = torch.einsum("bk,bjk->bj", rows, cuts[labels]) > 0
+    whole = lattice_rows(rows)[:, None] * lattice_rows(cuts)[labels]
+    sides = whole.sum(2) > 0
     powers = 2 ** torch.arange(cuts.shape[1])
     return labels * 2 ** cuts.shape[1] + (sides * powers).sum(1)
 
