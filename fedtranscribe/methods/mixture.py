@@ -93,7 +93,13 @@ class MixtureMethod:
 
 
 def axes_query(query_id: str, channels: int, size: int) -> MixtureQuery:
-    """In which directions do records differ, and around what?"""
+    """In which directions do records differ, and around what? One block of the lowest frequencies.
+
+    Args:
+        query_id: unique within the run.
+        channels: of the images, 1 or 3.
+        size: of the images, in pixels.
+    """
     d = frequency_count(channels, size)
     centre = torch.zeros(d)
     centre[0] = _GREY * size * math.sqrt(channels)
@@ -106,7 +112,14 @@ def axes_query(query_id: str, channels: int, size: int) -> MixtureQuery:
 def classes_query(
     query_id: str, first: MixtureQuery, answer: Combined, classes: int
 ) -> MixtureQuery:
-    """A Gaussian for every class, on the private axes."""
+    """A Gaussian for every class, on the private axes; centre and radius are the first answer's.
+
+    Args:
+        query_id: unique within the run.
+        first: of `axes_query`.
+        answer: to it.
+        classes: of the task.
+    """
     k = min(AXES, first.features - 1)
     _, mean, covariance = moments_of(first, answer)
     values, vectors = torch.linalg.eigh(covariance[0])
@@ -128,7 +141,14 @@ def classes_query(
 def components_query(
     query_id: str, second: MixtureQuery, answer: Combined, cuts: int
 ) -> MixtureQuery:
-    """2^cuts Gaussians for every class, cut through its mean along its leading axes."""
+    """2^cuts Gaussians for every class, cut through its mean along its leading axes.
+
+    Args:
+        query_id: unique within the run.
+        second: of `classes_query`.
+        answer: to it.
+        cuts: per class, at most `MOST_CUTS`.
+    """
     _, means, covariances = moments_of(second, answer)
     vectors = torch.linalg.eigh(covariances).eigenvectors[:, :, -cuts:].flip(2).transpose(1, 2)
     # A side of the plane through the mean; ũ ends with the constant.
@@ -139,7 +159,7 @@ def components_query(
 
 
 def texture_query(query_id: str, second: MixtureQuery) -> MixtureQuery:
-    """How much of every frequency do the axes leave?"""
+    """How much of every frequency do the axes of `classes_query` (`second`) leave?"""
     mapping = second.map.double()
     scale = mapping.norm(dim=0)[0]
     axes, none = (mapping / scale).float(), torch.zeros(0, 0, second.features)
