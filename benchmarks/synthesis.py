@@ -30,7 +30,7 @@ from fedtranscribe.holder.answering import Holder
 from fedtranscribe.holder.statistics import Mixture, by_kind
 from fedtranscribe.holder.statistics.mixture import bound_of
 from fedtranscribe.methods.method import Combined
-from fedtranscribe.methods.mixture import MixtureMethod, shares_of_budget
+from fedtranscribe.methods.mixture import MixtureMethod, question_shapes
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.calibrate import ROUNDING
@@ -119,10 +119,10 @@ def _learn(train: ImageSet, ledger: Ledger, epsilon: float, cuts: int) -> Gaussi
     holder = Holder(statistics_, ledger, "run", positional_ids=train.positional)
     method = MixtureMethod(train.channels, train.size, train.classes, cuts, "run")
     mu = gaussian_mu(epsilon, DELTA)
-    for share in shares_of_budget(cuts):
+    for shape in question_shapes(train.channels, train.size, train.classes, cuts):
         query = method.ask()
         moves = bound_of(query).moves[Unit.RECORD][Adjacency.ZERO_OUT]
-        std = moves * (1 + ROUNDING) / (mu * math.sqrt(share))
+        std = moves * (1 + ROUNDING) / (mu * math.sqrt(shape.share))
         answer = holder.answer(query, NoisePlan(NoiseMode.LOCAL, std, 1))
         method.learn(query, Combined(query.id, answer.values, std))
     return method.mixture

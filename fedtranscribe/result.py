@@ -28,6 +28,7 @@ from fedtranscribe.result_parts import (
     Diffusion,
     Federation,
     LedgerFacts,
+    MixtureFacts,
     StatedGuarantee,
 )
 
@@ -103,6 +104,7 @@ class Result(_Head):
     public_data_id: Annotated[str | None, Why.SETTING] = None
     class_names: Annotated[tuple[str, ...] | None, Why.SETTING] = None
     generator: CountedGenerator | None = None
+    mixture: MixtureFacts | None = None
     ledger: LedgerFacts | None = None
     accuracy: Accuracy | None = None
     accuracy_on: Annotated[str | None, Why.COURSE] = None

@@ -89,6 +89,20 @@ class Answers(Part):
     teachers: Annotated[int | None, Why.SETTING] = None
 
 
+class MixtureFacts(Part):
+    """The generator that sums over the records made.
+
+    Attributes:
+        share: of the whole budget, that it got.
+        components: Gaussians per class.
+        noise_stds: per coordinate, of each of its answers.
+    """
+
+    share: Annotated[float, Why.COST]
+    components: Annotated[int, Why.SETTING]
+    noise_stds: Annotated[tuple[float, ...], Why.COST]
+
+
 class Federation(Part):
     """Who took part in a federated run, and what went over the wire.
 

@@ -56,7 +56,7 @@ class EvaluationSettings(Place):
     samples: int | None = Field(
         default=None,
         ge=LEAST_SAMPLES,
-        description="Synthetic images to draw; 10,000 if left out, of a diffusion model as its run "
+        description="Synthetic images to draw; 20,000 if left out, of a diffusion model as its run "
         "did.",
     )
     classifiers: tuple[str, ...] = Field(

@@ -1,7 +1,7 @@
 """Settings of runs that teach a student: `transcribe`, and what federated runs share with it."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -111,11 +111,22 @@ class StudentSettings(RunOptions):
         le=1,
         description="Share of the budget that a start leaves to teachers; none: by the forecast.",
     )
+    mixture_share: Annotated[float | None, Topic.PRIVACY] = Field(
+        default=None,
+        ge=0,
+        le=0.9,
+        description="Share of the sums' budget for a generator that shows the data; none: by "
+        "colour or not, 0 without a generator.",
+    )
     with_generator: Annotated[bool, Mark.RESUMABLE, Topic.RUN] = Field(
         default=True,
         description="Train a generator after the student; later is free, with --resume.",
     )
     dpsd: Annotated[DpsdSettings, Mark.NO_OPTION] = DpsdSettings()
+
+    def settled(self) -> Self:
+        """As a run stores it: what begins without a generator buys none later."""
+        return self if self.with_generator else self.model_copy(update={"mixture_share": 0.0})
 
     @property
     def student_architecture(self) -> str:

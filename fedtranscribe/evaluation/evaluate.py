@@ -30,6 +30,7 @@ from fedtranscribe.figures import figures_available
 from fedtranscribe.files import write_atomically
 from fedtranscribe.models import Classifier, pick_device
 from fedtranscribe.models.inference import predict
+from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.runs.finished import FinishedRun
 from fedtranscribe.tracking import Progress, silent
 
@@ -44,7 +45,7 @@ _NO_LABELS = "the run's images do not have the records' labels: no classifier ca
 _DRAWN = "synthetic images"
 _QUERIES = 10
 _NEIGHBOURS = 4
-_SAMPLES = 10_000
+_SAMPLES = 20_000
 _BATCH = 250
 
 
@@ -130,7 +131,8 @@ def _measured(
     if settings.fidelity:
         asked = run.result.asked
         source = feature_source(settings, asked, NamedData.of(asked.data, split))
-    run.generator.to(device)
+    if not isinstance(run.generator, GaussianMixture):  # drawn on the CPU
+        run.generator.to(device)
     progress(_DRAWN, 0, 1)
     images, labels = run.synthesise(samples, settings.seed, progress)
     progress(_DRAWN, 1, 1)

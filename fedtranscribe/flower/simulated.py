@@ -80,6 +80,7 @@ def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
     partitions(settings, split.train)
     _refuse_private_images(settings, NamedData.of(settings.data, split))
     starting = RunDirectory.resume if settings.resume else RunDirectory.create
+    settings = settings.settled()
     run = starting(out, settings)
     wanted = settings.with_generator and settings.method == "feddpsd"
     if run.finished and not run.lacks_generator(wanted=wanted):

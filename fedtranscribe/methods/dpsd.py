@@ -130,6 +130,11 @@ class DPSD:
         self._z = self._draw(settings.round_rows - self._public_rows)
         self._replay = _Replay(torch.empty(0, dtype=torch.uint8), torch.empty(0))
 
+    def ask_about(self, images: Tensor) -> None:
+        """Ask about these images alone from now on, uint8 [m, ch, h, w]; a function of answers."""
+        self._public, self._public_rows = images, self.settings.round_rows
+        self._z = self._draw(0)
+
     # ---------------------------------------------------------------- one round
 
     def ask(self) -> ImageQuery:

@@ -1,6 +1,6 @@
 """What every method on the student side can do, and what it learns from."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.models import Classifier, Generator
-from fedtranscribe.query import Query
+from fedtranscribe.models.mixture import GaussianMixture
+from fedtranscribe.query import Query, query_from
 
 Show = Callable[[str, int, int], None]
 """Called with a stage of long work, steps done, and steps in all."""
@@ -58,8 +59,8 @@ class Method(Protocol[Q]):
         ...
 
     @property
-    def generator(self) -> Generator:
-        """Trained in place."""
+    def generator(self) -> Generator | GaussianMixture:
+        """A network that is trained in place, or a mixture that the answers are."""
         ...
 
     @property
@@ -120,3 +121,21 @@ class Method(Protocol[Q]):
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from `state()` of the same plan."""
         ...
+
+
+def stored_answers(learned: Iterable[tuple[Query, Combined]]) -> list[dict[str, Any]]:
+    """Queries and what came back, as plain values and tensors."""
+    return [
+        {"query": query.to_dict(), "values": answer.values, "noise": answer.noise}
+        for query, answer in learned
+    ]
+
+
+def read_answers(stored: Iterable[dict[str, Any]], kind: type[Q]) -> list[tuple[Q, Combined]]:
+    """The inverse of `stored_answers`, where all are of one kind."""
+    learned = []
+    for kept in stored:
+        query = query_from(**kept["query"])
+        assert isinstance(query, kind)
+        learned.append((query, Combined(query.id, kept["values"], kept["noise"])))
+    return learned

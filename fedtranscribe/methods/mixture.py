@@ -14,12 +14,14 @@ Guarantee:
 """
 
 import math
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fedtranscribe.mechanisms.blocks import block_matrices
-from fedtranscribe.methods.method import Combined
+from fedtranscribe.methods.method import Combined, read_answers, stored_answers
 from fedtranscribe.models.frequencies import frequency_count, lowest
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.query import CONSTANT, Kind, MixtureQuery
@@ -35,9 +37,30 @@ _TEXTURE_RADIUS = 0.35
 _LEAST_SQUARE = 1e-3
 
 
-def shares_of_budget(cuts: int) -> tuple[float, ...]:
-    """Of μ²: axes, classes, components where there are any, texture."""
-    return (0.2, 0.15, 0.6, 0.05) if cuts else (0.25, 0.7, 0.05)
+@dataclass(frozen=True)
+class QuestionShape:
+    """What a plan has to know of a question before it is asked.
+
+    Attributes:
+        share: of the mixture's budget, in μ².
+        width: numbers in a mapped record, with the constant.
+        blocks: of products; None asks for squares.
+    """
+
+    share: float
+    width: int
+    blocks: int | None
+
+
+def question_shapes(channels: int, size: int, classes: int, cuts: int) -> tuple[QuestionShape, ...]:
+    """Axes, classes, components where there are any, texture: all that `MixtureMethod` will ask."""
+    d = frequency_count(channels, size)
+    looked_at = min(FREQUENCIES, d)
+    wide = min(AXES, looked_at) + 1
+    shares = (0.2, 0.15, 0.6, 0.05) if cuts else (0.25, 0.7, 0.05)
+    blocks = (classes, classes * 2**cuts) if cuts else (classes,)
+    shapes = ((looked_at + 1, 1), *((wide, count) for count in blocks), (d, None))
+    return tuple(QuestionShape(s, *shape) for s, shape in zip(shares, shapes, strict=True))
 
 
 class MixtureMethod:
@@ -66,7 +89,7 @@ class MixtureMethod:
     @property
     def finished(self) -> bool:
         """Whether all of them have been."""
-        return self.round == len(shares_of_budget(self._cuts))
+        return self.round == (4 if self._cuts else 3)
 
     def ask(self) -> MixtureQuery:
         """The next question; a function of the answers before it."""
@@ -87,6 +110,14 @@ class MixtureMethod:
     def mixture(self) -> GaussianMixture:
         """What all answers say."""
         return mixture_of(*self._shape, self._learned[-2], self._learned[-1])
+
+    def state(self) -> list[dict[str, Any]]:
+        """Everything that `load_state` needs."""
+        return stored_answers(self._learned)
+
+    def load_state(self, state: list[dict[str, Any]]) -> None:
+        """Continue from `state()` of the same plan."""
+        self._learned = read_answers(state, MixtureQuery)
 
 
 # ---------------------------------------------------------------- questions

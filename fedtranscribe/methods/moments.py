@@ -24,12 +24,12 @@ from torch import Tensor
 from fedtranscribe.config import DpsdSettings
 from fedtranscribe.mechanisms import MomentSums
 from fedtranscribe.methods.course import Course, run_courses
-from fedtranscribe.methods.method import Combined, Kept, Show
+from fedtranscribe.methods.method import Combined, Kept, Show, read_answers, stored_answers
 from fedtranscribe.methods.moments_generator import MomentsMatching
 from fedtranscribe.methods.pretraining import GeneratorPretraining
 from fedtranscribe.models import Classifier, Generator, fixed_randomness
 from fedtranscribe.models.scattering import UnitFeatures
-from fedtranscribe.query import Kind, MomentsQuery, query_from
+from fedtranscribe.query import Kind, MomentsQuery
 
 _BATCH = 250
 # Variance that every axis is taken to have at least, in terms of the mean over all of them.
@@ -179,10 +179,7 @@ class MomentsMethod:
             "student": self.student.state_dict(),
             "generator": self.generator.state_dict(),
             "rng": self.rng.get_state(),
-            "learned": [
-                {"query": query.to_dict(), "values": answer.values, "noise": answer.noise}
-                for query, answer in self._learned
-            ],
+            "learned": stored_answers(self._learned),
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
@@ -190,11 +187,7 @@ class MomentsMethod:
         self.student.load_state_dict(state["student"])
         self.generator.load_state_dict(state["generator"])
         self.rng.set_state(state["rng"])
-        self._learned = []
-        for kept in state["learned"]:
-            query = query_from(**kept["query"])
-            assert isinstance(query, MomentsQuery)
-            self._learned.append((query, Combined(query.id, kept["values"], kept["noise"])))
+        self._learned = read_answers(state["learned"], MomentsQuery)
 
 
 def moments_of(query: MomentsQuery, answer: Combined) -> MomentSums:

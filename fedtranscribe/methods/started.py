@@ -1,8 +1,9 @@
 """FedDPSD with a private start: sums over the records first, then teachers on what is left.
 
-    moments ──> student, generator ──images──> teachers ──noisy answers──> labels ──> student
+    sums ──> student, generator ──images──> teachers ──noisy answers──> labels ──> student
 
-Teachers are asked about images of the generator that the moments have trained. Their answers are
+Teachers are asked about images of the generator: all of them are a mixture's, where the sums made
+one; otherwise they are those of a network that the moments have trained. Their answers are
 mixed with what the student says of the same images, and the student is set anew: ridge regression
 on the records' noisy moments and on the moments of the answered images, side by side.
 
@@ -19,23 +20,30 @@ from fedtranscribe.mechanisms import MomentSums
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.method import Combined, Kept, Show
 from fedtranscribe.methods.moments import MomentsMethod
+from fedtranscribe.methods.moments_then_mixture import MomentsThenMixture
 from fedtranscribe.models import Classifier, Generator
-from fedtranscribe.query import ImageQuery, MomentsQuery
+from fedtranscribe.models.inference import as_bytes
+from fedtranscribe.models.mixture import GaussianMixture
+from fedtranscribe.query import ImageQuery, SumQuery
 
 _BATCH = 250
+# Of the images that teachers are asked about; public.
+_POOL_SEED = 0
 
 
 class TeachersAfterMoments(DPSD):
     """DPSD whose student is set by moments, of records and of answered images.
 
     Args:
-        args, options: of `DPSD`; the student is that of `moments`.
-        moments: both of its questions are answered before the first image is asked.
+        args, options: of `DPSD`; the student is that of `sums`.
+        sums: all of their questions are answered before the first image is asked.
     """
 
-    def __init__(self, *args: Any, moments: MomentsMethod, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, sums: MomentsMethod | MomentsThenMixture, **options: Any
+    ) -> None:
         super().__init__(*args, **options)
-        self._moments = moments
+        self._sums = sums
 
     def _train_student(
         self, steps: int, *, finishing: bool = False, show: Show = lambda stage, done, total: None
@@ -43,7 +51,7 @@ class TeachersAfterMoments(DPSD):
         """Set the head anew; the mean square that the answered rows' labels are away from it."""
         labels = self._labels(self._replay.images, self._replay.evidence).cpu().double()
         rows = self._rows_of(self._replay.images)
-        self._moments.fit(MomentSums(rows.T @ rows, rows.T @ labels))
+        self._sums.fit(MomentSums(rows.T @ rows, rows.T @ labels))
         show("student on all answers", 1, 1)
         said = self._logits(self._replay.images).softmax(-1).double()
         return float((said - labels).square().sum(1).mean())
@@ -60,19 +68,23 @@ class TeachersAfterMoments(DPSD):
 
 
 class Started:
-    """Moments, then teachers; a `Method`.
+    """Sums over records, then teachers; a `Method`.
 
     Args:
-        moments: asks first.
+        sums: ask first.
         teachers: asks then, about images of the same generator.
         show: receives the generator's training between the two.
         kept: where that training lies, so that an interrupted one goes on.
     """
 
     def __init__(
-        self, moments: MomentsMethod, teachers: TeachersAfterMoments, show: Show, kept: Kept
+        self,
+        sums: MomentsMethod | MomentsThenMixture,
+        teachers: TeachersAfterMoments,
+        show: Show,
+        kept: Kept,
     ) -> None:
-        self._moments = moments
+        self._sums = sums
         self._teachers = teachers
         self._show = show
         self._kept = kept
@@ -84,9 +96,9 @@ class Started:
         return self._teachers.student
 
     @property
-    def generator(self) -> Generator:
-        """Both have the same."""
-        return self._teachers.generator
+    def generator(self) -> Generator | GaussianMixture:
+        """Both have the same network; a mixture stays as the sums have made it."""
+        return self._sums.generator
 
     @property
     def rng(self) -> torch.Generator:
@@ -101,28 +113,29 @@ class Started:
     @property
     def part(self) -> int:
         """Every question about moments has its own part, all rows have the last."""
-        return self._moments.round
+        return self._sums.round
 
     @property
     def round(self) -> int:
         """How many queries have been learned from."""
-        return self._moments.round + self._teachers.round
+        return self._sums.round + self._teachers.round
 
     @property
     def rows(self) -> int:
         """An answer about moments is one row."""
-        return self._moments.rows + self._teachers.rows
+        return self._sums.rows + self._teachers.rows
 
     @property
     def finished(self) -> bool:
         """Whether both have asked everything."""
-        return self._moments.finished and self._teachers.finished
+        return self._sums.finished and self._teachers.finished
 
-    def ask(self) -> MomentsQuery | ImageQuery:
+    def ask(self) -> SumQuery | ImageQuery:
         """The next query; the generator is trained before the first one about images."""
-        if self._moments.finished and not self._has_generator:
-            self._moments.finish_generator(self._show, self._kept)
+        if self._sums.finished and not self._has_generator:
+            self._sums.finish_generator(self._show, self._kept)
             self._has_generator = True
+            self._show_images()
         return self._now.ask()
 
     def learn(self, query: Any, answer: Combined) -> dict[str, float]:
@@ -137,23 +150,34 @@ class Started:
     def finish_generator(self, show: Show, kept: Kept) -> None:
         """What it lacks if nothing was asked of teachers: a run may stop before."""
         if not self._has_generator:
-            self._moments.finish_generator(show, kept)
+            self._sums.finish_generator(show, kept)
+
+    def _show_images(self) -> None:
+        """Have teachers asked about a mixture's images; the same ones after an interrupt."""
+        generator = self._sums.generator
+        if isinstance(generator, GaussianMixture):
+            images, _ = generator.sample(
+                self._teachers.settings.rows, torch.Generator().manual_seed(_POOL_SEED)
+            )
+            self._teachers.ask_about(as_bytes(images))
 
     @property
-    def _now(self) -> MomentsMethod | TeachersAfterMoments:
-        return self._teachers if self._moments.finished else self._moments
+    def _now(self) -> MomentsMethod | MomentsThenMixture | TeachersAfterMoments:
+        return self._teachers if self._sums.finished else self._sums
 
     def state(self) -> dict[str, Any]:
         """Everything `load_state` needs to go on as if nothing had happened; tensors on CPU."""
         return {
-            "moments": self._moments.state(),
+            "sums": self._sums.state(),
             "teachers": self._teachers.state(),
             "has_generator": self._has_generator,
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from `state()` of the same plan."""
-        self._moments.load_state(state["moments"])
+        self._sums.load_state(state["sums"])
         # Student and random numbers are the same in both.
         self._teachers.load_state(state["teachers"])
         self._has_generator = state["has_generator"]
+        if self._has_generator:
+            self._show_images()

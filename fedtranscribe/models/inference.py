@@ -8,6 +8,7 @@ from torch import Tensor
 from fedtranscribe.models.classifier import Classifier
 from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.models.generator import Generator
+from fedtranscribe.models.mixture import GaussianMixture
 
 _BATCH = 250
 
@@ -29,7 +30,7 @@ def predict(network: Classifier, images: Tensor) -> Tensor:
 
 
 def labelled_samples(
-    generator: Generator | Synthesizer,
+    generator: Generator | GaussianMixture | Synthesizer,
     student: Classifier | None,
     n: int,
     seed: int,
@@ -37,9 +38,12 @@ def labelled_samples(
 ) -> tuple[Tensor, Tensor]:
     """Synthetic images uint8 [n, ch, s, s] and their labels int64 [n]: post-processing.
 
-    The student labels what a generator makes; a diffusion model is asked for every class alike,
-    and one without labels gives 0 to all.
+    A mixture's images have the labels of its components; the student labels what a network makes; a
+    diffusion model is asked for every class alike, and one without labels gives 0 to all.
     """
+    if isinstance(generator, GaussianMixture):
+        drawn, labels = generator.sample(n, torch.Generator().manual_seed(seed))
+        return as_bytes(drawn), labels
     if isinstance(generator, Synthesizer):
         labels = torch.arange(n) % max(1, generator.classes)
         return generator.draw(labels, seed, done), labels
@@ -56,7 +60,11 @@ def sample_images(generator: Generator, n: int, seed: int) -> Tensor:
     latent = torch.randn(n, generator.latent_dim, generator=rng)
     with torch.no_grad():
         parts = [
-            (generator(part.to(device)).clamp(0, 1) * 255).round().to(torch.uint8).cpu()
-            for part in latent.split(_BATCH)
+            as_bytes(generator(part.to(device)).clamp(0, 1)).cpu() for part in latent.split(_BATCH)
         ]
     return torch.cat(parts)
+
+
+def as_bytes(images: Tensor) -> Tensor:
+    """Images in [0, 1] as uint8."""
+    return (images * 255).round().to(torch.uint8)

@@ -16,25 +16,33 @@ from fedtranscribe.models.headers import (
     expect_fit,
     read_header,
 )
+from fedtranscribe.models.mixture import (
+    GaussianMixture,
+    MixtureHeader,
+    load_mixture,
+    save_mixture,
+)
 from fedtranscribe.models.registry import build, expect_classifier
 from fedtranscribe.models.weights import load_state, restore, save
 
-_HEADER: TypeAdapter[ClassifierHeader | GeneratorHeader] = TypeAdapter(
-    Annotated[ClassifierHeader | GeneratorHeader, Field(discriminator="kind")]
-)
+_Header = ClassifierHeader | GeneratorHeader | MixtureHeader
+_HEADER: TypeAdapter[_Header] = TypeAdapter(Annotated[_Header, Field(discriminator="kind")])
 
 
-def save_network(network: Classifier | Generator, path: Path) -> None:
+def save_network(network: Classifier | Generator | GaussianMixture, path: Path) -> None:
     """Write weights, and in the file's header what `load_network` needs to build the network.
 
     Raises:
         StorageError: a full disk or a read-only folder.
     """
+    if isinstance(network, GaussianMixture):
+        save_mixture(network, path)
+        return
     save(network, path, {ENTRY: json.dumps(_describe(network), sort_keys=True)})
 
 
-def load_network(path: Path) -> Classifier | Generator:
-    """The network in a file of `save_network`, on the CPU, in evaluation mode.
+def load_network(path: Path) -> Classifier | Generator | GaussianMixture:
+    """The network, or mixture, in a file of `save_network`, on the CPU, in evaluation mode.
 
     Raises:
         WeightsNotFoundError: no such file.
@@ -43,6 +51,8 @@ def load_network(path: Path) -> Classifier | Generator:
         UnknownArchitectureError: a torchvision architecture, and torchvision is not installed.
     """
     header = read_header(path, _HEADER)
+    if isinstance(header, MixtureHeader):
+        return load_mixture(path)
     state = load_state(path)
     if isinstance(header, GeneratorHeader):
         make = partial(Generator, header.latent_dim, header.channels, header.size, header.width)

@@ -132,7 +132,7 @@ def moments_forecast(records: int, classes: int, width: int, noise_std: float) -
         return Forecast(None, Verdict.FINE, words)
     each = records / classes
     ratio = each / (noise_std * math.sqrt(2 * width))
-    stands = f"A class of {each:,.0f} records stands {ratio:,.2g} times above the noise"
+    stands = f"A class of {each:,.0f} records stands {in_short(ratio)} times above the noise"
     if ratio < _MOMENTS_HOPELESS:
         words = f"{stands} of the moments: they show nothing; it takes more records, or a larger ε."
         return Forecast(ratio**2, Verdict.HOPELESS, words)
@@ -140,6 +140,11 @@ def moments_forecast(records: int, classes: int, width: int, noise_std: float) -
         words = f"{stands} of the moments: little is seen; it takes more records, or a larger ε."
         return Forecast(ratio**2, Verdict.POOR, words)
     return Forecast(ratio**2, Verdict.FINE, f"{stands} of the moments: enough to learn from.")
+
+
+def in_short(ratio: float) -> str:
+    """Two digits, or all that stand before the point."""
+    return f"{ratio:,.0f}" if ratio >= 10 else f"{ratio:.2g}"
 
 
 def _judge(signal: float, classes: int, fix: str) -> Forecast:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtranscribe.models.diffusion import Synthesizer
+from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.release.accounting import agree
 from fedtranscribe.release.describe import told
@@ -236,7 +237,15 @@ def _facts(run: FinishedRun) -> dict[str, Any]:
         "size": student.size,
         "parameters": sum(p.numel() for p in student.parameters()),
         "generator": generator is not None,
+        "mixture": _mixture(generator) if isinstance(generator, GaussianMixture) else None,
     }
+
+
+def _mixture(generator: GaussianMixture) -> str:
+    return (
+        f"{len(generator.counts)} Gaussians on {generator.axes.shape[1]} axes, each of one class; "
+        "its file holds counts, means, covariances and texture, and no network"
+    )
 
 
 def _accuracy(run: FinishedRun) -> dict[str, float]:

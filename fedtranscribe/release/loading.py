@@ -20,6 +20,7 @@ from fedtranscribe.errors import (
 from fedtranscribe.models import Classifier, Generator, load_network
 from fedtranscribe.models.diffusion import Synthesizer, load_synthesizer
 from fedtranscribe.models.inference import labelled_samples, predict
+from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.release.accounting import first_disagreement
 from fedtranscribe.release.digests import first_difference
 from fedtranscribe.release.stamp import stamp_of
@@ -36,14 +37,14 @@ class Release:
     Attributes:
         path: the folder.
         student: the classifier, in evaluation mode; None for DP-SAD and dp-promise.
-        generator: of images without labels, or a diffusion model, which is asked for labels; None
-            for methods that have neither.
+        generator: a network of images without labels, a mixture of images with labels, or a
+            diffusion model, which is asked for labels; None for methods that have neither.
         privacy: what is guaranteed, and what is not.
     """
 
     path: Path
     student: Classifier | None
-    generator: Generator | Synthesizer | None
+    generator: Generator | GaussianMixture | Synthesizer | None
     privacy: PrivacyStatement
 
     @property
@@ -113,8 +114,9 @@ class Release:
     def sample(self, n: int, seed: int | None = None) -> tuple[Tensor, Tensor]:
         """Synthetic images and their labels: costs no privacy.
 
-        The student labels what a generator makes; a diffusion model is asked for every class
-        alike, and one without labels gives 0 to all.
+        A mixture's images have the labels of its components; the student labels what a network
+        makes; a diffusion model is asked for every class alike, and one without labels gives 0 to
+        all.
 
         Args:
             n: how many.
@@ -193,7 +195,9 @@ def load_student(folder: Path, statement: PrivacyStatement) -> Classifier | None
     return student
 
 
-def load_generator(folder: Path, statement: PrivacyStatement) -> Generator | Synthesizer | None:
+def load_generator(
+    folder: Path, statement: PrivacyStatement
+) -> Generator | GaussianMixture | Synthesizer | None:
     """The generator or diffusion model of a release; None where it lists neither.
 
     Raises:
@@ -204,12 +208,14 @@ def load_generator(folder: Path, statement: PrivacyStatement) -> Generator | Syn
     if GENERATOR not in statement.files:
         return None
     generator = load_network(folder / GENERATOR)
-    if not isinstance(generator, Generator):
+    if not isinstance(generator, Generator | GaussianMixture):
         raise CorruptWeightsError(f"Expected a generator in {folder / GENERATOR}.")
     return generator
 
 
-def classes_of(student: Classifier | None, generator: Generator | Synthesizer | None) -> int:
+def classes_of(
+    student: Classifier | None, generator: Generator | GaussianMixture | Synthesizer | None
+) -> int:
     """How many classes the released networks know; 0 for images without labels."""
     if student is not None:
         return student.classes

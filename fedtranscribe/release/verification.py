@@ -11,6 +11,7 @@ from pathlib import Path
 
 from fedtranscribe.errors import FedtranscribeError
 from fedtranscribe.models.diffusion import Synthesizer
+from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.reading import read_bounded
 from fedtranscribe.release.accounting import first_disagreement
 from fedtranscribe.release.card import CARD, complaints
@@ -110,6 +111,10 @@ def _networks(folder: Path, said: PrivacyStatement) -> str:
     if generator is not None:
         shapes = [(n.channels, n.size) for n in (student, generator)]
         _expect(shapes[0] == shapes[1], "the generator makes images that the student cannot read")
+    if isinstance(generator, GaussianMixture):
+        classes = generator.classes == student.classes
+        _expect(classes, "the generator has other classes than the student")
+        return f"{student.architecture} and a mixture of {len(generator.counts)}, all finite"
     return f"{student.architecture}{'' if generator is None else ' and generator'}, all finite"
 
 

@@ -126,6 +126,7 @@ class Plan:
         published: the paper's own figure for the same noise; None where no paper has one.
         words: how the budget was shared out, and why; empty where there was nothing to share.
         before: what the student had cost its holder before the first query.
+        mixture_share: of the whole budget, in μ² (under masks ρ), what a mixture gets.
     """
 
     parts: tuple[Part, ...]
@@ -135,6 +136,7 @@ class Plan:
     published: Published | None
     words: str = ""
     before: tuple[Release, ...] = field(default=())
+    mixture_share: float = 0.0
 
     @property
     def starts(self) -> bool:
@@ -153,9 +155,19 @@ class Plan:
         return sum(part.rows for part in self.parts)
 
     @property
+    def sets_student(self) -> Part:
+        """What the student is set by: teachers' answers, or else the last of the moments."""
+        return [part for part in self.parts if part.kind is not Kind.MIXTURE][-1]
+
+    @property
+    def mixture(self) -> tuple[Part, ...]:
+        """What a generator is made from; empty where none is asked for."""
+        return tuple(part for part in self.parts if part.kind is Kind.MIXTURE)
+
+    @property
     def noise(self) -> NoisePlan:
-        """Of the last part, which is the one that the student is set by."""
-        return self.parts[-1].noise
+        """Of the part that the student is set by; all parts have one mode."""
+        return self.sets_student.noise
 
     @property
     def facts(self) -> Capabilities:
@@ -165,7 +177,7 @@ class Plan:
     @property
     def noise_std(self) -> float | None:
         """Std per coordinate, as results tell it; labels have none."""
-        return None if self.parts[-1].kind is Kind.LABEL else self.noise.strength
+        return None if self.sets_student.kind is Kind.LABEL else self.noise.strength
 
     def releases(self, holder: str, rows: Sequence[int] | None = None) -> tuple[Release, ...]:
         """What answered rows give away about one holder's data.

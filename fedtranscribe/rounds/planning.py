@@ -2,45 +2,40 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.config import StudentSettings
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.mechanisms import mean_rows_bound
 from fedtranscribe.mechanisms.masked import masked_noise_std
-from fedtranscribe.mechanisms.moments import moments_bound
-from fedtranscribe.models.scattering import row_width
 from fedtranscribe.privacy.accountant import epsilon_filter
 from fedtranscribe.privacy.calibrate import (
-    ROUNDING,
     EnsembleLayout,
     label_epsilon0,
     noise_std,
     row_mu,
     vote_eta,
 )
-from fedtranscribe.privacy.closed_forms import gaussian_epsilon, gaussian_mu
+from fedtranscribe.privacy.closed_forms import gaussian_epsilon
 from fedtranscribe.privacy.forecasts import (
     Verdict,
     forecast,
     label_forecast,
-    moments_forecast,
 )
-from fedtranscribe.privacy.noise_plan import NoisePlan, expect_tolerable
+from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.published import dpsd_theorem1, dpsd_theorem2, published_sigma
-from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
+from fedtranscribe.privacy.units import NoiseMode, RowAnswer, Unit
 from fedtranscribe.privacy.zcdp import zcdp_rho
 from fedtranscribe.query import Kind
+from fedtranscribe.rounds.asked import KINDS, Asked
 from fedtranscribe.rounds.plan import Part, Plan, label_nats
+from fedtranscribe.rounds.sums_planning import sums_plan
 
-KINDS = {"data": Kind.GRADIENT, "label": Kind.LABEL, "vote": Kind.VOTE}
-"""What is asked for, by the setting `privacy`."""
+__all__ = ["KINDS", "Asked", "make_plan"]
 
 # Rows: enough for the student, few enough for minutes on two cores.
 _ROWS_PER_CLASS = 400
-# Of μ², which adds up: the first question about moments only has to show which axes matter.
-_FIRST_SHARE = 0.3
 # Of μ², for teachers that say more than the sums do.
 _EVEN = 0.5
 _RANK = {Verdict.HOPELESS: 0, Verdict.POOR: 1, Verdict.FINE: 2}
@@ -48,27 +43,6 @@ _NO_ENSEMBLES = (
     "And it knows no ensembles: a record that reaches one of M teachers moves the mean of their "
     "rows by 1/M of what it counts, so that here it may print more than the sound figure."
 )
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What a plan is made from, beside the facts of the holders.
-
-    Attributes:
-        settings: of the run.
-        kind: what is asked for; of teachers, where there is a start.
-        mode: who adds the noise.
-        dropouts: that a masked sum is to bear; None: what all holders bear.
-        by_formula: whether the noise is the published formula's, which is no guarantee.
-        start: whether sums over the records are asked first.
-    """
-
-    settings: StudentSettings
-    kind: Kind
-    mode: NoiseMode = NoiseMode.LOCAL
-    dropouts: int | None = None
-    by_formula: bool = False
-    start: bool = False
 
 
 def make_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
@@ -80,7 +54,7 @@ def make_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
         ConfigError: top-k beyond the classes, labels with noise of somebody else's, a unit that
             the kind cannot protect, or more rows than a holder allows per run.
     """
-    make = {Kind.LABEL: _label_plan, Kind.MOMENTS: _moments_plan}.get(asked.kind, _rows_plan)
+    make = {Kind.LABEL: _label_plan, Kind.MOMENTS: sums_plan}.get(asked.kind, _rows_plan)
     plan = (_started_plan if asked.start else make)(asked, roster)
     least = min(roster.values(), key=lambda facts: facts.rows_per_run)
     if plan.rows > least.rows_per_run:
@@ -141,7 +115,7 @@ def _row_noise(
         std = published_sigma(epsilon, delta, _paper_beta(epsilon), classes, rows)
         return NoisePlan(asked.mode, std, holders)
     if asked.mode is NoiseMode.SECAGG:
-        failures = _failures(asked.dropouts, roster)
+        failures = asked.failures(roster)
         bound = mean_rows_bound(layout.shards, answer, k)
         rho = share * zcdp_rho(epsilon, delta)
         std = masked_noise_std(rho, rows, bound, unit, holders, sum(failures))
@@ -154,28 +128,6 @@ def _row_noise(
 def _paper_beta(epsilon: float) -> float:
     """β as the paper sets it; it changes its formula only, since noise and rows both scale by β."""
     return 1e-3 if epsilon <= 1 else 5e-3
-
-
-def _failures(dropouts: int | None, roster: Mapping[str, Capabilities]) -> tuple[int, int]:
-    """How many holders may be missing from a masked sum, and how many may side with the server.
-
-    Every holder's own policy is kept: as many colluders as the most careful one counts on, and no
-    more drop-outs than the strictest one bears.
-
-    Raises:
-        ConfigError: more drop-outs are asked for than that, or too many for so few holders.
-    """
-    colluders = max(facts.colluders for facts in roster.values())
-    strictest = min(roster.values(), key=lambda facts: facts.dropouts)
-    most = min(strictest.dropouts, max(0, (len(roster) - colluders - 1) // 2))
-    wanted = most if dropouts is None else dropouts
-    if wanted > strictest.dropouts:
-        raise ConfigError(
-            f"Expected dropouts={wanted} <= {strictest.dropouts}, the limit of holder "
-            f"{strictest.name}; ask for fewer."
-        )
-    expect_tolerable(len(roster), wanted, colluders)
-    return wanted, colluders
 
 
 # ---------------------------------------------------------------- labels
@@ -210,30 +162,6 @@ def _label_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
     return Plan((part,), roster, settings.delta, outlook, dpsd_theorem2(strength))
 
 
-# ---------------------------------------------------------------- moments
-
-
-def _moments_plan(asked: Asked, roster: Mapping[str, Capabilities], share: float = 1.0) -> Plan:
-    """Two questions share the budget: which axes matter, then sums by class on these."""
-    settings, facts = asked.settings, next(iter(roster.values()))
-    if settings.unit != Unit.RECORD:
-        raise ConfigError(
-            f"Expected unit=record with moments, got {settings.unit}: a sum over records hides no "
-            "whole holder."
-        )
-    # Rows have an entry for the constant as well.
-    width = row_width(facts.channels, facts.size)
-    shares = ((None, _FIRST_SHARE * share), (facts.classes, (1 - _FIRST_SHARE) * share))
-    parts = tuple(
-        Part(Kind.MOMENTS, 1, _moments_noise(asked, roster, each, width, classes), width, classes)
-        for classes, each in shares
-    )
-    declared = [holder.records for holder in roster.values()]
-    records = sum(declared) if all(declared) else 0
-    outlook = moments_forecast(records, facts.classes, width, parts[1].combined_std(len(roster)))
-    return Plan(parts, roster, settings.delta, outlook, None)
-
-
 # ---------------------------------------------------------------- a start, then teachers
 
 
@@ -241,7 +169,8 @@ def _started_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
     """Sums over the records first, then teachers with what is left; they may get nothing."""
     share, why = _teachers_share(asked, roster)
     if share == 0:
-        return replace(_moments_plan(asked, roster), words=why)
+        plan = sums_plan(asked, roster)
+        return replace(plan, words="; ".join(filter(None, (why, plan.words))))
     if asked.kind is Kind.LABEL:
         raise ConfigError(
             "Expected privacy=vote or privacy=data where teachers are asked after a start: labels "
@@ -250,9 +179,9 @@ def _started_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
     last = _rows_plan(asked, roster, share)
     if share == 1:
         return replace(last, words=why)
-    first = _moments_plan(asked, roster, 1 - share)
-    parts = (*first.parts, *last.parts)
-    return Plan(parts, roster, asked.settings.delta, first.forecast, None, why)
+    first = sums_plan(asked, roster, 1 - share)
+    parts, words = (*first.parts, *last.parts), "; ".join(filter(None, (why, first.words)))
+    return replace(first, parts=parts, words=words)
 
 
 def _teachers_share(asked: Asked, roster: Mapping[str, Capabilities]) -> tuple[float, str]:
@@ -269,7 +198,7 @@ def _teachers_share(asked: Asked, roster: Mapping[str, Capabilities]) -> tuple[f
     if without or asked.kind is Kind.LABEL:
         why = f"holder {without[0]} has no teachers for it" if without else "labels cannot share it"
         return 0.0, f"the whole budget goes to sums over the records: {why}"
-    sums, votes = _moments_plan(asked, roster).forecast, _rows_plan(asked, roster).forecast
+    sums, votes = sums_plan(asked, roster).forecast, _rows_plan(asked, roster).forecast
     if _RANK[votes.verdict] <= _RANK[sums.verdict]:
         return 0.0, (
             "the whole budget goes to sums over the records, and no teacher is trained: asked "
@@ -279,23 +208,3 @@ def _teachers_share(asked: Asked, roster: Mapping[str, Capabilities]) -> tuple[f
         f"teachers get {_EVEN:.0%} of the budget: asked alone, sums over the records would be "
         f"{sums.verdict}, teachers {votes.verdict}"
     )
-
-
-def _moments_noise(
-    asked: Asked,
-    roster: Mapping[str, Capabilities],
-    share: float,
-    width: int,
-    classes: int | None,
-) -> NoisePlan:
-    """Noise under which one answer costs its share of the budget under zero-out."""
-    settings, holders, bound = asked.settings, len(roster), moments_bound(width, classes)
-    if asked.mode is NoiseMode.SECAGG:
-        failures = _failures(asked.dropouts, roster)
-        rho = share * zcdp_rho(settings.epsilon, settings.delta)
-        std = masked_noise_std(rho, 1, bound, Unit.RECORD, holders, sum(failures))
-        return NoisePlan(asked.mode, std, holders, *failures)
-    mu = math.sqrt(share) * gaussian_mu(settings.epsilon, settings.delta)
-    tau = bound.moves[Unit.RECORD][Adjacency.ZERO_OUT] * (1 + ROUNDING) / mu
-    per_holder = math.sqrt(holders) if asked.mode is NoiseMode.LOCAL else holders
-    return NoisePlan(asked.mode, tau / per_holder, holders)

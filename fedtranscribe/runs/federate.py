@@ -30,7 +30,14 @@ from fedtranscribe.rounds.roster import against_start, enrol, starts
 from fedtranscribe.rounds.server import Outcome
 from fedtranscribe.rounds.transport import Transport
 from fedtranscribe.run_directory import RunDirectory
-from fedtranscribe.runs.learning import HeldOut, Learned, expect_generator, finish_generator, learn
+from fedtranscribe.runs.learning import (
+    HeldOut,
+    Learned,
+    expect_generator,
+    finish_generator,
+    learn,
+    mixture_facts,
+)
 from fedtranscribe.runs.student_side import public_images
 from fedtranscribe.tracking import Report, ignore
 
@@ -140,6 +147,7 @@ def _result(
         data=settings.data,
         class_names=None if test is None else test.images.class_names,
         public_data=settings.public_data,
+        mixture=mixture_facts(plan),
         accuracy=learned.accuracy or Accuracy.of({}),
         curve=AccuracyCurve(rows=tuple(curve[0]), accuracy=tuple(curve[1])),
         settings=json.loads(settings.model_dump_json(exclude_none=True)),

@@ -12,6 +12,7 @@ from fedtranscribe.errors import ConfigError, CorruptWeightsError
 from fedtranscribe.models import Classifier, Generator, load_network
 from fedtranscribe.models.diffusion import Synthesizer, load_synthesizer
 from fedtranscribe.models.inference import labelled_samples
+from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.result import Result
 from fedtranscribe.result_parts import OWN_LABELS
 from fedtranscribe.run_directory import DENOISER, GENERATOR, STUDENT
@@ -34,7 +35,7 @@ class FinishedRun:
     path: Path
     result: Result
     student: Classifier | None
-    generator: Generator | Synthesizer | None
+    generator: Generator | GaussianMixture | Synthesizer | None
 
     @classmethod
     def open(cls, path: Path) -> "FinishedRun":
@@ -51,7 +52,7 @@ class FinishedRun:
         generator = load_network(path / GENERATOR) if (path / GENERATOR).exists() else None
         if not isinstance(student, Classifier):
             raise CorruptWeightsError(f"Expected a classifier in {path / STUDENT}.")
-        if generator is not None and not isinstance(generator, Generator):
+        if generator is not None and not isinstance(generator, Generator | GaussianMixture):
             raise CorruptWeightsError(f"Expected a generator in {path / GENERATOR}.")
         return cls(path, result, student, generator)
 
@@ -108,8 +109,7 @@ class FinishedRun:
     ) -> tuple[Tensor, Tensor]:
         """Synthetic images and their labels: post-processing.
 
-        The student labels what a generator makes; a diffusion model is asked for every class
-        alike. Where nobody knows labels they are all 0.
+        See `labelled_samples`. Where nobody knows labels they are all 0.
 
         Args:
             n: how many.

@@ -11,13 +11,15 @@ from fedtranscribe.figures import draw_curve, draw_images, figures_available
 from fedtranscribe.mechanisms import NoiseSource
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.method import Method
+from fedtranscribe.methods.mixture import MixtureMethod
 from fedtranscribe.methods.moments import MomentsMethod
+from fedtranscribe.methods.moments_then_mixture import MomentsThenMixture
 from fedtranscribe.methods.started import Started, TeachersAfterMoments
 from fedtranscribe.models import pick_device, save_network
-from fedtranscribe.models.inference import accuracy, predict, sample_images
+from fedtranscribe.models.inference import accuracy, labelled_samples
 from fedtranscribe.models.scattering import NAME as SCATTER
 from fedtranscribe.privacy.units import Unit
-from fedtranscribe.result_parts import Accuracy
+from fedtranscribe.result_parts import Accuracy, MixtureFacts
 from fedtranscribe.rounds.plan import Plan
 from fedtranscribe.rounds.server import Events, Outcome, Server
 from fedtranscribe.rounds.transport import Transport
@@ -151,7 +153,7 @@ def learn(
 
 
 def finish_generator(method: Method[Any], run: RunDirectory, progress: Progress = silent) -> None:
-    """Train what the generator still lacks, and write it with some of its images: free.
+    """Train what a generator still lacks, and write it with some of its images: free.
 
     Args:
         method: whose student is finished.
@@ -161,8 +163,8 @@ def finish_generator(method: Method[Any], run: RunDirectory, progress: Progress 
     method.finish_generator(progress, run.generator_state)
     save_network(method.generator, run.path / GENERATOR)
     if figures_available():
-        images = sample_images(method.generator, _GRID, seed=0)
-        draw_images(images, predict(method.student, images), run.path / "images.png")
+        images, labels = labelled_samples(method.generator, method.student, _GRID, seed=0)
+        draw_images(images, labels, run.path / "images.png")
 
 
 def _method(
@@ -190,11 +192,32 @@ def _method(
 
     if not plan.starts:
         return make(DPSD, kind=last.kind)
-    moments = make(MomentsMethod)
+    sums = make(MomentsMethod)
+    if plan.mixture:
+        sums = MomentsThenMixture(sums, _mixture(plan, run.run_id))
     if plan.teachers is None:
-        return moments
-    teachers = make(TeachersAfterMoments, kind=last.kind, moments=moments)
-    return Started(moments, teachers, progress, run.generator_state)
+        return sums
+    teachers = make(TeachersAfterMoments, kind=last.kind, sums=sums)
+    return Started(sums, teachers, progress, run.generator_state)
+
+
+def _mixture(plan: Plan, run: str) -> MixtureMethod:
+    facts = plan.facts
+    cuts = _components(plan).bit_length() - 1
+    return MixtureMethod(facts.channels, facts.size, facts.classes, cuts, run)
+
+
+def mixture_facts(plan: Plan) -> MixtureFacts | None:
+    """What a result says of the mixture that a plan asks for; None where it asks for none."""
+    if not plan.mixture:
+        return None
+    stds = tuple(part.noise.strength for part in plan.mixture)
+    return MixtureFacts(share=plan.mixture_share, components=_components(plan), noise_stds=stds)
+
+
+def _components(plan: Plan) -> int:
+    """Per class."""
+    return max(part.classes or 0 for part in plan.mixture) // plan.facts.classes
 
 
 def _draw_curve(run: RunDirectory, outcome: Outcome, scores: dict[str, float]) -> None:

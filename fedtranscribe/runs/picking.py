@@ -77,7 +77,27 @@ def with_source(settings: TranscribeSettings) -> TranscribeSettings:
         )
     else:
         picked = {"source": source, "student": SCATTER}
+    picked["mixture_share"] = _mixture_share(settings, sums=picked.get("start") != "none")
     return settings.model_copy(update=picked)
+
+
+def _mixture_share(settings: TranscribeSettings, *, sums: bool) -> float | None:
+    """None where the plan is to choose. A run that is begun without a generator buys none later.
+
+    Raises:
+        ConfigError: a share was asked for, and there is nothing that has one.
+    """
+    asked = settings.mixture_share
+    if asked and not sums:
+        raise ConfigError(
+            f"Expected no --mixture-share {asked:g} where teachers alone are asked; add --start "
+            "moments, or leave it out."
+        )
+    if asked and not settings.with_generator:
+        raise ConfigError(
+            f"Expected no --mixture-share {asked:g} with --no-generator; leave one of the two out."
+        )
+    return asked if sums and settings.with_generator else 0.0
 
 
 def _started_student(settings: TranscribeSettings) -> str:
@@ -152,6 +172,7 @@ def picked_words(
         return (
             f"no teachers: {sums}",
             f"{linear}; for teachers' answers instead, add --source teachers",
+            *filter(None, (plan.words,)),
         )
     if plan.teachers is None:
         return plan.words, sums, linear

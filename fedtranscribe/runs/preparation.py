@@ -145,13 +145,14 @@ def prepare(settings: TranscribeSettings, generator: GivenGenerator | None = Non
                 f"Expected shards={shards} <= {len(train)} records; ask for fewer shards."
             )
     start = kind is not Kind.MOMENTS and settings.start == "moments"
-    facts = _facts(train, shards, (kind, Kind.MOMENTS) if start else (kind,))
+    sums = (Kind.MOMENTS, Kind.MIXTURE)
+    facts = _facts(train, shards, sums if kind is Kind.MOMENTS else (kind, *sums * start))
     asked = Asked(settings, kind, by_formula=settings.calibrate_by == "published", start=start)
     plan = make_plan(asked, {OWN: facts})
     expect_generator(settings, plan)
     started = None
     if kind is not Kind.MOMENTS and could_start(settings):
-        with_sums = _facts(train, shards, (kind, Kind.MOMENTS))
+        with_sums = _facts(train, shards, (kind, *sums))
         started = make_plan(replace(asked, start=True), {OWN: with_sums})
     if generator is None:
         public = public_images(settings, facts.channels, facts.size, private)

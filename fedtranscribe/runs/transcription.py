@@ -35,7 +35,7 @@ from fedtranscribe.result_parts import (
     StatedGuarantee,
 )
 from fedtranscribe.run_directory import STUDENT, RunDirectory, check_writable
-from fedtranscribe.runs.learning import HeldOut, Learned, finish_generator, learn
+from fedtranscribe.runs.learning import HeldOut, Learned, finish_generator, learn, mixture_facts
 from fedtranscribe.runs.own_holder import OwnHolder
 from fedtranscribe.runs.preparation import OWN, Prepared, make_manifest
 from fedtranscribe.teachers import Ensemble, ensemble_accuracy, train_teachers
@@ -171,18 +171,19 @@ def _run(
     shown = with_private_scores(run.path, Result.read(run.path))
     if settings.with_generator:
         if prepared.plan.teachers is None:  # otherwise it was trained along the way
-            say(_student_words(shown, run.path))
+            say(_student_words(shown, run.path, free=not prepared.plan.mixture))
         finish_generator(learned.method, run, progress)
     return shown
 
 
-def _student_words(shown: Shown, folder: Path) -> str:
+def _student_words(shown: Shown, folder: Path, *, free: bool) -> str:
     """That the student can be used, while its generator is still trained."""
     score, note = shown.accuracy.get("student"), ""
     if score is not None:
         told = ", NOT PRIVATE" if "student" in shown.not_private else ""
         note = f" ({score:.1%} right on held-out images{told})"
-    return f"the student is finished{note}: {folder / STUDENT}; its generator costs nothing more"
+    more = "; its generator costs nothing more" if free else ""
+    return f"the student is finished{note}: {folder / STUDENT}{more}"
 
 
 def _private_side(
@@ -242,6 +243,7 @@ def _result(prepared: Prepared, run: RunDirectory, holder: Holder, learned: Lear
         class_names=names,
         public_data=settings.public_data if prepared.generator is None else None,
         generator=_generator(prepared),
+        mixture=mixture_facts(plan),
         accuracy=learned.accuracy,
         accuracy_on=(
             "held-out images of a published benchmark, declared public"

@@ -1,6 +1,7 @@
 """Planted faults in mechanisms are found by watching them; sound mechanisms are not accused."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,11 +15,16 @@ from fedtranscribe.mechanisms import (
     SeededBits,
     SeededNoise,
     TopKRandomizedResponse,
+    gaussian_mechanism,
+    moments_bound,
 )
+from fedtranscribe.mechanisms.blocks import products_bound, squares_bound
 from fedtranscribe.privacy.accountant import delta_of, epsilon
 from fedtranscribe.privacy.calibrate import EnsembleLayout, noise_std
 from fedtranscribe.privacy.events import Gaussian, PoissonGaussian
 from fedtranscribe.privacy.label_events import RandomizedResponse
+from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
 from tests.mechanisms_for import (
     masked_mean_rows,
@@ -208,3 +214,53 @@ def test_moments_are_played_on_the_worst_pair_of_records(adjacency, fault):
     assert found.lower > 0.4 * claimed
     # A run that stopped between its two answers has no noise to play on.
     assert play_run(result, {"holder": (booked,)}, adjacency, 1_000, 0.99) is None
+
+
+def sums_of(mode: NoiseMode, holders: int, stds: tuple[float, ...]) -> list[Release]:
+    """Releases of a holder under a plan of these stds: two of moments, three of a mixture."""
+    bounds = [
+        moments_bound(2, None),
+        moments_bound(2, 2),
+        products_bound(2, 1),
+        products_bound(2, 2),
+        squares_bound(2),
+    ]
+    return [
+        gaussian_mechanism(bound, NoisePlan(mode, std, holders)).release(1, positional_ids=False)
+        for bound, std in zip(bounds, stds, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("mode", list(NoiseMode))
+@pytest.mark.parametrize("adjacency", [Adjacency.ZERO_OUT, Adjacency.REPLACE])
+@pytest.mark.parametrize("fault", [1.0, 0.4])
+def test_sums_are_played_together_as_whoever_may_see_them_sees_them(mode, adjacency, fault):
+    stds = (2.0, 1.6, 2.0, 2.0, 3.0)
+    releases = sums_of(mode, 3, stds)
+    result = result_of(
+        private=True,
+        delta=DELTA,
+        rows=5,
+        noise=mode.value,
+        noise_std=fault * stds[1],
+        holders=3,
+        mixture={
+            "share": 0.3,
+            "components": 1,
+            "noise_stds": [fault * std for std in stds[2:]],
+        },
+    )
+    source = SeededBits(0) if mode is NoiseMode.SECAGG else SeededNoise(0)
+    found = play_run(result, {"holder": tuple(releases)}, adjacency, 20_000, 0.999, source)
+    assert found is not None
+    assert "all 3 of the mixture, together" in found.words
+    assert found.contradicts is (fault == 0.4)
+    claimed = epsilon([r.event(Unit.RECORD, adjacency) for r in releases[1:]], DELTA)
+    assert found.lower > 0.2 * claimed
+    # Beside answers of teachers, the noise that a result states is not that of sums.
+    started = (*releases, replace(releases[1], mechanism="noisy-mean-votes"))
+    assert play_run(result, {"holder": started}, adjacency, 1_000, 0.99) is None
+    # What stopped within its mixture is played on moments alone.
+    short = play_run(result, {"holder": tuple(releases[:4])}, adjacency, 1_000, 0.99, source)
+    assert short is not None
+    assert "of the mixture" not in short.words

@@ -78,7 +78,7 @@ def either(request: pytest.FixtureRequest, settings: FederationSettings) -> Iter
     if request.param == "votes":
         yield Case(settings, 3, 30, "{:06d}", DPSD, "secagg-mean-votes")
         return
-    chosen = settings.model_copy(update={"student": None})
+    chosen = settings.model_copy(update={"student": None, "mixture_share": 0})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fedtranscribe.models.scattering._WIDTH", 20)
         yield Case(chosen, 2, 2, "moments-{}", MomentsMethod, "secagg-moments")

@@ -25,8 +25,8 @@ MODES = [mode.value for mode in NoiseMode]
 
 @pytest.fixture
 def sums(settings):
-    """As `settings`, with a student that sums over records can teach."""
-    return settings.model_copy(update={"student": None, "noise": "local"})
+    """As `settings`, with a student that sums over records can teach, and no mixture."""
+    return settings.model_copy(update={"student": None, "noise": "local", "mixture_share": 0})
 
 
 def booked(ledger: Ledger) -> float:
@@ -104,7 +104,7 @@ def test_the_student_is_that_of_the_pooled_records_whatever_the_skew(
 def test_a_generator_left_out_can_be_made_later_and_nobody_is_asked(
     sums, split, open_nodes, tmp_path
 ):
-    short = sums.model_copy(update={"with_generator": False})
+    short = sums.model_copy(update={"with_generator": False}).settled()
     nodes = open_nodes(short)
     go(short, InProcess(nodes), start(tmp_path / "run", short), split)
     made = {name: (tmp_path / "run" / name).read_bytes() for name in (STUDENT, "metrics.json")}

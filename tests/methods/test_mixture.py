@@ -6,9 +6,10 @@ import torch
 from fedtranscribe.data import ImageSet
 from fedtranscribe.holder.statistics import Mixture
 from fedtranscribe.holder.statistics.mixture import bound_of
+from fedtranscribe.mechanisms.blocks import mixture_bound
 from fedtranscribe.mechanisms.moments import SUM_BITS
 from fedtranscribe.methods.method import Combined
-from fedtranscribe.methods.mixture import MixtureMethod, shares_of_budget
+from fedtranscribe.methods.mixture import MixtureMethod, question_shapes
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.query import MixtureQuery
 
@@ -100,7 +101,16 @@ def test_questions_come_in_their_order_and_use_the_answers_before():
 
 
 @pytest.mark.parametrize("cuts", [0, 1, 3])
-def test_the_shares_are_the_whole_budget(cuts: int):
-    shares = shares_of_budget(cuts)
-    assert math.fsum(shares) == pytest.approx(1)
-    assert len(shares) == (4 if cuts else 3)
+@pytest.mark.parametrize(("channels", "size"), [(1, SIZE), (3, 40)])
+def test_a_plan_knows_the_questions_before_they_are_asked(cuts: int, channels: int, size: int):
+    shapes = question_shapes(channels, size, CLASSES, cuts)
+    assert math.fsum(shape.share for shape in shapes) == pytest.approx(1)
+    method = MixtureMethod(channels, size, CLASSES, cuts, "run")
+    rng = torch.Generator().manual_seed(0)
+    for shape in shapes:
+        query = method.ask()
+        bound = bound_of(query)
+        assert bound == mixture_bound(shape.width, shape.blocks)
+        values = torch.randn(1, bound.width, generator=rng, dtype=torch.float64)
+        method.learn(query, Combined(query.id, values, 1.0))
+    assert method.finished

@@ -1,4 +1,4 @@
-"""The student first; its generator later, in pieces, or not at all, at no cost."""
+"""The student first; a network as its generator later, in pieces, or not at all, at no cost."""
 
 import shutil
 from pathlib import Path
@@ -21,7 +21,12 @@ from tests.conftest import TINY_DPSD
 def settings(tiny_data: Path) -> TranscribeSettings:
     dpsd = TINY_DPSD.model_copy(update={"moments_steps": 3, "pretrain_steps": 4})
     return TranscribeSettings(
-        data=str(tiny_data), epsilon=50, budget=51, dpsd=dpsd, with_generator=False
+        data=str(tiny_data),
+        epsilon=50,
+        budget=51,
+        dpsd=dpsd,
+        with_generator=False,
+        mixture_share=0,
     )
 
 

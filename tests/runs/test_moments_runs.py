@@ -15,9 +15,11 @@ from tests.conftest import TINY_DPSD
 
 @pytest.fixture
 def settings(tiny_data: Path) -> TranscribeSettings:
-    """A run that learns from moments, in seconds."""
+    """A run that learns from moments alone, in seconds."""
     dpsd = TINY_DPSD.model_copy(update={"moments_steps": 1})
-    return TranscribeSettings(data=str(tiny_data), epsilon=50, budget=51, dpsd=dpsd)
+    return TranscribeSettings(
+        data=str(tiny_data), epsilon=50, budget=51, dpsd=dpsd, mixture_share=0
+    )
 
 
 def ledger_of(settings: TranscribeSettings) -> Ledger:

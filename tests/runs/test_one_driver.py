@@ -14,7 +14,7 @@ from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.holder import answering
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.holder.statistics import Moments, by_kind, of_teachers
+from fedtranscribe.holder.statistics import Mixture, Moments, by_kind, of_teachers
 from fedtranscribe.mechanisms import SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.query import Kind
@@ -32,7 +32,8 @@ POLICY = HolderPolicy(epsilon=51.0, kinds=tuple(Kind))
 
 def settings_for(asked: str, data: Path) -> TranscribeSettings:
     common = {"data": str(data), "epsilon": 50.0, "budget": 51.0, "dpsd": TINY_DPSD}
-    if asked == "moments":
+    if asked in ("moments", "mixture"):
+        common["mixture_share"] = None if asked == "mixture" else 0
         few = TINY_DPSD.model_copy(update={"moments_steps": 2})
         return TranscribeSettings(**{**common, "dpsd": few})
     teachers = {"teacher": "cnn-small", "student": "cnn-small", "shards": 2, "rows": 20}
@@ -52,7 +53,7 @@ def node_of(prepared: Prepared, run: Path, ledger: Path) -> Node:
     if plan.facts.shards:
         statistics = of_teachers(Ensemble(run / "private" / "teachers", torch.device("cpu")))
     else:
-        statistics = by_kind([Moments(images, torch.device("cpu"))])
+        statistics = by_kind([Moments(images, torch.device("cpu")), Mixture(images)])
     return Node(
         OWN,
         statistics,
@@ -63,7 +64,7 @@ def node_of(prepared: Prepared, run: Path, ledger: Path) -> Node:
     )
 
 
-@pytest.mark.parametrize("asked", ["vote", "data", "label", "moments"])
+@pytest.mark.parametrize("asked", ["vote", "data", "label", "moments", "mixture"])
 def test_a_federation_of_one_gives_the_student_of_one_machine(
     asked: str, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -125,3 +125,54 @@ def test_a_run_of_teachers_says_in_figures_what_a_start_would_add():
 def test_no_start_is_offered_where_there_can_be_none(typed: dict):
     settings = TranscribeSettings(data="digits", teacher="cnn", epsilon=10, **typed)
     assert prepare(settings).words[0] == "teachers alone are asked"
+
+
+# ---------------------------------------------------------------- sums over records
+
+
+def sums(records: int, epsilon: float, mode: NoiseMode = NoiseMode.LOCAL, **changes) -> Plan:
+    """The plan of two holders."""
+    holders = ("one", "other")
+    facts = {"records": records // 2, **changes}
+    roster = {name: replace(OWN, name=name, **facts) for name in holders}
+    asked = Asked(TranscribeSettings(epsilon=epsilon), Kind.MOMENTS, mode)
+    return make_plan(asked, roster)
+
+
+@pytest.mark.parametrize("mode", list(NoiseMode))
+@pytest.mark.parametrize("target", [1.0, 10.0])
+def test_moments_and_mixture_cost_what_was_asked(mode: NoiseMode, target: float):
+    made = sums(60_000, target, mode)
+    found = [r.event(Unit.RECORD, Adjacency.ZERO_OUT) for r in made.releases("one")]
+    assert len(found) == len(made.parts) >= 5
+    assert 0.999 * target < epsilon(found, 1e-5) <= target * (1 + 1e-6)
+
+
+def components(made: Plan) -> int:
+    return max(part.classes or 0 for part in made.mixture) // 10
+
+
+def test_more_components_only_where_the_noise_allows_them():
+    assert components(sums(1_000_000, 10.0)) == 8, "there are never more"
+    assert components(sums(4_000, 10.0)) == 1
+    assert components(sums(60_000, 1.0)) == 1
+    assert 1 < components(sums(60_000, 10.0)) < 8
+    assert components(sums(0, 10.0)) == 1, "who declares nothing gets none"
+    few, many = sums(4_000, 10.0), sums(1_000_000, 10.0)
+    assert len(few.mixture) == 3
+    assert len(many.mixture) == 4
+    assert "a mixture of 8 Gaussians per class" in many.words
+
+
+def test_colour_leaves_more_to_the_student():
+    assert sums(60_000, 10.0).mixture_share == 0.3
+    assert sums(60_000, 10.0, channels=3).mixture_share == 0.1
+
+
+def test_a_holder_without_mixtures_leaves_all_to_the_student():
+    made = sums(60_000, 10.0, kinds=(Kind.MOMENTS,))
+    assert not made.mixture
+    assert made.words == "no mixture is asked for: holder one does not allow it"
+    asked = Asked(TranscribeSettings(mixture_share=0.2), Kind.MOMENTS)
+    with pytest.raises(ConfigError, match="Holder own allows no mixture; set mixture_share=0"):
+        make_plan(asked, {"own": replace(OWN, kinds=(Kind.MOMENTS,))})

@@ -44,6 +44,7 @@ from fedtranscribe.files import write_atomically
 from fedtranscribe.mechanisms import BitSource
 from fedtranscribe.models import Classifier, Generator, is_small, pick_device
 from fedtranscribe.models.diffusion import Synthesizer
+from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.runs.finished import FinishedRun
 from fedtranscribe.teachers.manifest import FILE as MANIFEST
@@ -171,10 +172,10 @@ def _on_records(
     run, settings, terms = done.run, done.settings, (done.exchanged, confidence)
     device = pick_device(settings.device)
     for network in (run.student, run.generator):
-        if network is not None:
+        if network is not None and not isinstance(network, GaussianMixture):
             network.to(device)
     # A diffusion trainer has no student: its model is attacked by its own loss.
-    model = run.student if run.student is not None else run.generator
+    model = run.student if run.student is not None else run.generator  # a mixture has a student
     assert isinstance(model, Classifier | Synthesizer)
     found: list[Finding] = []
     if "loss" in attacks:

@@ -12,6 +12,7 @@ from fedtranscribe.errors import LedgerError
 from fedtranscribe.evaluation.audit.claims import Given, worst
 from fedtranscribe.evaluation.audit.findings import Check
 from fedtranscribe.mechanisms import MOMENTS
+from fedtranscribe.mechanisms.blocks import PRODUCTS, SQUARES
 from fedtranscribe.privacy.chain import Kind
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.result import Result
@@ -78,8 +79,8 @@ def check_ledger(ledger: Ledger, run: str, rows: int, k: int | None = None) -> C
         return Check("ledger", False, f"{len(twice)} queries were booked under two ids")
     for entry, release in zip(reserved, ledger.releases(run), strict=True):
         answer = ledger.answer(entry.query_id)
-        # How many numbers moments have follows from the query, not from rows.
-        if answer is None or release.mechanism.endswith(MOMENTS):
+        # How many numbers sums have follows from the query, not from rows.
+        if answer is None or release.mechanism.endswith((MOMENTS, PRODUCTS, SQUARES)):
             continue
         # Integers of masked sums take eight bytes, all other answers four.
         each = 8 if release.mechanism.startswith(_MASKED) else 4

@@ -10,6 +10,7 @@ from torch import Tensor
 from fedtranscribe.evaluation.audit.claims import Given, epsilon_of
 from fedtranscribe.evaluation.audit.findings import Claim, Finding
 from fedtranscribe.evaluation.audit.game import Privatiser, play
+from fedtranscribe.evaluation.audit.sums_game import SumsGame, sums_game
 from fedtranscribe.mechanisms import (
     MOMENTS,
     CentralNoise,
@@ -20,12 +21,10 @@ from fedtranscribe.mechanisms import (
     OsNoise,
     TopKRandomizedResponse,
     mean_rows_bound,
-    moment_sums,
-    moments_bound,
 )
-from fedtranscribe.mechanisms.moments import FULL_WEIGHT
 from fedtranscribe.privacy.calibrate import EnsembleLayout
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
+from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
 from fedtranscribe.result import Result
 from fedtranscribe.result_parts import Answers
@@ -33,8 +32,6 @@ from fedtranscribe.result_parts import Answers
 _BEST_MU = 0.5
 # Only the coordinates in which two rows differ tell anything: the others are noise alone.
 _WIDTH = 2
-_NOISY_MOMENTS = f"noisy-{MOMENTS}"
-_MOMENTS_ANSWERS = ("answer on second moments alone", "answer on sums by class")
 
 
 @dataclass(frozen=True)
@@ -91,13 +88,11 @@ def play_run(
     if not releases:
         return None
     release = releases[0]
-    if release.mechanism == _NOISY_MOMENTS:
-        if len(releases) != len(_MOMENTS_ANSWERS):
-            return None
-        # The second tells of classes as well, and its noise is what the result names.
-        release = releases[-1]
+    if release.mechanism.endswith(MOMENTS):
+        sums = sums_game(result, releases, adjacency)
+        return sums and _play_sums(result, sums, adjacency, trials, confidence, source)
     event = release.costs.get(Unit.RECORD, {}).get(adjacency)
-    rows, mechanism, second, first, counts = 1, None, None, None, None
+    rows, mechanism, second, first = 1, None, None, None
     answers = result.answers or Answers()
     if isinstance(event, RandomizedResponse):
         mechanism = TopKRandomizedResponse(event.epsilon0, event.classes)
@@ -110,24 +105,15 @@ def play_run(
         # A vote that moves from a crowd to an empty class moves the normalisation as well.
         first, second = torch.zeros(2, 1, event.classes)
         first[0, 0], first[0, 1], second[0, 1] = 1, others, others + 1
-    elif release.mechanism.endswith(MOMENTS) and answers.noise_std:
-        bound = moments_bound(_WIDTH, _WIDTH)
-        mechanism, counts = LocalNoise(bound, answers.noise_std), bound.counts
-        first, second = _worst_records(adjacency)
     elif event is not None and answers.noise_std:
         mu = math.sqrt(2 * event.zcdp_rho)
         mechanism, rows, first, second = _gaussian(result, answers, release.rows, mu)
     if mechanism is None or first is None or second is None:
         return None
-    delta = result.guarantee.delta
-    epsilon = epsilon_of((release.with_rows(rows),), Unit.RECORD, adjacency, delta)
-    claim = Claim(epsilon if result.guarantee.private else None, delta, Unit.RECORD, adjacency)
+    claim = _claim(result, (release.with_rows(rows),), adjacency)
     if source is None:
         source = OsBits() if isinstance(mechanism, MaskedSum) else OsNoise()
     asked = result.rows or rows
-    words = f" to {rows:,} of the run's {asked:,} rows taken together"
-    if release.mechanism == _NOISY_MOMENTS:
-        words = f": the {_MOMENTS_ANSWERS[-1]}. The {_MOMENTS_ANSWERS[0]} was not played"
     return play(
         mechanism,
         first,
@@ -136,10 +122,41 @@ def play_run(
         source=source,
         trials=trials,
         confidence=confidence,
-        words=words,
+        words=f" to {rows:,} of the run's {asked:,} rows taken together",
         figures={"rows_played": rows, "rows_of_the_run": asked},
-        counts=counts,
     )
+
+
+def _play_sums(
+    result: Result,
+    game: SumsGame,
+    adjacency: Adjacency,
+    trials: int,
+    confidence: float,
+    source: Any,
+) -> Finding:
+    if source is None:
+        source = OsBits() if game.masked else OsNoise()
+    played = len(game.releases)
+    return play(
+        game.mechanism,
+        game.first,
+        game.second,
+        _claim(result, game.releases, adjacency),
+        source=source,
+        trials=trials,
+        confidence=confidence,
+        words=game.words,
+        figures={"rows_played": played, "rows_of_the_run": result.rows or played},
+        counts=game.weights,
+    )
+
+
+def _claim(result: Result, releases: tuple[Release, ...], adjacency: Adjacency) -> Claim:
+    """What these releases are said to cost together; with seeded noise nothing is claimed."""
+    delta = result.guarantee.delta
+    epsilon = epsilon_of(releases, Unit.RECORD, adjacency, delta)
+    return Claim(epsilon if result.guarantee.private else None, delta, Unit.RECORD, adjacency)
 
 
 def _gaussian(
@@ -174,15 +191,3 @@ def _gaussian(
     else:
         mechanism = LocalNoise(bound, std, holders)
     return mechanism, rows, first, second
-
-
-def _worst_records(adjacency: Adjacency) -> tuple[Tensor, Tensor]:
-    """What one record adds to the sums in two worlds that lie as far apart as any, [1, 7] each."""
-    here = torch.tensor([1.0, 0.0], dtype=torch.float64)
-    there = torch.zeros_like(here)
-    if adjacency is Adjacency.REPLACE:
-        # u·u' = −1/2 in the same class, where the proof of `moments_bound` has its worst case.
-        there = torch.tensor([-0.5, math.sqrt(0.75)], dtype=torch.float64)
-    label, whole = torch.tensor([0]), torch.tensor([FULL_WEIGHT])
-    first, second = (moment_sums([(u[None], label, whole)], _WIDTH, _WIDTH) for u in (here, there))
-    return first[None], second[None]

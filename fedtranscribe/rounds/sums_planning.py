@@ -1,0 +1,152 @@
+"""A plan for sums over records: moments for the student and, with a share, its generator's."""
+
+import math
+from collections.abc import Mapping
+
+from fedtranscribe.capabilities import Capabilities
+from fedtranscribe.errors import ConfigError
+from fedtranscribe.mechanisms import Bound
+from fedtranscribe.mechanisms.blocks import mixture_bound
+from fedtranscribe.mechanisms.masked import masked_noise_std
+from fedtranscribe.mechanisms.moments import moments_bound
+from fedtranscribe.methods.mixture import question_shapes
+from fedtranscribe.models.scattering import row_width
+from fedtranscribe.privacy.calibrate import ROUNDING
+from fedtranscribe.privacy.closed_forms import gaussian_mu
+from fedtranscribe.privacy.forecasts import in_short, moments_forecast
+from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
+from fedtranscribe.privacy.zcdp import zcdp_rho
+from fedtranscribe.query import Kind
+from fedtranscribe.rounds.asked import Asked
+from fedtranscribe.rounds.plan import Part, Plan
+
+# Of μ², which adds up: the first question about moments only has to show which axes matter.
+_FIRST_SHARE = 0.3
+# Of the budget of sums, for a generator of grey images and of colour ones.
+_GREY_SHARE, _COLOUR_SHARE = 0.3, 0.1
+# A component is cut in two where either half still stands so many times above the noise.
+_WORTH_A_CUT = 100.0
+_MOST_CUTS = 3
+
+
+def sums_plan(asked: Asked, roster: Mapping[str, Capabilities], share: float = 1.0) -> Plan:
+    """Two questions about moments, then those of a mixture, share so much of the whole budget.
+
+    Raises:
+        ConfigError: a unit that sums cannot protect, or a mixture that a holder does not allow.
+    """
+    settings, facts = asked.settings, next(iter(roster.values()))
+    if settings.unit != Unit.RECORD:
+        raise ConfigError(
+            f"Expected unit=record with moments, got {settings.unit}: a sum over records hides no "
+            "whole holder."
+        )
+    ours, why = mixture_share(asked, roster)
+    # Rows have an entry for the constant as well.
+    width = row_width(facts.channels, facts.size)
+    moments = (
+        _moments_part(asked, roster, (1 - ours) * share * _FIRST_SHARE, width, None),
+        _moments_part(asked, roster, (1 - ours) * share * (1 - _FIRST_SHARE), width, facts.classes),
+    )
+    mixture, words = (), why
+    if ours:
+        mixture, words = _mixture_parts(asked, roster, ours * share, why)
+    std = moments[-1].combined_std(len(roster))
+    outlook = moments_forecast(_declared(roster), facts.classes, width, std)
+    parts, spent = (*moments, *mixture), ours * share
+    return Plan(parts, roster, settings.delta, outlook, None, words, mixture_share=spent)
+
+
+def mixture_share(asked: Asked, roster: Mapping[str, Capabilities]) -> tuple[float, str]:
+    """Of the budget of sums, in μ² (under masks ρ), what a mixture gets; with the reason.
+
+    Raises:
+        ConfigError: a share was asked for that a holder's policy does not allow.
+    """
+    settings, facts = asked.settings, next(iter(roster.values()))
+    said = settings.mixture_share if settings.with_generator else 0.0
+    without = next((n for n, f in roster.items() if Kind.MIXTURE not in f.kinds), None)
+    if said and without is not None:
+        raise ConfigError(
+            f"Holder {without} allows no mixture; set mixture_share=0, or have its operator "
+            "allow it."
+        )
+    if said == 0:
+        return 0.0, ""
+    if without is not None:
+        return 0.0, f"no mixture is asked for: holder {without} does not allow it"
+    if said is not None:
+        return said, "as mixture_share says"
+    return _GREY_SHARE if facts.channels == 1 else _COLOUR_SHARE, "the student keeps the rest"
+
+
+def _moments_part(
+    asked: Asked,
+    roster: Mapping[str, Capabilities],
+    share: float,
+    width: int,
+    classes: int | None,
+) -> Part:
+    noise = _noise(asked, roster, share, moments_bound(width, classes))
+    return Part(Kind.MOMENTS, 1, noise, width, classes)
+
+
+def _mixture_parts(
+    asked: Asked, roster: Mapping[str, Capabilities], share: float, why: str
+) -> tuple[tuple[Part, ...], str]:
+    """The questions of a mixture, and in words what they can show."""
+    facts, each = next(iter(roster.values())), _declared(roster)
+
+    def parts(cuts: int) -> tuple[Part, ...]:
+        shapes = question_shapes(facts.channels, facts.size, facts.classes, cuts)
+        return tuple(
+            Part(
+                Kind.MIXTURE,
+                1,
+                _noise(asked, roster, share * s.share, mixture_bound(s.width, s.blocks)),
+                s.width,
+                s.blocks,
+            )
+            for s in shapes
+        )
+
+    def stands(made: tuple[Part, ...]) -> float:
+        """How far a block of usual size stands above its noise: as for `moments_forecast`."""
+        last = made[-2]
+        assert last.classes is not None
+        edge = last.combined_std(len(roster)) * math.sqrt(2 * last.width)
+        return each / last.classes / edge
+
+    cuts = next(
+        (n for n in range(_MOST_CUTS, 0, -1) if stands(parts(n)) >= _WORTH_A_CUT),
+        0,
+    )
+    made = parts(cuts)
+    high = f", each {in_short(stands(made))} times above its noise" if each else ""
+    return made, (
+        f"{share:.0%} of the budget goes to a generator ({why}): a mixture of {2**cuts} "
+        f"{'Gaussian' if cuts == 0 else 'Gaussians'} per class{high}"
+    )
+
+
+def _declared(roster: Mapping[str, Capabilities]) -> int:
+    """Records of all holders; 0 where one does not say."""
+    declared = [holder.records for holder in roster.values()]
+    return sum(declared) if all(declared) else 0
+
+
+def _noise(
+    asked: Asked, roster: Mapping[str, Capabilities], share: float, bound: Bound
+) -> NoisePlan:
+    """Noise under which one answer costs its share of the budget under zero-out."""
+    settings, holders = asked.settings, len(roster)
+    if asked.mode is NoiseMode.SECAGG:
+        failures = asked.failures(roster)
+        rho = share * zcdp_rho(settings.epsilon, settings.delta)
+        std = masked_noise_std(rho, 1, bound, Unit.RECORD, holders, sum(failures))
+        return NoisePlan(asked.mode, std, holders, *failures)
+    mu = math.sqrt(share) * gaussian_mu(settings.epsilon, settings.delta)
+    tau = bound.moves[Unit.RECORD][Adjacency.ZERO_OUT] * (1 + ROUNDING) / mu
+    per_holder = math.sqrt(holders) if asked.mode is NoiseMode.LOCAL else holders
+    return NoisePlan(asked.mode, tau / per_holder, holders)

@@ -1,0 +1,198 @@
+"""A student and a mixture from one plan, through ledger, folder, evaluation and release."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedtranscribe import load
+from fedtranscribe.config import TranscribeSettings
+from fedtranscribe.config.evaluation import EvaluationSettings
+from fedtranscribe.errors import ConfigError
+from fedtranscribe.evaluation.evaluate import evaluate
+from fedtranscribe.holder.answering import Holder
+from fedtranscribe.models import Generator, save_network
+from fedtranscribe.models.mixture import GaussianMixture
+from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.query import ImageQuery, Kind
+from fedtranscribe.release import make_release, verify
+from fedtranscribe.release.card import CARD
+from fedtranscribe.run_directory import GENERATOR, STUDENT
+from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.runs.finished import FinishedRun
+from tests.conftest import TINY_DPSD
+
+
+@pytest.fixture
+def settings(tiny_data: Path) -> TranscribeSettings:
+    dpsd = TINY_DPSD.model_copy(update={"moments_steps": 1})
+    return TranscribeSettings(data=str(tiny_data), epsilon=50, budget=51, dpsd=dpsd)
+
+
+def ledger_of(settings: TranscribeSettings) -> Ledger:
+    path = next(Path(str(settings.data)).parent.glob("*.ledger.sqlite"))
+    return Ledger.open_read_only(path)
+
+
+def test_one_budget_pays_for_student_and_mixture(settings: TranscribeSettings, tmp_path: Path):
+    said: list[str] = []
+    result = transcribe(prepare(settings), tmp_path / "run", say=said.append).to_json()
+    assert result["epsilon"] == pytest.approx(50, rel=1e-6)
+    assert result["rows"] == 5
+    assert (result["mixture"]["share"], result["mixture"]["components"]) == (0.3, 1)
+    assert len(result["mixture"]["noise_stds"]) == 3
+    with ledger_of(settings) as ledger:
+        total = ledger.total(1e-5, Unit.RECORD, Adjacency.ZERO_OUT).epsilon
+        assert total == pytest.approx(50, rel=1e-6)
+        booked = [release.mechanism for release in ledger.releases(result["run"])]
+    assert booked == ["noisy-moments"] * 2 + ["noisy-block-products"] * 2 + ["noisy-squares"]
+    assert any("30% of the budget goes to a generator" in line for line in said)
+    run = FinishedRun.open(tmp_path / "run")
+    assert isinstance(run.generator, GaussianMixture)
+    images, labels = run.synthesise(30, seed=1)
+    assert (images.shape, images.dtype) == ((30, 1, 28, 28), torch.uint8)
+    assert set(labels.tolist()) <= {0, 1, 2}
+    again, _ = run.synthesise(30, seed=1)
+    assert torch.equal(images, again)
+
+
+def test_the_student_is_told_more_where_no_mixture_is_asked(
+    settings: TranscribeSettings, tmp_path: Path
+):
+    shared = prepare(settings).plan
+    alone = prepare(settings.model_copy(update={"with_generator": False})).plan
+    assert [part.kind for part in alone.parts] == [Kind.MOMENTS] * 2
+    assert [part.kind for part in shared.parts] == [Kind.MOMENTS] * 2 + [Kind.MIXTURE] * 3
+    for one, other in zip(alone.parts, shared.parts, strict=False):
+        assert (one.noise.strength / other.noise.strength) ** 2 == pytest.approx(0.7)
+    network = settings.model_copy(update={"mixture_share": 0.0})
+    assert prepare(network).plan.parts == alone.parts
+    transcribe(prepare(network), tmp_path / "run")
+    assert isinstance(FinishedRun.open(tmp_path / "run").generator, Generator)
+
+
+@pytest.mark.parametrize("crash_after", range(5))
+def test_an_interrupted_run_comes_to_the_same_end_and_pays_once(
+    settings: TranscribeSettings,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    crash_after: int,
+):
+    answered: list[str] = []
+    whole = Holder.answer
+
+    def crashing(self, query, plan):
+        if len(answered) == crash_after:
+            raise KeyboardInterrupt
+        answered.append(query.id)
+        return whole(self, query, plan)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Holder, "answer", crashing)
+        with pytest.raises(KeyboardInterrupt):
+            transcribe(prepare(settings), tmp_path / "run")
+    assert not (tmp_path / "run" / GENERATOR).exists()
+    result = transcribe(prepare(settings), tmp_path / "run", resume=True).result
+    assert result.guarantee.epsilon == pytest.approx(50, rel=1e-6)
+    with ledger_of(settings) as ledger:
+        assert len(ledger.releases(result.run)) == 5
+    made = {name: (tmp_path / "run" / name).read_bytes() for name in (STUDENT, GENERATOR)}
+    transcribe(prepare(settings), tmp_path / "run", resume=True)
+    assert all((tmp_path / "run" / name).read_bytes() == was for name, was in made.items())
+
+
+def test_what_began_without_a_generator_buys_none_later(
+    settings: TranscribeSettings, tmp_path: Path
+):
+    run = tmp_path / "run"
+    transcribe(prepare(settings.model_copy(update={"with_generator": False})), run)
+    with pytest.raises(ConfigError, match=r"mixture_share=0\.0, not None"):
+        transcribe(prepare(settings), run, resume=True)
+    free = settings.model_copy(update={"mixture_share": 0.0})
+    transcribe(prepare(free), run, resume=True)
+    assert isinstance(FinishedRun.open(run).generator, Generator)
+    with ledger_of(settings) as ledger:
+        assert [run.rows for run in ledger.runs()] == [2]
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"mixture_share": 0.5, "with_generator": False}, "--no-generator"),
+        ({"mixture_share": 0.5, "teacher": "cnn-small"}, "teachers alone are asked"),
+    ],
+)
+def test_a_share_that_nothing_can_have_is_refused(
+    settings: TranscribeSettings, options: dict[str, object], words: str
+):
+    with pytest.raises(ConfigError, match=words):
+        prepare(settings.model_copy(update=options))
+
+
+def test_teachers_are_asked_about_images_of_the_mixture(
+    settings: TranscribeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[torch.Tensor] = []
+    whole = Holder.answer
+
+    def answer(self, query, plan):
+        if isinstance(query, ImageQuery):
+            asked.append(query.images)
+        return whole(self, query, plan)
+
+    monkeypatch.setattr(Holder, "answer", answer)
+    started = settings.model_copy(
+        update={
+            "teacher": "cnn-small",
+            "shards": 2,
+            "rows": 20,
+            "start": "moments",
+            "teachers_share": 0.5,
+        }
+    )
+    result = transcribe(prepare(started), tmp_path / "run", force=True).result
+    assert result.guarantee.epsilon == pytest.approx(50, rel=1e-6)
+    assert result.mixture is not None
+    assert result.mixture.share == pytest.approx(0.15)
+    images = torch.cat(asked)
+    generator = FinishedRun.open(tmp_path / "run").generator
+    assert isinstance(generator, GaussianMixture)
+    drawn, _ = generator.sample(20, torch.Generator().manual_seed(0))
+    # The file holds float32, the run drew from float64.
+    assert int((images.int() - (drawn * 255).round().int()).abs().max()) <= 1
+
+
+def test_a_release_gives_images_with_labels_of_their_own(
+    settings: TranscribeSettings, tmp_path: Path
+):
+    transcribe(prepare(settings), tmp_path / "run")
+    made = make_release(tmp_path / "run")
+    assert verify(made.folder).ok
+    assert "3 Gaussians on 40 axes" in (made.folder / CARD).read_text()
+    release = load(made.folder)
+    assert isinstance(release.generator, GaussianMixture)
+    images, labels = release.sample(12, seed=3)
+    expected = release.generator.sample(12, torch.Generator().manual_seed(3))
+    assert torch.equal(labels, expected[1])
+    assert torch.equal(images, (expected[0] * 255).round().to(torch.uint8))
+    # Of other classes than its student, it would label images wrongly.
+    save_network(replace(release.generator, classes=4), made.folder / GENERATOR)
+    failed = {check.name: check.words for check in verify(made.folder).checks if not check.ok}
+    assert "other classes than the student" in failed["networks"]
+
+
+def test_evaluation_takes_the_mixture_s_own_labels(settings: TranscribeSettings, tmp_path: Path):
+    transcribe(prepare(settings), tmp_path / "run")
+    run = FinishedRun.open(tmp_path / "run")
+    chosen = EvaluationSettings(classifiers=("lda",), fidelity=False, samples=60, device="cpu")
+    found = evaluate(run, chosen)
+    assert found["samples"] == 60
+    _, labels = run.synthesise(60, chosen.seed)
+    shares = torch.bincount(labels, minlength=3) / 60
+    assert found["synthetic"]["class_shares"] == pytest.approx(shares.tolist(), abs=1e-6)
+    stored = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert "downstream" not in stored, "measured on records of one's own"
+    assert 0 <= found["private"]["downstream"]["lda"] <= 1
