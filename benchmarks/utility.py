@@ -57,6 +57,9 @@ UNSEEN = slice(5_000, None)
 # Of each run's own ledger: the data are public.
 LIMIT = 100.0
 MOMENTS = {"moments-10": 10.0, "moments-1": 1.0, "moments-0.1": 0.1}
+# The same budget for the student and a mixture.
+BOTH = {"both-10": 10.0, "both-1": 1.0}
+SUMS = {**MOMENTS, **BOTH}
 MOMENTS_SEEDS = 3
 # Lines with fewer seeds are kept, but they are no entry of the leaderboard.
 LEAST_SEEDS = 3
@@ -177,8 +180,9 @@ def main() -> None:
         key = {"data": data, "case": name, "seed": seed}
         if any(key.items() <= line.items() for line in done):
             continue
-        if name in MOMENTS:
-            line = {**key, **measure_moments(data, MOMENTS[name], seed, options)}
+        if name in SUMS:
+            both = name in BOTH
+            line = {**key, **measure_sums(data, SUMS[name], seed, options, both=both)}
         else:
             line = {**key, **measure(data, name, CASES[name], seed, options)}
         done.append(line)
@@ -192,9 +196,9 @@ def _plan(only: str) -> Iterator[tuple[int, str, str]]:
     """Seed, data and case, all first seeds first."""
     for seed in range(max(MOMENTS_SEEDS, *(case.seeds for case in CASES.values()))):
         for data in DATA:
-            for name in (*MOMENTS, *CASES):
-                wanted = seed < (MOMENTS_SEEDS if name in MOMENTS else CASES[name].seeds)
-                known = name in MOMENTS or data not in PACKAGED
+            for name in (*SUMS, *CASES):
+                wanted = seed < (MOMENTS_SEEDS if name in SUMS else CASES[name].seeds)
+                known = name in SUMS or data not in PACKAGED
                 if wanted and known and only in ("", f"{data}:{name}", data, name):
                     yield seed, data, name
 
@@ -208,8 +212,8 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure_moments(
-    data: str, epsilon: float, seed: int, options: argparse.Namespace
+def measure_sums(
+    data: str, epsilon: float, seed: int, options: argparse.Namespace, *, both: bool
 ) -> dict[str, object]:
     """One run of `fedtranscribe transcribe` as a user would start it.
 
@@ -218,6 +222,7 @@ def measure_moments(
         epsilon: of the run.
         seed: public randomness.
         options: data_root, work, device.
+        both: whether the budget is for a mixture as well.
     """
     out = options.work / f"{data}-moments-{epsilon:g}-{seed}-{time.time_ns()}"
     settings = TranscribeSettings(
@@ -227,6 +232,7 @@ def measure_moments(
         seed=seed,
         device=options.device,
         ledger=out.with_suffix(".sqlite"),
+        with_generator=both,
     )
     started = time.time()
     prepared = prepare(settings)
@@ -241,6 +247,7 @@ def measure_moments(
         "epsilon": result.guarantee.epsilon,
         "replace": result.guarantee.sound[Adjacency.REPLACE],
         "noise_std": result.answers and result.answers.noise_std,
+        "share": 0.0 if result.mixture is None else result.mixture.share,
         "seconds": seconds,
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
     }
@@ -337,13 +344,16 @@ def _table(lines: list[dict]) -> str:
         "beside it. Accuracy of the student in per cent, on the last 5,000 test images (digits: "
         "all 1,000): mean over seeds, lowest and highest. Minutes, median, on 2 CPU cores; runs on "
         "moments shared them with other jobs, so that theirs are upper figures. Where teachers "
-        "are asked, they were trained before and their training is not counted.",
+        "are asked, they were trained before and their training is not counted. What ε bought: a "
+        "student alone, or a share of it a mixture as well "
+        "([what that is worth](synthesis.md)).",
         "",
-        "| data | method | ε | ε, replace | student | low – high | seeds | minutes | command |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| data | method | bought | ε | ε, replace | student | low – high | seeds | minutes "
+        "| command |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for data in DATA:
-        for name in (*MOMENTS, *CASES):
+        for name in (*SUMS, *CASES):
             found = [x for x in lines if (x["data"], x["case"]) == (data, name)]
             if len(found) >= LEAST_SEEDS:
                 rows.append(_row(data, name, found))
@@ -353,10 +363,14 @@ def _table(lines: list[dict]) -> str:
 def _row(data: str, name: str, found: list[dict]) -> str:
     scores = [100 * x["student"] for x in found]
     first = found[0]
-    if name in MOMENTS:
+    bought = "student"
+    if name in SUMS:
         method, replace = "moments", f"{first['replace']:.3g}"
+        if name in BOTH:
+            bought = f"student, mixture ({first['share']:.0%})"
         root = "" if data in PACKAGED else " --data-root DIR"
-        command = f"fedtranscribe transcribe --data {data}{root} --epsilon {MOMENTS[name]:g}"
+        command = f"fedtranscribe transcribe --data {data}{root} --epsilon {SUMS[name]:g}"
+        command += "" if name in BOTH else " --no-generator"
     else:
         method = f"votes of {first['shards']:,} teachers on {first['rows']:,} rows"
         replace = "no privacy" if first["epsilon"] is None else f"{first['epsilon']:.3g}"
@@ -364,7 +378,7 @@ def _row(data: str, name: str, found: list[dict]) -> str:
     epsilon = "no noise" if first["epsilon"] is None else f"{first['epsilon']:.3g}"
     minutes = statistics.median(x["seconds"] for x in found) / 60
     return (
-        f"| {data} | {method} | {epsilon} | {replace} | {statistics.mean(scores):.1f} "
+        f"| {data} | {method} | {bought} | {epsilon} | {replace} | {statistics.mean(scores):.1f} "
         f"| {min(scores):.1f} – {max(scores):.1f} | {len(found)} | {minutes:.1f} | `{command}` |"
     )
 

@@ -97,6 +97,7 @@ class Server:
         self._noise = noise or OsNoise()
         self._standing = Standing()
         self._resumed = False
+        self._asking: Query | None = None
         self._curve: tuple[list[int], list[float]] = ([], [])
         self._masked = self._masked_sum() if plan.noise.mode is NoiseMode.SECAGG else None
 
@@ -178,6 +179,7 @@ class Server:
         """As `_gather`, by secure aggregation: nobody's own answer is ever seen."""
         assert self._masked is not None
         present, part = self._present(), self._plan.parts[self._method.part]
+        self._asking = query
         try:
             total, answered = self._masked.settle(query, part, present)
         except QuorumError:
@@ -281,6 +283,9 @@ class Server:
         """See `masked_sum.Watch`."""
         first = not (charged or self._resumed)
         self._standing.note(name, complaint, self._spent(query), first=first)
+        if name in self._standing.left and self._asking is not None:
+            # A round that goes on after an interrupt does not ask it again.
+            self._save(self._asking)
 
     def grown(self, name: str, head: tuple[int, str]) -> bool:
         """See `masked_sum.Watch`."""

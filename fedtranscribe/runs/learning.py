@@ -4,6 +4,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from fedtranscribe.config import RoundSettings, StudentSettings
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError
@@ -27,7 +30,8 @@ from fedtranscribe.run_directory import GENERATOR, STUDENT, RunDirectory
 from fedtranscribe.runs.student_side import StudentSide, build_student_side
 from fedtranscribe.tracking import Progress, Report, ignore, silent
 
-_GRID = 50
+# Images of a figure, and out of how many they are picked.
+_GRID, _POOL = 50, 200
 
 
 @dataclass(frozen=True)
@@ -163,8 +167,17 @@ def finish_generator(method: Method[Any], run: RunDirectory, progress: Progress 
     method.finish_generator(progress, run.generator_state)
     save_network(method.generator, run.path / GENERATOR)
     if figures_available():
-        images, labels = labelled_samples(method.generator, method.student, _GRID, seed=0)
-        draw_images(images, labels, run.path / "images.png")
+        images, labels = labelled_samples(method.generator, method.student, _POOL, seed=0)
+        shown = _class_by_class(labels, _GRID)
+        draw_images(images[shown], labels[shown], run.path / "images.png")
+
+
+def _class_by_class(labels: Tensor, count: int) -> Tensor:
+    """Where to find so many labels, of every class as many as there are alike; in their order."""
+    order = labels.argsort(stable=True)
+    ordered = labels[order]
+    ranks = torch.arange(len(labels)) - torch.searchsorted(ordered, ordered)
+    return order[ranks.argsort(stable=True)[:count].sort().values]
 
 
 def _method(

@@ -46,7 +46,8 @@ def masked(settings):
 @pytest.fixture
 def masked_case(either, masked):
     """Votes of teachers, or sums over records, under masks."""
-    settings = masked.model_copy(update={"student": either.settings.student})
+    told = {name: getattr(either.settings, name) for name in ("student", "mixture_share")}
+    settings = masked.model_copy(update=told)
     return replace(either, settings=settings)
 
 
@@ -126,6 +127,36 @@ def test_the_same_seeds_give_the_same_student_in_process_and_through_flower(
         assert result["private"] is False
         made.append((tmp_path / where / STUDENT).read_bytes())
     assert made[0] == made[1]
+
+
+def test_why_a_holder_left_in_the_last_round_survives_an_interrupt(
+    masked_case, open_nodes, tmp_path
+):
+    """It refuses the last query; the server dies before the sum is opened, and goes on."""
+    case, masked = masked_case, masked_case.settings
+    nodes, run = open_nodes(masked), start(tmp_path / "run", masked)
+    last = case.query_id(case.rounds - 1)
+
+    class Dying(InProcess):
+        def exchange(self, message_type, holders, make):
+            asked = make(0, holders[0]).terms.get("query-id")
+            if (message_type, asked) == (wire.SECAGG_REVEAL, last):
+                raise KeyboardInterrupt
+            replies = super().exchange(message_type, holders, make)
+            if (message_type, asked) == (wire.SECAGG_MASK, last) and "holder-1" in replies:
+                replies["holder-1"] = wire.refuse(Refusal(RefusalCode.POLICY))
+            return replies
+
+    with pytest.raises(KeyboardInterrupt):
+        go(masked, Dying(nodes), run)
+    result = go(masked, InProcess(nodes), run)
+    assert result["left"] == {"holder-1": RefusalCode.POLICY.value}
+    # It had booked the query before it refused, as far as a server can know.
+    events = (run.path / "events.jsonl").read_text().splitlines()
+    booked = Counter()
+    for line in map(json.loads, events):
+        booked[line["holder"]] += line["release"]["rows"]
+    assert booked == {holder_name(i): case.rows for i in range(M)}
 
 
 @pytest.mark.parametrize("stage", wire.MASKED)

@@ -23,6 +23,7 @@ from fedtranscribe.release.card import CARD
 from fedtranscribe.run_directory import GENERATOR, STUDENT
 from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.runs.finished import FinishedRun
+from fedtranscribe.runs.learning import _class_by_class
 from tests.conftest import TINY_DPSD
 
 
@@ -196,3 +197,11 @@ def test_evaluation_takes_the_mixture_s_own_labels(settings: TranscribeSettings,
     stored = json.loads((tmp_path / "run" / "evaluation.json").read_text())
     assert "downstream" not in stored, "measured on records of one's own"
     assert 0 <= found["private"]["downstream"]["lda"] <= 1
+
+
+def test_a_figure_shows_every_class_alike():
+    labels = torch.tensor([2, 0, 2, 2, 1, 2, 0, 2])
+    shown = _class_by_class(labels, 5)
+    assert labels[shown].tolist() == [0, 0, 1, 2, 2]
+    assert shown.tolist() == [1, 6, 4, 0, 2], "the first of each"
+    assert sorted(_class_by_class(labels, 50).tolist()) == list(range(8))
