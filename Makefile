@@ -15,8 +15,8 @@ OUT    := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 # Ledgers of their own: the packaged digits are public, so trying the demo twice harms nobody. A run of
 # ε = 10 fits under the limit of 20 that a new ledger has.
 demo: $(STAMP)
-	$(BIN)/fedtranscribe transcribe --data digits --epsilon 10 --no-generator \
-	    --out $(OUT)-moments --ledger $(OUT)-moments.sqlite
+	$(BIN)/fedtranscribe transcribe --data digits --epsilon 10 \
+	    --out $(OUT)-sums --ledger $(OUT)-sums.sqlite
 	$(BIN)/fedtranscribe transcribe --teacher cnn --data digits --epsilon 10 --config demo.toml \
 	    --out $(OUT)-teachers --ledger $(OUT)-teachers.sqlite
 

@@ -30,7 +30,7 @@ from fedtranscribe.runs.finished import FinishedRun
 RESULTS = Path(__file__).parent / "results"
 # ε, and the mixture's share of the budget: the default, and nearly all.
 CASES = ((10.0, None), (1.0, None), (10.0, 0.9), (1.0, 0.9))
-DATA = ("digits", "mnist", "fashion-mnist", "pneumoniamnist", "cifar10-jpeg")
+DATA = ("digits", "mnist", "fashion-mnist", "medmnist:pneumoniamnist", "cifar10-jpeg")
 CLASSIFIERS = ("cnn", "mlp", "lda")
 
 
