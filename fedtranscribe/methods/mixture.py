@@ -151,22 +151,38 @@ def classes_query(
         answer: to it.
         classes: of the task.
     """
-    k = min(AXES, first.features - 1)
-    _, mean, covariance = moments_of(first, answer)
-    values, vectors = torch.linalg.eigh(covariance[0])
+    counts, mean, covariance = moments_of(first, answer)
+    edge = float(_noise_edge(answer.noise, first) / counts[0])
+    vectors, spread = _seen_axes(covariance[0], edge, min(AXES, first.features - 1))
     mapping = first.map.double()
     scale = mapping.norm(dim=0)[0]  # the same for every frequency that is picked
     basis = mapping / scale
-    axes = basis @ vectors[:, -k:].flip(1)
+    axes = basis @ vectors
     centre = first.centre.double() + basis @ mean[0] / scale
     # Length on the axes of a usual record; of nothing but noise it may be anything.
-    length = values[-k:].sum().clamp_min(_LEAST_SQUARE).sqrt() / scale
+    length = math.sqrt(max(spread, _LEAST_SQUARE)) / scale
     return _query(
         query_id,
         centre.float(),
         (axes / (_RADIUS * length)).float(),
-        torch.zeros(classes, 0, k + 1),
+        torch.zeros(classes, 0, axes.shape[1] + 1),
     )
+
+
+def _seen_axes(covariance: Tensor, edge: float, k: int) -> tuple[Tensor, float]:
+    """Orthonormal axes [d, k], and how much records spread on them.
+
+    Those on which records spread more than noise alone can; then the lowest frequencies, which
+    are where pictures differ most, whatever they show.
+    """
+    values, vectors = torch.linalg.eigh(covariance)
+    seen = min(k, int((values > edge).sum()))
+    top = vectors[:, len(values) - seen :].flip(1)
+    lowest_ones = torch.eye(len(values), k, dtype=torch.float64)
+    axes = torch.linalg.qr(torch.cat([top, lowest_ones], 1)).Q[:, :k]
+    shown = (values[len(values) - seen :].square() - edge**2).sqrt().sum()
+    others = axes[:, seen:]
+    return axes, float(shown + (others * (covariance @ others)).sum().clamp_min(0))
 
 
 def components_query(
