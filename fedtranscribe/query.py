@@ -28,7 +28,7 @@ MOST_CUTS = 8
 MOST_NUMBERS = triangle_length(MOST_FEATURES)
 """In an answer of sums."""
 CONSTANT = 0.45
-"""b, the last entry of a row for a mixture. With less, means are lost in the noise of few records."""
+"""b, the last entry of a row for a mixture; with less, noise hides the means of few records."""
 
 Scalar = bool | int | float | str
 

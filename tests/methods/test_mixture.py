@@ -10,6 +10,7 @@ from fedtranscribe.mechanisms.blocks import mixture_bound
 from fedtranscribe.mechanisms.moments import SUM_BITS
 from fedtranscribe.methods.method import Combined
 from fedtranscribe.methods.mixture import MixtureMethod, question_shapes
+from fedtranscribe.models.frequencies import lowest
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.query import MixtureQuery
 
@@ -114,3 +115,18 @@ def test_a_plan_knows_the_questions_before_they_are_asked(cuts: int, channels: i
         values = torch.randn(1, bound.width, generator=rng, dtype=torch.float64)
         method.learn(query, Combined(query.id, values, 1.0))
     assert method.finished
+
+
+def test_where_noise_hides_every_axis_the_lowest_frequencies_are_looked_at():
+    method = MixtureMethod(1, 28, CLASSES, 0, "run")
+    query = method.ask()
+    rng = torch.Generator().manual_seed(0)
+    noise = torch.randn(1, query.width, generator=rng, dtype=torch.float64)
+    # As many records as would be seen clearly, if they differed at all.
+    noise[0, -1] = 1e5
+    method.learn(query, Combined(query.id, noise * 1e-3, 1.0))
+    asked = method.ask().map.double()
+    public = torch.zeros(28 * 28, 40, dtype=torch.float64)
+    public[lowest(1, 28, 40), torch.arange(40)] = 1
+    overlap = (asked / asked.norm(dim=0)).T @ public
+    torch.testing.assert_close(overlap.abs(), torch.eye(40).double(), atol=1e-5, rtol=0)
