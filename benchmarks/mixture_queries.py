@@ -64,8 +64,9 @@ def _teachers(work: Path) -> Path:
     train = load(DATA).train
     settings = TranscribeSettings(data=DATA, teacher="cnn")
     manifest = make_manifest(settings, train, SHARDS, "full")
-    train_teachers(train, manifest, work / "teachers", device=pick_device("cpu"), workers=2)
-    return work / "teachers"
+    folder, device = work / "teachers", pick_device("cpu")
+    train_teachers(train, manifest, folder, device=device, progress=lambda *_: None, workers=2)
+    return folder
 
 
 def _measure(

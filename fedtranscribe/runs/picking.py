@@ -4,7 +4,7 @@ Public by decision: how many records there are, classes, image shape, cores, the
 here may look at an image, a label, or a teacher's accuracy.
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.errors import ConfigError
@@ -63,7 +63,7 @@ def with_source(settings: TranscribeSettings) -> TranscribeSettings:
     if source == "teachers":
         shared = settings.teachers_share is not None
         start = settings.start or ("moments" if shared else "none")
-        picked = {
+        picked: dict[str, Any] = {
             "source": source,
             "start": start,
             "teacher": settings.teacher or TEACHER,
