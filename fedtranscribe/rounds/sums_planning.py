@@ -23,8 +23,10 @@ from fedtranscribe.rounds.plan import Part, Plan
 
 # Of μ², which adds up: the first question about moments only has to show which axes matter.
 _FIRST_SHARE = 0.3
-# Of the budget of sums, for a generator of grey images and of colour ones.
-_GREY_SHARE, _COLOUR_SHARE = 0.3, 0.1
+# Of the budget of sums, for a generator of grey images and of colour ones; and of grey ones where
+# the student's sums would stand so far above their noise that it hardly misses half of its budget.
+_GREY_SHARE, _COLOUR_SHARE, _AMPLE_SHARE = 0.3, 0.1, 0.5
+_AMPLE = 100.0
 # A component is cut in two where either half still stands so many times above the noise.
 _WORTH_A_CUT = 100.0
 _MOST_CUTS = 3
@@ -78,7 +80,24 @@ def mixture_share(asked: Asked, roster: Mapping[str, Capabilities]) -> tuple[flo
         return 0.0, f"no mixture is asked for: holder {without} does not allow it"
     if said is not None:
         return said, "as mixture_share says"
-    return _GREY_SHARE if facts.channels == 1 else _COLOUR_SHARE, "the student keeps the rest"
+    share = _COLOUR_SHARE if facts.channels > 1 else _GREY_SHARE
+    if facts.channels == 1 and _stands_alone(asked, roster) >= _AMPLE:
+        share = _AMPLE_SHARE
+    return share, "the student keeps the rest"
+
+
+def _stands_alone(asked: Asked, roster: Mapping[str, Capabilities]) -> float:
+    """How far a class would stand above the noise of moments that had the whole budget."""
+    facts = next(iter(roster.values()))
+    width = row_width(facts.channels, facts.size)
+    part = _moments_part(asked, roster, 1 - _FIRST_SHARE, width, facts.classes)
+    return _above_noise(part, roster, facts.classes)
+
+
+def _above_noise(part: Part, roster: Mapping[str, Capabilities], blocks: int) -> float:
+    """Records of a block of usual size, in terms of the largest eigenvalue of noise alone."""
+    edge = part.combined_std(len(roster)) * math.sqrt(2 * part.width)
+    return _declared(roster) / blocks / edge
 
 
 def _moments_part(
@@ -96,7 +115,7 @@ def _mixture_parts(
     asked: Asked, roster: Mapping[str, Capabilities], share: float, why: str
 ) -> tuple[tuple[Part, ...], str]:
     """The questions of a mixture, and in words what they can show."""
-    facts, each = next(iter(roster.values())), _declared(roster)
+    facts = next(iter(roster.values()))
 
     def parts(cuts: int) -> tuple[Part, ...]:
         shapes = question_shapes(facts.channels, facts.size, facts.classes, cuts)
@@ -112,18 +131,16 @@ def _mixture_parts(
         )
 
     def stands(made: tuple[Part, ...]) -> float:
-        """How far a block of usual size stands above its noise: as for `moments_forecast`."""
         last = made[-2]
         assert last.classes is not None
-        edge = last.combined_std(len(roster)) * math.sqrt(2 * last.width)
-        return each / last.classes / edge
+        return _above_noise(last, roster, last.classes)
 
     cuts = next(
         (n for n in range(_MOST_CUTS, 0, -1) if stands(parts(n)) >= _WORTH_A_CUT),
         0,
     )
     made = parts(cuts)
-    high = f", each {in_short(stands(made))} times above its noise" if each else ""
+    high = f", each {in_short(stands(made))} times above its noise" if _declared(roster) else ""
     return made, (
         f"{share:.0%} of the budget goes to a generator ({why}): a mixture of {2**cuts} "
         f"{'Gaussian' if cuts == 0 else 'Gaussians'} per class{high}"

@@ -164,9 +164,12 @@ def test_more_components_only_where_the_noise_allows_them():
     assert "a mixture of 8 Gaussians per class" in many.words
 
 
-def test_colour_leaves_more_to_the_student():
-    assert sums(60_000, 10.0).mixture_share == 0.3
-    assert sums(60_000, 10.0, channels=3).mixture_share == 0.1
+def test_the_student_gives_what_it_can_spare():
+    assert sums(60_000, 10.0).mixture_share == 0.5
+    assert sums(60_000, 1.0).mixture_share == 0.3
+    assert sums(4_000, 10.0).mixture_share == 0.3
+    assert sums(0, 10.0).mixture_share == 0.3, "nothing is known of records that are not declared"
+    assert sums(60_000, 10.0, channels=3).mixture_share == 0.1, "colour shows less of itself"
 
 
 def test_a_holder_without_mixtures_leaves_all_to_the_student():
