@@ -1,4 +1,4 @@
-"""`fedtranscribe sample`: images from a diffusion model that `synthesize` trained."""
+"""`fedtranscribe sample`: labelled images from the generator of a finished run."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,17 +11,19 @@ from fedtranscribe.cli.progress import StageBars
 from fedtranscribe.cli.settings_options import settings_options
 from fedtranscribe.config import Place, Topic, build
 
-_EXAMPLES = """Draw images from a finished run of `synthesize`: as many as wanted, at no cost.
+_EXAMPLES = """Draw labelled images from the generator of a finished run, as many as you want: free.
 
 \b
 Examples:
   fedtranscribe sample runs/digits --num 1000 --out samples.npz    # --data reads it
   fedtranscribe sample runs/digits --num 100 --labels 3,7 --out pictures
-  fedtranscribe sample runs/digits --num 100 --guidance 1 --steps 50 --out guided.npz
+  fedtranscribe sample runs/diffusion --num 100 --guidance 1 --steps 50 --out guided.npz
 
 An .npz holds `images` (uint8), `labels` (int64), `classes` and what they were drawn from; a folder
-holds PNG, one sub-folder per label. A network that learned no labels gives none. Beside the records
-that the run learned from samples are no public images: transcribe --generator counts their cost.
+holds PNG, one sub-folder per label. A diffusion model and a mixture draw the classes that you ask
+for; the student labels what another generator draws. A diffusion model that learned no labels gives
+none; only a diffusion model takes --steps and --guidance. Beside the records that the run learned
+from, samples are no public images.
 """
 
 
@@ -43,31 +45,26 @@ def sample_command(
 ) -> None:
     """Run it; the help text is `_EXAMPLES`."""
     from fedtranscribe.models import pick_device
-    from fedtranscribe.synthesize.samples import (
-        chosen_labels,
-        drawn_from,
-        expect_free,
-        open_run,
-        write_samples,
-    )
+    from fedtranscribe.runs.sampling import Sampler
+    from fedtranscribe.synthesize.samples import drawn_from, expect_free, write_samples
 
-    model, result = open_run(run, pick_device(build(Place, typed).device))
-    model = model.told(steps, guidance)
-    wanted = chosen_labels(labels, num, model.classes, seed)
+    device = pick_device(build(Place, typed).device)
+    sampler = Sampler(run, labels, num, seed, device, steps, guidance)
+    result = sampler.result
     expect_free(out)
     with StageBars() as bars:
         for caveat in result.guarantee.caveats:
             bars.say(f"NOT PRIVATE: {caveat}")
-        images = model.draw(wanted, seed, lambda done, total: bars("samples", done, total))
-        labelled = wanted if model.classes else None
-        write_samples(images, labelled, out, model.classes, result.class_names, drawn_from(result))
+        drawn = sampler.draw(lambda done, total: bars("samples", done, total))
+        names, origin = result.class_names, drawn_from(result)
+        write_samples(drawn.images, drawn.labels, out, drawn.classes, names, origin)
     told = {
         "out": str(out),
         "images": num,
-        "shape": "x".join(str(side) for side in images.shape[1:]),
-        "classes": model.classes,
-        "steps": model.sampling.steps,
-        "guidance": model.sampling.guidance,
+        "shape": "x".join(str(side) for side in drawn.images.shape[1:]),
+        "classes": drawn.classes,
+        "steps": drawn.steps,
+        "guidance": drawn.guidance,
         "seed": seed,
         "run": result.run,
         "private": result.guarantee.private,

@@ -15,6 +15,7 @@ import torch
 from pydantic import Field, TypeAdapter
 from torch import Tensor
 
+from fedtranscribe.errors import ConfigError
 from fedtranscribe.files import write_atomically
 from fedtranscribe.models.frequencies import frequency_count, images_from
 from fedtranscribe.models.headers import ENTRY, Header, read_header, unusable
@@ -69,9 +70,43 @@ class GaussianMixture:
     def sample(self, n: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Images float32 [n, ch, s, s] in [0, 1], and their labels int64 [n]."""
         drawn = torch.multinomial(self.counts, n, replacement=True, generator=rng)
+        return self._of(drawn, rng), self.labels[drawn]
+
+    def draw(self, labels: Tensor, rng: torch.Generator) -> Tensor:
+        """One image per label, float32 [n, ch, s, s] in [0, 1].
+
+        Args:
+            labels: int64 [n].
+            rng: public randomness.
+
+        Raises:
+            ConfigError: a class without a component.
+        """
+        self.expect_known(labels)
+        drawn = torch.empty_like(labels)
+        for label in labels.unique().tolist():
+            here = labels == label
+            counts = self.counts * (self.labels == label)
+            drawn[here] = torch.multinomial(counts, int(here.sum()), True, generator=rng)
+        return self._of(drawn, rng)
+
+    def expect_known(self, labels: Tensor) -> None:
+        """Refuse classes that nothing can be drawn of.
+
+        Raises:
+            ConfigError: names the first.
+        """
+        for label in labels.unique().tolist():
+            if not float(self.counts[self.labels == label].sum()) > 0:
+                raise ConfigError(
+                    f"Expected labels that the mixture has records of; of class {label} it has "
+                    "none. Leave it out."
+                )
+
+    def _of(self, drawn: Tensor, rng: torch.Generator) -> Tensor:
+        """Images of the components that were drawn."""
         together = max(1, _TOGETHER // (self.channels * self.size**2))
-        parts = [self._images(picked, rng) for picked in drawn.split(together)]
-        return torch.cat(parts), self.labels[drawn]
+        return torch.cat([self._images(picked, rng) for picked in drawn.split(together)])
 
     def _images(self, drawn: Tensor, rng: torch.Generator) -> Tensor:
         k, d = self.means.shape[1], len(self.centre)

@@ -8,6 +8,7 @@ import pytest
 
 from fedtranscribe.cli import run
 from fedtranscribe.methods.dp_promise import DpPromise
+from fedtranscribe.runs.finished import FinishedRun
 
 QUICK = (
     *("--size", "tiny", "--sampling-steps", "2", "--samples", "60", "--physical-batch", "4"),
@@ -123,6 +124,63 @@ def test_samples_that_cannot_be_drawn(
         assert run(["sample", str(finished), *words]) == 2
         assert named in capsys.readouterr().err
     assert not (tmp_path / "x.npz").exists()
+
+
+def transcribed(data: Path, folder: Path, *words: str) -> Path:
+    """A run on sums; its ledger lies beside the data."""
+    arguments = ["transcribe", "--data", str(data), "--epsilon", "50", "--budget", "200", "--force"]
+    assert run([*arguments, *words, "--out", str(folder)]) == 0
+    return folder
+
+
+def test_samples_of_a_mixture_are_of_the_classes_that_were_asked_for(
+    tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    made = transcribed(tiny_data, tmp_path / "run")
+    capsys.readouterr()
+    out = tmp_path / "samples.npz"
+    assert run(["sample", str(made), "--num", "6", "--out", str(out), "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["classes"], told["steps"], told["shape"]) == (3, None, "1x28x28")
+    with np.load(out) as archive:
+        assert archive["labels"].tolist() == [0, 1, 2, 0, 1, 2]
+        assert archive["images"].shape == (6, 1, 28, 28)
+        first = archive["images"].copy()
+    again = tmp_path / "again.npz"
+    assert run(["sample", str(made), "--num", "6", "--out", str(again)]) == 0
+    with np.load(again) as archive:
+        assert (archive["images"] == first).all()
+    only = ["sample", str(made), "--num", "4", "--labels", "2", "--out", str(tmp_path / "two.npz")]
+    assert run(only) == 0
+    with np.load(tmp_path / "two.npz") as archive:
+        assert archive["labels"].tolist() == [2] * 4
+    capsys.readouterr()
+    steps = ["sample", str(made), "--num", "4", "--steps", "3", "--out", str(tmp_path / "x.npz")]
+    assert run(steps) == 2
+    assert "only a diffusion model" in " ".join(capsys.readouterr().err.split())
+
+
+def test_samples_of_a_network_are_labelled_by_the_student(
+    tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    few = tmp_path / "few.toml"
+    few.write_text("[dpsd]\nmoments_steps = 1\npretrain_steps = 1\n")
+    made = transcribed(tiny_data, tmp_path / "run", "--mixture-share", "0", "--config", str(few))
+    out = tmp_path / "samples.npz"
+    assert run(["sample", str(made), "--num", "5", "--out", str(out)]) == 0
+    finished = FinishedRun.open(made)
+    images, labels = finished.synthesise(5, seed=0)
+    with np.load(out) as archive:
+        assert (archive["images"] == images.numpy()).all()
+        assert (archive["labels"] == labels.numpy()).all()
+    capsys.readouterr()
+    asked = ["sample", str(made), "--num", "5", "--labels", "1", "--out", str(tmp_path / "x.npz")]
+    assert run(asked) == 2
+    assert "knows no classes" in " ".join(capsys.readouterr().err.split())
+    none = transcribed(tiny_data, tmp_path / "none", "--no-generator")
+    capsys.readouterr()
+    assert run(["sample", str(none), "--num", "5", "--out", str(tmp_path / "x.npz")]) == 2
+    assert "has no generator" in " ".join(capsys.readouterr().err.split())
 
 
 def test_no_run_to_sample_from(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

@@ -5,7 +5,12 @@ import pytest
 import safetensors.torch
 import torch
 
-from fedtranscribe.errors import CorruptWeightsError, ModelMismatchError, WeightsNotFoundError
+from fedtranscribe.errors import (
+    ConfigError,
+    CorruptWeightsError,
+    ModelMismatchError,
+    WeightsNotFoundError,
+)
 from fedtranscribe.models.headers import ENTRY
 from fedtranscribe.models.mixture import GaussianMixture, load_mixture, save_mixture
 from fedtranscribe.models.weights import read_metadata
@@ -113,3 +118,20 @@ def test_images_have_one_channel_or_three(made: GaussianMixture, tmp_path: Path)
     save_mixture(replace(made, channels=4_096), path)
     with pytest.raises(CorruptWeightsError, match="channels"):
         load_mixture(path)
+
+
+def test_images_of_the_classes_that_were_asked_for(made: GaussianMixture):
+    """Class 1 has two components, one of which has no records."""
+    apart = replace(made, means=torch.tensor([[9.0, 0, 0, 0], [0, 9, 0, 0], [0, 0, 9, 0]]).double())
+    wanted = torch.tensor([1, 0, 1, 1])
+    images = apart.draw(wanted, torch.Generator().manual_seed(1))
+    assert images.shape == (4, 1, 8, 8)
+    again = apart.draw(wanted, torch.Generator().manual_seed(1))
+    assert torch.equal(images, again)
+    only = replace(apart, roots=torch.zeros(C, K, K).double(), texture=torch.zeros(D).double())
+    flat = only.draw(wanted, torch.Generator().manual_seed(1))
+    assert torch.equal(flat[0], flat[2])
+    assert not torch.equal(flat[0], flat[1])
+    nobody = replace(made, counts=torch.tensor([0.0, 1, 1]).double())
+    with pytest.raises(ConfigError, match="of class 0 it has none"):
+        nobody.draw(wanted, torch.Generator())
