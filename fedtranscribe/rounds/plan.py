@@ -8,7 +8,7 @@ better. See the privacy law, section 4.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.errors import ConfigError, HopelessPlanError
@@ -210,6 +210,13 @@ class Plan:
                 return None
             stated.append(guarantee(PrivacyPlan(releases, unit, adjacency, self.delta)))
         return max(stated, key=lambda g: g.epsilon, default=None)
+
+    def outline(self) -> list[list[Any]]:
+        """What every answer costs, as a checkpoint keeps it: a resumed run has the same."""
+        return [
+            [part.kind.value, part.rows, part.width, part.classes, part.noise.words]
+            for part in self.parts
+        ]
 
     def refuse_if_hopeless(self, *, force: bool, insist: str) -> None:
         """Stop before any holder spends anything.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fedtranscribe.config import RoundSettings
-from fedtranscribe.errors import ProtocolError, QuorumError
+from fedtranscribe.errors import ConfigError, ProtocolError, QuorumError
 from fedtranscribe.mechanisms import NoiseSource, OsNoise
 from fedtranscribe.methods.method import Combined, Method, Show
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
@@ -114,6 +114,7 @@ class Server:
 
         Raises:
             QuorumError: too few holders answered a round; the run can be resumed.
+            ConfigError: a checkpoint of another plan; nobody has been asked.
         """
         query, stopped = self._restore(stored), None
         while stopped is None and (query is not None or not self._method.finished):
@@ -261,7 +262,11 @@ class Server:
         return f"the budget of {', '.join(self._standing.exhausted())} was spent"
 
     def _save(self, query: Query) -> None:
-        state = {"method": self._method.state(), "standing": self._standing.to_json()}
+        state = {
+            "method": self._method.state(),
+            "standing": self._standing.to_json(),
+            "plan": self._plan.outline(),
+        }
         self._run.save_checkpoint(state, query, list(self._curve))
 
     def _masked_sum(self) -> "MaskedSum":
@@ -294,6 +299,11 @@ class Server:
     def _restore(self, stored: Checkpoint | None) -> Query | None:
         if stored is None:
             return None
+        if stored.state["plan"] != self._plan.outline():
+            raise ConfigError(
+                f"The run in {self._run.path} was planned with other noise: the number of records "
+                "has changed since, or a setting has. Put them back, or start a new run."
+            )
         self._method.load_state(stored.state["method"])
         self._standing = Standing(**stored.state["standing"])
         self._resumed = True

@@ -205,3 +205,28 @@ def test_a_figure_shows_every_class_alike():
     assert labels[shown].tolist() == [0, 0, 1, 2, 2]
     assert shown.tolist() == [1, 6, 4, 0, 2], "the first of each"
     assert sorted(_class_by_class(labels, 50).tolist()) == list(range(8))
+
+
+def test_a_run_whose_records_were_changed_cannot_go_on_under_another_plan(
+    settings: TranscribeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The noise follows from how many records there are, and what was booked stays booked."""
+    whole = Holder.answer
+
+    def crashing(self, query, plan):
+        if query.id.endswith("mixture-0"):
+            raise KeyboardInterrupt
+        return whole(self, query, plan)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Holder, "answer", crashing)
+        with pytest.raises(KeyboardInterrupt):
+            transcribe(prepare(settings), tmp_path / "run")
+    with ledger_of(settings) as ledger:
+        before = ledger.releases()
+    monkeypatch.setattr("fedtranscribe.rounds.sums_planning._declared", lambda _: 10**7)
+    assert prepare(settings).plan.mixture_share == 0.5
+    with pytest.raises(ConfigError, match="was planned with other noise"):
+        transcribe(prepare(settings), tmp_path / "run", resume=True)
+    with ledger_of(settings) as ledger:
+        assert ledger.releases() == before
