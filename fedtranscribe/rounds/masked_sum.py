@@ -54,6 +54,10 @@ class Watch(Protocol):
         """
         ...
 
+    def keep(self) -> None:
+        """A stage is through, and will not be repeated: store who has left."""
+        ...
+
     def grown(self, name: str, head: tuple[int, str]) -> bool:
         """Whether the head of a holder's ledger follows the one before."""
         ...
@@ -112,10 +116,13 @@ class MaskedSum:
             now.save(self._round_file)
             now.sent = self._open(query, part.noise, list(present))
             now.save(self._round_file)
+            self._watch.keep()
         if not now.survivors:
             self._mask(task, now)
+            self._watch.keep()
         if len(now.signatures) < self._members.quorum:
             self._sign(now)
+            self._watch.keep()
         self._reveal(now)
         try:
             total = unmask(self._members, task, now.sent, now.survivors, now.vectors, now.revealed)

@@ -98,6 +98,7 @@ class Server:
         self._standing = Standing()
         self._resumed = False
         self._asking: Query | None = None
+        self._left_stored: dict[str, str] = {}
         self._curve: tuple[list[int], list[float]] = ([], [])
         self._masked = self._masked_sum() if plan.noise.mode is NoiseMode.SECAGG else None
 
@@ -107,6 +108,8 @@ class Server:
         State and query are stored together before the holders are asked. After a crash the same
         query goes out again, byte for byte, and the ledgers replay its answer: nothing is spent
         twice.
+
+        A run whose result is written asks nobody: it learns from what is stored.
 
         Args:
             stored: where an interrupted run goes on.
@@ -118,6 +121,10 @@ class Server:
         """
         query, stopped = self._restore(stored), None
         while stopped is None and (query is not None or not self._method.finished):
+            if self._run.finished and (query is None or self._run.load_answer(query.id) is None):
+                # What it cost has been stated: nobody is asked any more, whatever they would say.
+                stopped = "the run had ended before its plan did"
+                break
             if query is None:
                 query = self._method.ask()
                 self._save(query)
@@ -268,6 +275,7 @@ class Server:
             "plan": self._plan.outline(),
         }
         self._run.save_checkpoint(state, query, list(self._curve))
+        self._left_stored = dict(self._standing.left)
 
     def _masked_sum(self) -> "MaskedSum":
         # Of an extra that one machine does without.
@@ -288,8 +296,10 @@ class Server:
         """See `masked_sum.Watch`."""
         first = not (charged or self._resumed)
         self._standing.note(name, complaint, self._spent(query), first=first)
-        if name in self._standing.left and self._asking is not None:
-            # A round that goes on after an interrupt does not ask it again.
+
+    def keep(self) -> None:
+        """See `masked_sum.Watch`."""
+        if self._asking is not None and self._standing.left != self._left_stored:
             self._save(self._asking)
 
     def grown(self, name: str, head: tuple[int, str]) -> bool:
@@ -306,6 +316,7 @@ class Server:
             )
         self._method.load_state(stored.state["method"])
         self._standing = Standing(**stored.state["standing"])
+        self._left_stored = dict(self._standing.left)
         self._resumed = True
         self._curve = (list(stored.curve[0]), list(stored.curve[1]))
         return self._abandoned(stored.query) if self._settings.abandon else stored.query

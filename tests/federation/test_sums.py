@@ -126,6 +126,37 @@ def test_a_generator_left_out_can_be_made_later_and_nobody_is_asked(
 
 
 @pytest.mark.parametrize("noise", MODES)
+def test_what_a_stopped_run_has_cost_is_not_changed_by_its_generator(
+    sums, split, open_nodes, tmp_path, noise
+):
+    """Budgets end it after one question; later they are raised, and its generator is made."""
+    short = sums.model_copy(
+        update={"noise": noise, "with_generator": False, "on_exhausted": "stop", "retries": 0}
+    ).settled()
+    few = HolderPolicy(
+        epsilon=7.0, noise=NoiseMode(noise), dropouts=1, colluders=0, kinds=tuple(Kind)
+    )
+    nodes = open_nodes(short, policies=dict.fromkeys(range(3), few))
+    result = go(short, InProcess(nodes), start(tmp_path / "run", short), split)
+    assert result["stopped"] is not None
+    assert result["epsilon"] < 7.0
+    student = (tmp_path / "run" / STUDENT).read_bytes()
+
+    class Gone(InProcess):
+        def exchange(self, *_):
+            raise AssertionError("nobody is to be asked")
+
+        capabilities = ask = exchange
+
+    again = short.model_copy(update={"with_generator": True, "resume": True})
+    told = (tmp_path / "run" / "metrics.json").read_bytes()
+    go(again, Gone(nodes), RunDirectory.resume(tmp_path / "run", again), split)
+    assert (tmp_path / "run" / GENERATOR).exists()
+    assert (tmp_path / "run" / STUDENT).read_bytes() == student
+    assert (tmp_path / "run" / "metrics.json").read_bytes() == told
+
+
+@pytest.mark.parametrize("noise", MODES)
 def test_an_interrupted_run_pays_nothing_twice(sums, split, open_nodes, tmp_path, noise):
     settings = sums.model_copy(update={"noise": noise, "retries": 0, "quorum": 3})
     nodes, run = open_nodes(settings), start(tmp_path / "run", settings)
