@@ -52,7 +52,8 @@ def make_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
 
     Raises:
         ConfigError: top-k beyond the classes, labels with noise of somebody else's, a unit that
-            the kind cannot protect, or more rows than a holder allows per run.
+            the kind cannot protect, more rows than a holder allows per run, or noise that no number
+            could carry.
     """
     make = {Kind.LABEL: _label_plan, Kind.MOMENTS: sums_plan}.get(asked.kind, _rows_plan)
     plan = (_started_plan if asked.start else make)(asked, roster)
@@ -62,6 +63,9 @@ def make_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
             f"Expected rows={plan.rows} <= {least.rows_per_run}, the limit of holder "
             f"{least.name} per run; ask for fewer."
         )
+    for part in plan.parts:
+        for facts in roster.values():
+            part.mechanism(facts)  # refuses noise that cannot be added
     return plan
 
 

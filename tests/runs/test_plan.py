@@ -179,3 +179,9 @@ def test_a_holder_without_mixtures_leaves_all_to_the_student():
     asked = Asked(TranscribeSettings(mixture_share=0.2), Kind.MOMENTS)
     with pytest.raises(ConfigError, match="Holder own allows no mixture; set mixture_share=0"):
         make_plan(asked, {"own": replace(OWN, kinds=(Kind.MOMENTS,))})
+
+
+def test_noise_that_cannot_be_added_is_refused_before_anything_is_spent():
+    tiny = TranscribeSettings(mixture_share=1e-12, epsilon=0.01)
+    with pytest.raises(ConfigError, match="noise"):
+        make_plan(Asked(tiny, Kind.MOMENTS), {"own": OWN})
