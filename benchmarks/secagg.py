@@ -70,6 +70,9 @@ class NobodyComplains:
     def complain(self, name: str, complaint: object, query: Query | None, *, charged: bool) -> None:
         raise AssertionError(f"{name}: {complaint}")
 
+    def keep(self) -> None:
+        pass
+
     def grown(self, name: str, head: tuple[int, str]) -> bool:
         return self.standing.grown(name, head)
 
