@@ -149,6 +149,12 @@ class TranscribeSettings(StudentSettings, LedgerOptions):
     )
     # None: the teachers' own, or the packaged digits.
     data: Annotated[str | None, Mark.UNTOLD, Topic.DATA] = Field(default=None, description=DATA)
+    declared: Annotated[int | None, Topic.DATA] = Field(
+        default=None,
+        gt=0,
+        description="Own data: about how many records, said without counting; default: all, "
+        "counted.",
+    )
     generator: Annotated[Path | None, Mark.UNTOLD] = Field(
         default=None, description="Run of `synthesize`: its samples are asked, its cost is added."
     )

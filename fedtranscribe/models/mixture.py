@@ -68,7 +68,13 @@ class GaussianMixture:
     texture: Tensor
 
     def sample(self, n: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Images float32 [n, ch, s, s] in [0, 1], and their labels int64 [n]."""
+        """Images float32 [n, ch, s, s] in [0, 1], and their labels int64 [n].
+
+        Raises:
+            ConfigError: n < 1.
+        """
+        if n < 1:
+            raise ConfigError(f"Expected n={n} >= 1.")
         drawn = torch.multinomial(self.counts, n, replacement=True, generator=rng)
         return self._of(drawn, rng), self.labels[drawn]
 

@@ -146,13 +146,14 @@ def prepare(settings: TranscribeSettings, generator: GivenGenerator | None = Non
             )
     start = kind is not Kind.MOMENTS and settings.start == "moments"
     sums = (Kind.MOMENTS, Kind.MIXTURE)
-    facts = _facts(train, shards, sums if kind is Kind.MOMENTS else (kind, *sums * start))
+    records = settings.declared or len(train)
+    facts = _facts(train, records, shards, sums if kind is Kind.MOMENTS else (kind, *sums * start))
     asked = Asked(settings, kind, by_formula=settings.calibrate_by == "published", start=start)
     plan = make_plan(asked, {OWN: facts})
     expect_generator(settings, plan)
     started = None
     if kind is not Kind.MOMENTS and could_start(settings):
-        with_sums = _facts(train, shards, (kind, *sums))
+        with_sums = _facts(train, records, shards, (kind, *sums))
         started = make_plan(replace(asked, start=True), {OWN: with_sums})
     if generator is None:
         public = public_images(settings, facts.channels, facts.size, private)
@@ -240,8 +241,17 @@ def make_manifest(
     )
 
 
-def _facts(images: ImageSet, shards: int, kinds: tuple[Kind, ...]) -> Capabilities:
-    """What is public about the private data, and no limits but the ledger's."""
+def _facts(
+    images: ImageSet, records: int, shards: int, kinds: tuple[Kind, ...]
+) -> Capabilities:
+    """What is public about the private data, and no limits but the ledger's.
+
+    Guarantee:
+        A plan names `records` and is fixed by it: shares, components and noise follow. Under
+        zero-out and replace the number of records never changes, and may be counted. Under
+        add-remove the sound ε is that of a plan which would have named the same number for the
+        neighbour; where that is not enough, the number is declared without counting.
+    """
     return Capabilities(
         name=OWN,
         classes=images.classes,
@@ -249,7 +259,7 @@ def _facts(images: ImageSet, shards: int, kinds: tuple[Kind, ...]) -> Capabiliti
         size=images.size,
         shards=shards,
         positional_ids=images.positional,
-        records=len(images),
+        records=records,
         kinds=kinds,
         noise=NoiseMode.LOCAL,
         rows_per_message=sys.maxsize,

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from fedtranscribe.errors import AuditError, ConfigError
-from fedtranscribe.evaluation.audit import Claim, expect_sound, play
+from fedtranscribe.evaluation.audit import Check, Claim, expect_sound, play
 from fedtranscribe.evaluation.audit.risk import risk_of
 from fedtranscribe.evaluation.audit.run_game import play_run
+from fedtranscribe.evaluation.audit.sums_game import check_noise, sums_game
 from fedtranscribe.mechanisms import (
     SeededBits,
     SeededNoise,
@@ -264,3 +265,32 @@ def test_sums_are_played_together_as_whoever_may_see_them_sees_them(mode, adjace
     short = play_run(result, {"holder": tuple(releases[:4])}, adjacency, 1_000, 0.99, source)
     assert short is not None
     assert "of the mixture" not in short.words
+
+
+@pytest.mark.parametrize("mode", list(NoiseMode))
+@pytest.mark.parametrize("adjacency", [Adjacency.ZERO_OUT, Adjacency.REPLACE])
+def test_one_answer_with_too_little_noise_is_found_without_chance(mode, adjacency):
+    stds = (2.0, 1.6, 2.0, 2.0, 3.0)
+    releases = sums_of(mode, 3, stds)
+
+    def found(told: tuple[float, ...]) -> Check:
+        result = result_of(
+            private=True,
+            delta=DELTA,
+            rows=5,
+            noise=mode.value,
+            noise_std=told[1],
+            holders=3,
+            mixture={"share": 0.3, "components": 1, "noise_stds": list(told[2:])},
+        )
+        game = sums_game(result, releases, adjacency)
+        assert game is not None
+        return check_noise(game, adjacency)
+
+    assert found(stds).ok
+    assert found((2.0, 2.0, 2.0, 2.0, 3.0)).ok  # more noise than was booked
+    for at in range(1, 5):
+        less = tuple(0.99 * std if here == at else std for here, std in enumerate(stds))
+        check = found(less)
+        assert check.ok is False
+        assert "the events say" in check.words

@@ -113,6 +113,11 @@ def test_large_images_are_drawn_a_few_at_a_time(made: GaussianMixture, monkeypat
     assert few.shape == (7, 1, 8, 8)
 
 
+def test_no_images_cannot_be_drawn(made: GaussianMixture):
+    with pytest.raises(ConfigError, match="Expected n=0 >= 1"):
+        made.sample(0, torch.Generator())
+
+
 def test_images_have_one_channel_or_three(made: GaussianMixture, tmp_path: Path):
     path = tmp_path / "generator.safetensors"
     save_mixture(replace(made, channels=4_096), path)

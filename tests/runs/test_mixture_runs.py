@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -205,6 +206,22 @@ def test_a_figure_shows_every_class_alike():
     assert labels[shown].tolist() == [0, 0, 1, 2, 2]
     assert shown.tolist() == [1, 6, 4, 0, 2], "the first of each"
     assert sorted(_class_by_class(labels, 50).tolist()) == list(range(8))
+
+
+def test_a_declared_number_of_records_decides_instead_of_the_true_one(
+    settings: TranscribeSettings, tiny_data: Path, tmp_path: Path
+):
+    with np.load(tiny_data) as arrays:
+        fewer = {name: a if a.ndim == 0 else a[:50] for name, a in arrays.items()}
+    np.savez(tmp_path / "fewer.npz", **fewer)
+    few = {"data": str(tmp_path / "fewer.npz")}
+
+    def plan(**changed: object):
+        return prepare(settings.model_copy(update=changed)).plan
+
+    assert plan(declared=10**7, **few).outline() == plan(declared=10**7).outline()
+    assert plan(declared=10**7, **few).words == plan(declared=10**7).words
+    assert plan(declared=10**7).outline() != plan().outline(), "it bears on the plan"
 
 
 def test_a_run_whose_records_were_changed_cannot_go_on_under_another_plan(

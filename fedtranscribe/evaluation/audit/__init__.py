@@ -5,6 +5,7 @@ findings     what an attack or a check says; contradictions are errors
 claims       the ε that a run states, from its events
 game         a distinguishing game on a mechanism
 run_game     the same on the mechanism of a run
+sums_game    the same on its sums over records; what their noise costs, worked out again
 membership   were these records used? by loss, references, synthetic images
 canaries     records planted by coins, and guesses at the coins
 inversion    images that a student is surest of, against real records

@@ -39,6 +39,7 @@ from fedtranscribe.evaluation.audit.membership import (
 )
 from fedtranscribe.evaluation.audit.risk import risk_of
 from fedtranscribe.evaluation.audit.run_game import play_run
+from fedtranscribe.evaluation.audit.sums_game import check_noise, sums_game
 from fedtranscribe.figures import figures_available
 from fedtranscribe.files import write_atomically
 from fedtranscribe.mechanisms import BitSource
@@ -236,6 +237,7 @@ def _checks(
     run: FinishedRun, given: Given, split: DataSplit, settings: AuditSettings
 ) -> list[Check]:
     checks = [check_events(run.result, given)]
+    checks += _noise(run, given)
     path = settings.ledger or run.result.asked.ledger
     if path is not None and not run.result.shards:
         checks.append(_ledger(run, path))
@@ -243,6 +245,16 @@ def _checks(
     if (folder / MANIFEST).exists() and run.result.teachers is not None:
         checks.append(check_teachers(folder, split.train, run.result.teachers))
     return checks
+
+
+def _noise(run: FinishedRun, given: Given) -> list[Check]:
+    """One check for all holders, a failed one if there is any; none where no noise is stated."""
+    claim = claim_of(run.result, given)
+    if claim.epsilon is None:
+        return []
+    games = [sums_game(run.result, releases, claim.adjacency) for releases in given.values()]
+    found = [check_noise(game, claim.adjacency) for game in games if game is not None]
+    return sorted(found, key=lambda check: check.ok is not False)[:1]
 
 
 def _ledger(run: FinishedRun, path: Path) -> Check:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtranscribe.evaluation.audit.findings import Check
 from fedtranscribe.mechanisms import (
     MOMENTS,
     Bound,
@@ -26,12 +27,14 @@ from fedtranscribe.mechanisms.blocks import (
 )
 from fedtranscribe.mechanisms.moments import FULL_WEIGHT
 from fedtranscribe.privacy.release_plan import Release
-from fedtranscribe.privacy.units import Adjacency, NoiseMode
+from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.result import Result
 from fedtranscribe.result_parts import Answers
 
 # Only the coordinates in which two records differ tell anything: the others are noise alone.
 _WIDTH = 2
+# Whoever booked an answer added whole numbers and floats in another order.
+_AGREEMENT = 1e-9
 _MOMENTS_ANSWERS = ("answer on second moments alone", "answer on sums by class")
 
 
@@ -151,6 +154,25 @@ def sums_game(result: Result, releases: Sequence[Release], adjacency: Adjacency)
         (moments[-1], *shown),
         f": the {_MOMENTS_ANSWERS[-1]}{beside}. The {_MOMENTS_ANSWERS[0]} was not played",
     )
+
+
+def check_noise(game: SumsGame, adjacency: Adjacency) -> Check:
+    """Whether each answer was booked with what its stated noise costs, or with more.
+
+    A game sees one answer with too little noise only where it is a large part of them all; working
+    the cost out again, Δ²/2τ² (Bun and Steinke 2016, Proposition 1.6), sees it always.
+
+    Args:
+        game: of the run.
+        adjacency: of the claim.
+    """
+    for answer, release in zip(game.mechanism.answers, game.releases, strict=True):
+        owed = (answer.bound.moves[Unit.RECORD][adjacency] / answer.std) ** 2 / 2
+        booked = release.event(Unit.RECORD, adjacency).zcdp_rho
+        if booked < owed * (1 - _AGREEMENT):
+            words = f"noise of std {answer.std:.6g} on {answer.bound.name} costs ρ = {owed:.6g}"
+            return Check("noise", False, f"{words}, the events say {booked:.6g}")
+    return Check("noise", True, f"{len(game.releases)} answers cost what their noise says")
 
 
 def _weights(answer: Opened) -> Tensor:
