@@ -241,9 +241,7 @@ def make_manifest(
     )
 
 
-def _facts(
-    images: ImageSet, records: int, shards: int, kinds: tuple[Kind, ...]
-) -> Capabilities:
+def _facts(images: ImageSet, records: int, shards: int, kinds: tuple[Kind, ...]) -> Capabilities:
     """What is public about the private data, and no limits but the ledger's.
 
     Guarantee:

@@ -9,6 +9,7 @@ machine gets at an engine, a base image and a package index:
 
 import json
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -28,6 +29,43 @@ _MASKED = """key = "ledger/key"
 roster = "ledger/roster"
 records = "ledger/records.npz"
 """
+
+
+LINK = f"{SERVER}_superlink_1"
+
+
+def service(name: str) -> str:
+    """Container of a holder's service."""
+    return f"{name}_holder_1"
+
+
+def node(name: str) -> str:
+    """Container of a holder's SuperNode."""
+    return f"{name}_supernode_1"
+
+
+EVERYBODY = [LINK, *map(service, NAMES), *map(node, NAMES)]
+
+
+def built_wheel() -> Path:
+    """The one that `make dist` has built."""
+    (wheel,) = (ROOT / "dist").glob("fedtranscribe-*.whl")
+    return wheel
+
+
+def wheel_of_version(version: str, folder: Path) -> Path:
+    """The same wheel under another version, as `make dist` would build it."""
+    source = folder / "source"
+    ignored = shutil.ignore_patterns(".venv", ".git", "dist", "runs", "__pycache__")
+    shutil.copytree(ROOT, source, ignore=ignored)
+    place = source / "fedtranscribe" / "__init__.py"
+    text = re.sub(r'__version__ = ".*"', f'__version__ = "{version}"', place.read_text())
+    place.write_text(text)
+    pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+    build = [*pip, "wheel", "--no-deps", "--wheel-dir", folder, str(source)]
+    subprocess.run(build, check=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
 
 
 def why_no_engine() -> str:
@@ -92,9 +130,9 @@ class Containers:
         self._certificates()
         for folder in (SERVER, *NAMES):
             self._wheels(self.home / folder / "wheels", wheel)
-        self._environment_of(SERVER, PORT=str(self.port))
+        self.set_environment(SERVER, PORT=str(self.port))
         for number, name in enumerate(NAMES):
-            self._environment_of(name, SUPERLINK=f"{self.address}:{self.port}")
+            self.set_environment(name, SUPERLINK=f"{self.address}:{self.port}")
             self._holder(name, range(number * records, (number + 1) * records))
         for name in NAMES:
             roster = self.home / name / "ledger" / "roster"
@@ -130,7 +168,16 @@ class Containers:
         if given:
             shutil.copytree(given, folder, dirs_exist_ok=True)
 
-    def _environment_of(self, folder: str, **settings: str) -> None:
+    def use_wheel(self, name: str, wheel: Path, version: str) -> None:
+        """Have a holder's next build install another wheel."""
+        wheels = self.home / name / "wheels"
+        for old in wheels.glob("*.whl"):
+            old.unlink()
+        shutil.copy(wheel, wheels)
+        self.set_environment(name, FEDTRANSCRIBE_VERSION=version)
+
+    def set_environment(self, folder: str, **settings: str) -> None:
+        """Write lines of `.env`."""
         path = self.home / folder / ".env"
         kept = [x for x in path.read_text().splitlines() if x.partition("=")[0] not in settings]
         added = settings | {"BASE": os.environ["IMAGES_BASE"]}
@@ -164,6 +211,42 @@ class Containers:
             assert f"\n{old}\n" in policy
             policy = policy.replace(f"\n{old}\n", f"\n{new}\n")
         (home / "policy.toml").write_text(policy + _MASKED)
+
+    # ---------------------------------------------------------------- the deployment
+
+    def start(self) -> None:
+        """Build both images, start every container, and have the nodes registered."""
+        self.compose(SERVER, "up", "--build", "--detach")
+        self.wait_healthy(LINK)
+        for name in NAMES:
+            public = f"{name}/keys/node.pub"
+            self.flwr("supernode", "register", public, "fedtranscribe", "--name", name)
+            # Holders have one image; the first one builds it.
+            build = ["--build"] if name == NAMES[0] else ["--no-build"]
+            self.compose(name, "up", *build, "--detach")
+        self.wait_healthy(*EVERYBODY)
+
+    def remove(self) -> None:
+        """Containers, networks and volumes; images stay."""
+        for project in (*NAMES, SERVER):
+            self.compose(project, "down", "--volumes", "--timeout", "5", code=None)
+
+    def ledger(self, name: str) -> dict[str, Any]:
+        """How many entries a holder's ledger has, and its head, once it is proved."""
+        path = f"{name}/ledger/ledger.sqlite"
+        return json.loads(self.fedtranscribe("holder", "ledger", "verify", path, "--json"))
+
+    def version_of(self, name: str) -> str:
+        """The one that `.env` names."""
+        (found,) = re.findall(
+            r"^FEDTRANSCRIBE_VERSION=(.+)$", (self.home / name / ".env").read_text(), re.M
+        )
+        return found
+
+    def version_inside(self, name: str) -> str:
+        """The one that a holder's service runs."""
+        code = "import fedtranscribe; print(fedtranscribe.__version__)"
+        return self.inside(service(name), code).strip()
 
     # ---------------------------------------------------------------- commands
 
@@ -206,6 +289,11 @@ class Containers:
         return not subprocess.run(
             ["podman", "healthcheck", "run", container], capture_output=True, check=False
         ).returncode
+
+    def wait_healthy(self, *containers: str) -> None:
+        """Until each of them is."""
+        for container in containers:
+            self.wait(lambda c=container: self.healthy(c), 300, "health", container)
 
     def logs(self, container: str) -> str:
         return self._said(["podman", "logs", "--tail", "60", container], self.home, None)

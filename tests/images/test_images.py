@@ -4,14 +4,27 @@ By hand, as root: `make test-images`. Half an hour, of which building is most.
 """
 
 import json
+import os
 import re
 import shutil
 import stat
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.images.containers import NAMES, ROOT, SERVER, Containers, why_no_engine
+from tests.images.containers import (
+    EVERYBODY,
+    LINK,
+    NAMES,
+    SERVER,
+    Containers,
+    built_wheel,
+    node,
+    service,
+    why_no_engine,
+    wheel_of_version,
+)
 
 pytestmark = [
     pytest.mark.images,
@@ -20,47 +33,24 @@ pytestmark = [
 ]
 
 _RECORDS = 1_300
-_LINK = f"{SERVER}_superlink_1"
 _STATUS = "print(open('/proc/self/status').read())"
-
-
-def service(name: str) -> str:
-    return f"{name}_holder_1"
-
-
-def node(name: str) -> str:
-    return f"{name}_supernode_1"
-
-
-EVERYBODY = [_LINK, *map(service, NAMES), *map(node, NAMES)]
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory) -> Iterator[Containers]:
     """Server and three holders, built, started, registered and healthy."""
-    (wheel,) = (ROOT / "dist").glob("fedtranscribe-*.whl")
     place = Containers(tmp_path_factory.mktemp("images"))
-    place.prepare(wheel, _RECORDS)
+    place.prepare(built_wheel(), _RECORDS)
     place.fedtranscribe("deploy", "check", "server", SERVER, "--name", "localhost")
     for name in NAMES:
         place.fedtranscribe("deploy", "check", "client", name)
         place.fedtranscribe("holder", "policy", "check", f"{name}/policy.toml")
     place.hand_over()
     try:
-        place.compose(SERVER, "up", "--build", "--detach")
-        place.wait(lambda: place.healthy(_LINK), 300, "the server's health", _LINK)
-        for name in NAMES:
-            public = f"{name}/keys/node.pub"
-            place.flwr("supernode", "register", public, "fedtranscribe", "--name", name)
-            # Holders have one image; the first one builds it.
-            build = ["--build"] if name == NAMES[0] else ["--no-build"]
-            place.compose(name, "up", *build, "--detach")
-        for container in EVERYBODY:
-            place.wait(lambda c=container: place.healthy(c), 300, "health", container)
+        place.start()
         yield place
     finally:
-        for project in (*NAMES, SERVER):
-            place.compose(project, "down", "--volumes", "--timeout", "5", code=None)
+        place.remove()
 
 
 @pytest.mark.parametrize("container", EVERYBODY)
@@ -126,7 +116,7 @@ def test_secrets_are_files_of_their_owner_alone(place: Containers) -> None:
 
 def test_masked_sums_end_in_a_release(place: Containers) -> None:
     run = place.run("sums")
-    assert place.await_run(run, 900) == "finished:completed", place.logs(_LINK)
+    assert place.await_run(run, 900) == "finished:completed", place.logs(LINK)
     result = json.loads((place.home / SERVER / "runs" / "sums" / "metrics.json").read_text())
     assert (result["noise"], result["start"]) == ("secagg", "moments")
     assert result["epsilon"] == pytest.approx(10.0)
@@ -148,18 +138,17 @@ def test_votes_go_on_through_a_restart_of_every_container(place: Containers) -> 
     folder = place.home / SERVER / "runs" / "votes"
     told = folder / "progress.jsonl"
     place.wait(
-        lambda: told.exists() and "rows answered" in told.read_text(), 600, "an answer", _LINK
+        lambda: told.exists() and "rows answered" in told.read_text(), 600, "an answer", LINK
     )
     for name in NAMES:
         place.podman("restart", "--time", "30", service(name), node(name))
-    place.podman("restart", "--time", "30", _LINK)
-    for container in EVERYBODY:
-        place.wait(lambda c=container: place.healthy(c), 300, "health again", container)
+    place.podman("restart", "--time", "30", LINK)
+    place.wait_healthy(*EVERYBODY)
     ended = place.await_run(run, 900)
     if ended != "finished:completed":
         # Flower ends the run of a SuperLink that is restarted; what it had learned is kept.
         run = place.run("votes", **settings, **few, resume=True)
-        assert place.await_run(run, 900) == "finished:completed", place.logs(_LINK)
+        assert place.await_run(run, 900) == "finished:completed", place.logs(LINK)
     result = json.loads((folder / "metrics.json").read_text())
     assert (result["rows"], result["epsilon"]) == (600, pytest.approx(10.0))
     check_release(place, "votes")
@@ -189,7 +178,84 @@ def test_a_stopped_service_is_unhealthy(place: Containers) -> None:
     place.podman("stop", "--time", "30", service(name))
     assert not place.healthy(service(name))
     place.podman("start", service(name))
-    place.wait(lambda: place.healthy(service(name)), 120, "health", service(name))
+    place.wait_healthy(service(name))
+
+
+def test_a_node_is_upgraded_and_rolled_back_with_its_ledger(
+    place: Containers, tmp_path: Path
+) -> None:
+    """One of three holders runs the next version for a while, and answers a run under it."""
+    name = NAMES[0]
+    before = place.ledger(name)
+    old = place.version_of(name)
+    place.compose(name, "stop", "--timeout", "30")
+    place.use_wheel(name, wheel_of_version(f"{old}.post1", tmp_path), f"{old}.post1")
+    place.compose(name, "up", "--build", "--detach")
+    place.wait_healthy(service(name), node(name))
+    assert place.version_inside(name) == f"{old}.post1"
+    assert place.ledger(name) == before
+    run = place.run("upgraded")
+    assert place.await_run(run, 900) == "finished:completed", place.logs(LINK)
+    spent = place.ledger(name)
+    assert spent["entries"] > before["entries"]
+
+    place.compose(name, "stop", "--timeout", "30")
+    place.set_environment(name, FEDTRANSCRIBE_VERSION=old)
+    place.compose(name, "up", "--no-build", "--detach")
+    place.wait_healthy(service(name), node(name))
+    assert place.version_inside(name) == old
+    assert place.ledger(name) == spent, "what the newer version spent stays spent"
+
+
+def test_a_backup_is_restored_only_as_the_docs_say(place: Containers) -> None:
+    name = NAMES[1]
+    ledger, backup = place.home / name / "ledger", place.home / f"{name}-backup"
+    place.podman("stop", "--time", "30", service(name))
+    shutil.copytree(ledger, backup, copy_function=copy_with_owner)
+    place.podman("start", service(name))
+    place.wait_healthy(service(name))
+    then = place.ledger(name)
+    assert place.await_run(place.run("after"), 900) == "finished:completed", place.logs(LINK)
+    now = place.ledger(name)
+    assert now["entries"] > then["entries"]
+
+    # The ledger of the backup beside the head file of today: refused.
+    place.podman("stop", "--time", "30", service(name))
+    today = place.home / f"{name}-today"
+    shutil.copytree(ledger, today, copy_function=copy_with_owner)
+    copy_with_owner(backup / "ledger.sqlite", ledger / "ledger.sqlite")
+    place.podman("start", service(name))
+    place.wait(
+        lambda: "an older copy was put back" in place.logs(service(name)),
+        120,
+        "a refusal",
+        service(name),
+    )
+    assert not place.healthy(service(name))
+
+    # The whole folder, as if the original were gone: it starts, and states an older head.
+    place.podman("stop", "--time", "30", service(name))
+    for path in backup.iterdir():
+        if path.is_file():
+            copy_with_owner(path, ledger / path.name)
+    place.podman("start", service(name))
+    place.wait_healthy(service(name))
+    assert place.ledger(name) == then, "only the heads that went out show what is missing"
+
+    place.podman("stop", "--time", "30", service(name))
+    for path in today.iterdir():
+        if path.is_file():
+            copy_with_owner(path, ledger / path.name)
+    place.podman("start", service(name))
+    place.wait_healthy(service(name))
+    assert place.ledger(name) == now
+
+
+def copy_with_owner(source: Path | str, target: Path | str) -> None:
+    """As `cp --archive` does."""
+    shutil.copy2(source, target)
+    facts = Path(source).stat()
+    os.chown(target, facts.st_uid, facts.st_gid)
 
 
 def check_release(place: Containers, out: str) -> None:
