@@ -77,6 +77,7 @@ class Answers(Part):
         start: moments, where teachers were asked after sums over the records, or might have been.
         noise_std: per coordinate; None where labels were drawn.
         signal: twice the nats that all answers together can carry.
+        sums_stds: as `noise_std`, of every sum over records that the plan asks, in this order.
         noise: where it was added, in a federation.
         teachers: of the one holder that there was.
     """
@@ -84,6 +85,7 @@ class Answers(Part):
     privacy: Annotated[str | None, Why.SETTING] = None
     start: Annotated[str | None, Why.SETTING] = None
     noise_std: Annotated[float | None, Why.COST] = None
+    sums_stds: Annotated[tuple[float, ...], Why.COST] = ()
     signal: Annotated[float | None, Why.COST] = None
     noise: Annotated[str | None, Why.SETTING] = None
     teachers: Annotated[int | None, Why.SETTING] = None
@@ -95,12 +97,10 @@ class MixtureFacts(Part):
     Attributes:
         share: of the whole budget, that it got.
         components: Gaussians per class.
-        noise_stds: per coordinate, of each of its answers.
     """
 
     share: Annotated[float, Why.COST]
     components: Annotated[int, Why.SETTING]
-    noise_stds: Annotated[tuple[float, ...], Why.COST]
 
 
 class Federation(Part):
@@ -110,6 +110,7 @@ class Federation(Part):
         holders: that the run had.
         shards: teachers by holder.
         answered_rounds: by holder.
+        abandoned_rows: of masked rounds that were given up, asked anew and charged again.
         left: why a holder took part no more.
         stopped: why the run ended before its plan did.
         bytes: of all messages.
@@ -120,6 +121,7 @@ class Federation(Part):
     holders: Annotated[int, Why.SETTING]
     shards: Annotated[dict[str, int], Why.SETTING] = Field(default_factory=dict)
     answered_rounds: Annotated[dict[str, int], Why.COURSE] = Field(default_factory=dict)
+    abandoned_rows: Annotated[int, Why.COURSE] = 0
     left: Annotated[dict[str, str], Why.COURSE] = Field(default_factory=dict)
     stopped: Annotated[str | None, Why.COURSE] = None
     bytes: Annotated[int | None, Why.COURSE] = None

@@ -23,6 +23,7 @@ from fedtranscribe.config.federation import BaselineSettings, FederationSettings
 from fedtranscribe.config.run import (
     LONGEST_NAME,
     MOST_CLASSES,
+    MOST_RECORDS,
     PUBLIC_SHAPES,
     UNSTATED,
     LedgerOptions,
@@ -54,6 +55,7 @@ __all__ = [
     "CIRCUMSTANCE",
     "LONGEST_NAME",
     "MOST_CLASSES",
+    "MOST_RECORDS",
     "OF_RUNS",
     "PUBLIC_SHAPES",
     "STUDENT",

@@ -10,6 +10,8 @@ from fedtranscribe.config.base import CIRCUMSTANCE, Mark, Settings, Topic
 
 PUBLIC_SHAPES = "shapes"
 MOST_CLASSES = 65_536
+MOST_RECORDS = 10**12
+"""That may be declared."""
 LONGEST_NAME = 200
 
 DATA = "Private data: a name, an .npz file, or an image folder."

@@ -8,6 +8,7 @@ from pydantic import Field
 from fedtranscribe.config.base import CIRCUMSTANCE, Mark, Settings, Topic
 from fedtranscribe.config.run import (
     DATA,
+    MOST_RECORDS,
     PUBLIC_IMAGES,
     PUBLIC_SHAPES,
     LedgerOptions,
@@ -152,6 +153,7 @@ class TranscribeSettings(StudentSettings, LedgerOptions):
     declared: Annotated[int | None, Topic.DATA] = Field(
         default=None,
         gt=0,
+        le=MOST_RECORDS,
         description="Own data: about how many records, said without counting; default: all, "
         "counted.",
     )

@@ -159,7 +159,7 @@ def delta_of(events: Sequence[Event], epsilon: float) -> float:
                 f"{_MOST_STEPS:,} sampled steps, got about {rough:.3g}."
             )
         bounds = [float(_composed(mu, others, rough).get_delta_for_epsilon(epsilon))]
-    if any(isinstance(event, ExponentialVotes) for event in merged):
+    if any(isinstance(event, _LABELS) for event in merged):
         bounds.append(renyi_delta(renyi_curve(merged), epsilon))
     return min(*bounds, _delta_beside(merged, epsilon))
 
@@ -278,7 +278,8 @@ def _quote(merged: tuple[Event, ...], delta: float) -> tuple[float, str]:
             pld = _composed(mu, others, rough)
             with np.errstate(over="ignore"):  # far out, where hardly any mass is left
                 candidates.append((float(pld.get_epsilon_for_delta(delta)), ON_GRID))
-    if any(isinstance(event, ExponentialVotes) for event in merged):
+    # At a tiny δ the grid's own error hides what labels cost together.
+    if any(isinstance(event, _LABELS) for event in merged):
         by = RENYI if any(isinstance(event, _SAMPLED) for event in merged) else ZCDP
         candidates.append((renyi_epsilon(renyi_curve(merged), delta), by))
     return min([*candidates, *_labels_beside(merged, delta)])

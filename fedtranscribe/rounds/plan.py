@@ -179,6 +179,11 @@ class Plan:
         """Std per coordinate, as results tell it; labels have none."""
         return None if self.sets_student.kind is Kind.LABEL else self.noise.strength
 
+    @property
+    def sums_stds(self) -> tuple[float, ...]:
+        """As `noise_std`, of every sum over records that is asked."""
+        return tuple(part.noise.strength for part in self.parts if part.kind.sums)
+
     def releases(self, holder: str, rows: Sequence[int] | None = None) -> tuple[Release, ...]:
         """What answered rows give away about one holder's data.
 

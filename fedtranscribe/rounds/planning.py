@@ -25,7 +25,7 @@ from fedtranscribe.privacy.forecasts import (
 )
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.published import dpsd_theorem1, dpsd_theorem2, published_sigma
-from fedtranscribe.privacy.units import NoiseMode, RowAnswer, Unit
+from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
 from fedtranscribe.privacy.zcdp import zcdp_rho
 from fedtranscribe.query import Kind
 from fedtranscribe.rounds.asked import KINDS, Asked
@@ -38,6 +38,8 @@ __all__ = ["KINDS", "Asked", "make_plan"]
 _ROWS_PER_CLASS = 400
 # Of μ², for teachers that say more than the sums do.
 _EVEN = 0.5
+# Of the ε that a plan may state beyond the one that was asked for.
+_ROUNDED = 1 + 1e-6
 _RANK = {Verdict.HOPELESS: 0, Verdict.POOR: 1, Verdict.FINE: 2}
 _NO_ENSEMBLES = (
     "And it knows no ensembles: a record that reaches one of M teachers moves the mean of their "
@@ -66,6 +68,26 @@ def make_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
     for part in plan.parts:
         for facts in roster.values():
             part.mechanism(facts)  # refuses noise that cannot be added
+    return plan if asked.by_formula else _expect_affordable(plan, asked.settings)
+
+
+def _expect_affordable(plan: Plan, settings: StudentSettings) -> Plan:
+    """Hold what the whole plan books against the ε that was asked for.
+
+    Raises:
+        ConfigError: it is more, which only an accountant at its limits can say.
+    """
+    # Holders of which the same is known book the same.
+    alike = {(facts.shards, facts.positional_ids): name for name, facts in plan.roster.items()}
+    rows, unit = [part.rows for part in plan.parts], Unit(settings.unit)
+    for name in alike.values():
+        stated = plan.guarantee({name: rows}, unit, Adjacency.ZERO_OUT)
+        if stated is not None and stated.epsilon > settings.epsilon * _ROUNDED:
+            raise ConfigError(
+                f"Expected a plan of epsilon={settings.epsilon:g}, but all that holder "
+                f"{name} would answer costs {stated.epsilon:.6g} at delta="
+                f"{settings.delta:g}; ask with a larger delta."
+            )
     return plan
 
 

@@ -330,6 +330,7 @@ class Server:
         log.warning("round %s is given up; its rows are asked anew and charged again", query.id)
         for name in self._present():
             self._standing.charge(name, self._spent(query))
+        self._standing.abandoned += query.rows
         anew = replace(query, id=f"{query.id}+")
         self._save(anew)
         return anew

@@ -35,12 +35,14 @@ class Standing:
         rows: rows that each holder may have been charged for, by part of the plan.
         answers: rounds that each holder answered.
         left: why a holder takes part no more.
+        abandoned: rows of masked rounds that were given up and asked anew.
         heads: last (sequence, hash) of each holder's ledger, so that one put back is noticed.
     """
 
     rows: dict[str, list[int]] = field(default_factory=dict)
     answers: dict[str, int] = field(default_factory=dict)
     left: dict[str, str] = field(default_factory=dict)
+    abandoned: int = 0
     heads: dict[str, list[Any]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.mechanisms import Bound
-from fedtranscribe.mechanisms.blocks import mixture_bound
+from fedtranscribe.mechanisms.blocks import mixture_bound, triangle_length
 from fedtranscribe.mechanisms.masked import masked_noise_std
 from fedtranscribe.mechanisms.moments import moments_bound
 from fedtranscribe.methods.mixture import question_shapes
@@ -17,7 +17,7 @@ from fedtranscribe.privacy.forecasts import in_short, moments_forecast
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.privacy.zcdp import zcdp_rho
-from fedtranscribe.query import Kind
+from fedtranscribe.query import MOST_NUMBERS, Kind
 from fedtranscribe.rounds.asked import Asked
 from fedtranscribe.rounds.plan import Part, Plan
 
@@ -76,6 +76,13 @@ def mixture_share(asked: Asked, roster: Mapping[str, Capabilities]) -> tuple[flo
         )
     if said == 0:
         return 0.0, ""
+    if not _fits(facts, 0):
+        if said:
+            raise ConfigError(
+                f"Expected fewer classes for a mixture, got {facts.classes:,}: its sums would be "
+                "too long; set mixture_share=0."
+            )
+        return 0.0, f"no mixture is asked for: {facts.classes:,} classes are too many for one"
     if without is not None:
         return 0.0, f"no mixture is asked for: holder {without} does not allow it"
     if said is not None:
@@ -136,7 +143,11 @@ def _mixture_parts(
         return _above_noise(last, roster, last.classes)
 
     cuts = next(
-        (n for n in range(_MOST_CUTS, 0, -1) if stands(parts(n)) >= _WORTH_A_CUT),
+        (
+            n
+            for n in range(_MOST_CUTS, 0, -1)
+            if _fits(facts, n) and stands(parts(n)) >= _WORTH_A_CUT
+        ),
         0,
     )
     made = parts(cuts)
@@ -145,6 +156,12 @@ def _mixture_parts(
         f"{share:.0%} of the budget goes to a generator ({why}): a mixture of {2**cuts} "
         f"{'Gaussian' if cuts == 0 else 'Gaussians'} per class{high}"
     )
+
+
+def _fits(facts: Capabilities, cuts: int) -> bool:
+    """Whether every answer of such a mixture is short enough to be asked for."""
+    shapes = question_shapes(facts.channels, facts.size, facts.classes, cuts)
+    return all((s.blocks or 0) * triangle_length(s.width) <= MOST_NUMBERS for s in shapes)
 
 
 def _declared(roster: Mapping[str, Capabilities]) -> int:

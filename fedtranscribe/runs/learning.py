@@ -224,8 +224,7 @@ def mixture_facts(plan: Plan) -> MixtureFacts | None:
     """What a result says of the mixture that a plan asks for; None where it asks for none."""
     if not plan.mixture:
         return None
-    stds = tuple(part.noise.strength for part in plan.mixture)
-    return MixtureFacts(share=plan.mixture_share, components=_components(plan), noise_stds=stds)
+    return MixtureFacts(share=plan.mixture_share, components=_components(plan))
 
 
 def _components(plan: Plan) -> int:

@@ -189,7 +189,7 @@ def _ensemble(
         # Unknown names, missing weights and missing networks are found here, before any work.
         shape = facts.classes, facts.channels, facts.size
         build(settings.teacher, *shape, weights=settings.teacher_weights)
-        shards = settings.shards or default_shards(len(facts))
+        shards = settings.shards or default_shards(settings.declared or len(facts))
         return shards, training_mode(settings.teacher, settings.teacher_weights)
     given = Ensemble(folder, device)
     given.check(facts.classes, facts.channels, facts.size)

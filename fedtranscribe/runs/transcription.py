@@ -233,6 +233,7 @@ def _result(prepared: Prepared, run: RunDirectory, holder: Holder, learned: Lear
             privacy=settings.privacy if plan.teachers else Kind.MOMENTS.value,
             start=Kind.MOMENTS.value if plan.starts and settings.source == "teachers" else None,
             noise_std=plan.noise_std,
+            sums_stds=plan.sums_stds,
             signal=plan.forecast.signal,
             teachers=plan.facts.shards,
         ),

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from fedtranscribe.config import OwnData, build, read_toml
+from fedtranscribe.config import MOST_RECORDS, OwnData, build, read_toml
 from fedtranscribe.data import ImageSet, folder_of, is_published, load
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.holder.masking import Masking
@@ -52,7 +52,10 @@ class HolderPlace(OwnData):
         "need them",
     )
     declared: int = Field(
-        default=0, ge=0, description="about how many records there are, told to servers; 0: untold"
+        default=0,
+        ge=0,
+        le=MOST_RECORDS,
+        description="about how many records there are, told to servers; 0: untold"
     )
     ledger: Path = Field(description="budget book of the data: it outlives runs and teachers")
     socket: Path = Field(description="where the SuperNode's user asks; all it may reach")

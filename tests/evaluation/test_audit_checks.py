@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from fedtranscribe.evaluation.audit.checks import (
     check_ledger,
     check_teachers,
 )
-from fedtranscribe.evaluation.audit.claims import claim_of, read_events
+from fedtranscribe.evaluation.audit.claims import claim_of, read_events, worst
 from fedtranscribe.holder.answering import Holder
 from fedtranscribe.holder.statistics import of_teachers
 from fedtranscribe.privacy.calibrate import EnsembleLayout
@@ -94,10 +95,27 @@ def test_the_books_of_an_honest_run(made):
     given = read_events(run)
     assert check_events(result, given).ok
     with Ledger.open_read_only(book) as ledger:
-        check = check_ledger(ledger, result.run, result.rows)
+        check = check_ledger(ledger, result.run, result.rows, given)
     assert check.ok
     assert check.words == "40 rows in 4 queries, each charged once"
     expect_sound([], [check])
+
+
+def test_events_that_cost_less_than_what_was_booked(made):
+    run, book, result = made
+    cheaper = {
+        holder: tuple(replace(release, costs=cost(release.rows).costs) for release in releases)
+        for holder, releases in read_events(run).items()
+    }
+    with Ledger.open_read_only(book) as ledger:
+        check = check_ledger(ledger, result.run, result.rows, cheaper)
+    assert check.ok is False
+    assert "another cost" in check.words
+    dropped = {holder: releases[1:] for holder, releases in read_events(run).items()}
+    fewer = changed(result, epsilon=worst(dropped, Unit.RECORD, Adjacency.ZERO_OUT, 1e-5))
+    check = check_events(fewer, dropped)
+    assert check.ok is False
+    assert "some are not booked" in check.words
 
 
 def test_rows_that_were_answered_once_more_under_another_id(made):

@@ -11,7 +11,7 @@ from fedtranscribe.errors import AuditError, ConfigError
 from fedtranscribe.evaluation.audit import Check, Claim, expect_sound, play
 from fedtranscribe.evaluation.audit.risk import risk_of
 from fedtranscribe.evaluation.audit.run_game import play_run
-from fedtranscribe.evaluation.audit.sums_game import check_noise, sums_game
+from fedtranscribe.evaluation.audit.sums_game import check_noise
 from fedtranscribe.mechanisms import (
     SeededBits,
     SeededNoise,
@@ -201,20 +201,19 @@ def test_no_attack_beats_the_risk_that_is_stated():
 @pytest.mark.parametrize("adjacency", [Adjacency.ZERO_OUT, Adjacency.REPLACE])
 @pytest.mark.parametrize("fault", [1.0, 0.5])
 def test_moments_are_played_on_the_worst_pair_of_records(adjacency, fault):
-    mechanism = noisy_moments_of_mu(0.5, 2, 2)
-    booked = mechanism.release(1, positional_ids=False)
-    first = noisy_moments_of_mu(0.3, 2, None).release(1, positional_ids=False)
-    given = {"holder": (first, booked)}
-    told = fault * mechanism.noise_std
-    result = result_of(private=True, delta=DELTA, rows=2, noise_std=told)
-    found = play_run(result, given, adjacency, 200_000, 0.999, SeededNoise(0))
+    second = noisy_moments_of_mu(0.5, 2, 2)
+    first = noisy_moments_of_mu(0.3, 2, None)
+    booked = [noise.release(1, positional_ids=False) for noise in (first, second)]
+    stds = [fault * noise.noise_std for noise in (first, second)]
+    result = result_of(private=True, delta=DELTA, rows=2, sums_stds=stds)
+    found = play_run(result, {"holder": tuple(booked)}, adjacency, 200_000, 0.999, SeededNoise(0))
     assert found is not None
-    assert "was not played" in found.words
+    assert "all 2 sums over records, together" in found.words
     assert found.contradicts is (fault == 0.5)
-    claimed = epsilon([booked.event(Unit.RECORD, adjacency)], DELTA)
+    claimed = epsilon([release.event(Unit.RECORD, adjacency) for release in booked], DELTA)
     assert found.lower > 0.4 * claimed
-    # A run that stopped between its two answers has no noise to play on.
-    assert play_run(result, {"holder": (booked,)}, adjacency, 1_000, 0.99) is None
+    # A holder that did not answer both has no game of both.
+    assert play_run(result, {"holder": tuple(booked[1:])}, adjacency, 1_000, 0.99) is None
 
 
 def sums_of(mode: NoiseMode, holders: int, stds: tuple[float, ...]) -> list[Release]:
@@ -243,54 +242,86 @@ def test_sums_are_played_together_as_whoever_may_see_them_sees_them(mode, adjace
         delta=DELTA,
         rows=5,
         noise=mode.value,
-        noise_std=fault * stds[1],
+        sums_stds=[fault * std for std in stds],
         holders=3,
-        mixture={
-            "share": 0.3,
-            "components": 1,
-            "noise_stds": [fault * std for std in stds[2:]],
-        },
     )
     source = SeededBits(0) if mode is NoiseMode.SECAGG else SeededNoise(0)
     found = play_run(result, {"holder": tuple(releases)}, adjacency, 20_000, 0.999, source)
     assert found is not None
-    assert "all 3 of the mixture, together" in found.words
+    assert "all 5 sums over records, together" in found.words
     assert found.contradicts is (fault == 0.4)
-    claimed = epsilon([r.event(Unit.RECORD, adjacency) for r in releases[1:]], DELTA)
+    claimed = epsilon([r.event(Unit.RECORD, adjacency) for r in releases], DELTA)
     assert found.lower > 0.2 * claimed
-    # Beside answers of teachers, the noise that a result states is not that of sums.
+    # Beside answers of teachers, whose noise is stated apart, sums are played alone.
     started = (*releases, replace(releases[1], mechanism="noisy-mean-votes"))
-    assert play_run(result, {"holder": started}, adjacency, 1_000, 0.99) is None
-    # What stopped within its mixture is played on moments alone.
-    short = play_run(result, {"holder": tuple(releases[:4])}, adjacency, 1_000, 0.99, source)
-    assert short is not None
-    assert "of the mixture" not in short.words
+    beside = changed(result, noise_std=0.1)
+    again = play_run(beside, {"holder": started}, adjacency, 20_000, 0.999, source)
+    assert again is not None
+    assert "teachers were not played" in again.words
+    assert again.contradicts is (fault == 0.4)
 
 
 @pytest.mark.parametrize("mode", list(NoiseMode))
 @pytest.mark.parametrize("adjacency", [Adjacency.ZERO_OUT, Adjacency.REPLACE])
 def test_one_answer_with_too_little_noise_is_found_without_chance(mode, adjacency):
     stds = (2.0, 1.6, 2.0, 2.0, 3.0)
-    releases = sums_of(mode, 3, stds)
+    releases = tuple(sums_of(mode, 3, stds))
+    result = result_of(
+        private=True, delta=DELTA, rows=5, noise=mode.value, sums_stds=stds, holders=3
+    )
 
-    def found(told: tuple[float, ...]) -> Check:
-        result = result_of(
-            private=True,
-            delta=DELTA,
-            rows=5,
-            noise=mode.value,
-            noise_std=told[1],
-            holders=3,
-            mixture={"share": 0.3, "components": 1, "noise_stds": list(told[2:])},
-        )
-        game = sums_game(result, releases, adjacency)
-        assert game is not None
-        return check_noise(game, adjacency)
+    def found(told: tuple[float, ...], given: tuple[Release, ...] = releases) -> Check:
+        check = check_noise(changed(result, sums_stds=told), {"holder": given}, adjacency)
+        assert check is not None
+        return check
 
     assert found(stds).ok
     assert found((2.0, 2.0, 2.0, 2.0, 3.0)).ok  # more noise than was booked
-    for at in range(1, 5):
+    for at in range(5):
         less = tuple(0.99 * std if here == at else std for here, std in enumerate(stds))
         check = found(less)
         assert check.ok is False
         assert "the events say" in check.words
+    twice = replace(releases[2], rows=2)
+    assert found(stds, (*releases[:2], twice, *releases[3:])).ok is False
+    assert check_noise(result_of(private=True, noise_std=1.0), {}, adjacency) is None
+
+
+def test_a_sum_that_is_not_booked_is_missed():
+    stds = (2.0, 1.6, 2.0, 2.0, 3.0)
+    releases = tuple(sums_of(NoiseMode.LOCAL, 3, stds))
+    alone = result_of(private=True, delta=DELTA, rows=5, sums_stds=stds)
+    several = {"holders": 3, "answered_rounds": {"holder": 5}, "privacy": "moments"}
+    for result in (alone, changed(alone, **several)):
+        check = check_noise(result, {"holder": releases[:4]}, Adjacency.ZERO_OUT)
+        assert check is not None
+        assert check.ok is False
+        assert "answered 5 sums, the events book 4" in check.words
+
+
+@pytest.mark.parametrize("mode", list(NoiseMode))
+def test_a_holder_that_gave_sums_and_left_before_teachers_is_not_accused(mode):
+    stds = (2.0, 1.6)
+    releases = tuple(sums_of(mode, 3, (*stds, 2.0, 2.0, 3.0)))[:2]
+    result = result_of(
+        private=True,
+        delta=DELTA,
+        rows=12,
+        noise=mode.value,
+        privacy="vote",
+        noise_std=0.01,
+        sums_stds=stds,
+        holders=3,
+        answered_rounds={"stays": 4, "leaves": 2},
+        shards={"stays": 5, "leaves": 5},
+    )
+    votes = noisy_mean_rows(EnsembleLayout(5), 0.5, RowAnswer.VOTE)
+    stays = (*releases, votes.release(10, positional_ids=False))
+    given = {"leaves": releases, "stays": stays}
+    check = check_noise(result, given, Adjacency.ZERO_OUT)
+    assert check is not None
+    assert check.ok
+    source = SeededBits(0) if mode is NoiseMode.SECAGG else SeededNoise(0)
+    found = play_run(result, given, Adjacency.ZERO_OUT, 20_000, 0.999, source)
+    assert found is not None
+    assert not found.contradicts

@@ -13,6 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fedtranscribe import wire
 from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.errors import ConfigError, ProtocolError, QuorumError
+from fedtranscribe.evaluation.audit.checks import check_events
+from fedtranscribe.evaluation.audit.claims import read_events
 from fedtranscribe.flower.client_app import make_client_app
 from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.holder.masking import Masking
@@ -26,6 +28,7 @@ from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.units import NoiseMode, RowAnswer
 from fedtranscribe.query import ImageQuery, Kind
 from fedtranscribe.refusals import Refusal, RefusalCode
+from fedtranscribe.result import Result
 from fedtranscribe.run_directory import STUDENT, RunDirectory
 from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.secagg import Members
@@ -243,7 +246,9 @@ def test_a_stuck_round_is_given_up_only_when_told_and_costs_again(
     result = go(again, transport, RunDirectory.resume(tmp_path / "run", again))
     assert result["rows"] == case.rows
     assert rows_booked(nodes[0]) == case.rows + case.rows // case.rounds
+    assert result["abandoned_rows"] == case.rows // case.rounds
     assert result["epsilon"] > masked.epsilon
+    assert check_events(Result.read(tmp_path / "run"), read_events(tmp_path / "run")).ok
 
 
 def test_a_finished_round_is_not_given_up(masked_case, open_nodes, tmp_path, monkeypatch):

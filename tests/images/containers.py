@@ -221,9 +221,10 @@ class Containers:
         for name in NAMES:
             public = f"{name}/keys/node.pub"
             self.flwr("supernode", "register", public, "fedtranscribe", "--name", name)
-            # Holders have one image; the first one builds it.
-            build = ["--build"] if name == NAMES[0] else ["--no-build"]
-            self.compose(name, "up", *build, "--detach")
+            # Holders have one image, and so have both of their containers; the first one builds it.
+            if name == NAMES[0]:
+                self.compose(name, "build", "holder")
+            self.compose(name, "up", "--no-build", "--detach")
         self.wait_healthy(*EVERYBODY)
 
     def remove(self) -> None:

@@ -188,9 +188,10 @@ def test_a_node_is_upgraded_and_rolled_back_with_its_ledger(
     name = NAMES[0]
     before = place.ledger(name)
     old = place.version_of(name)
-    place.compose(name, "stop", "--timeout", "30")
     place.use_wheel(name, wheel_of_version(f"{old}.post1", tmp_path), f"{old}.post1")
-    place.compose(name, "up", "--build", "--detach")
+    place.compose(name, "build", "holder")
+    place.compose(name, "stop", "--timeout", "30")
+    place.compose(name, "up", "--no-build", "--detach")
     place.wait_healthy(service(name), node(name))
     assert place.version_inside(name) == f"{old}.post1"
     assert place.ledger(name) == before

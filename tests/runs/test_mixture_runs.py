@@ -45,7 +45,7 @@ def test_one_budget_pays_for_student_and_mixture(settings: TranscribeSettings, t
     assert result["epsilon"] == pytest.approx(50, rel=1e-6)
     assert result["rows"] == 5
     assert (result["mixture"]["share"], result["mixture"]["components"]) == (0.3, 1)
-    assert len(result["mixture"]["noise_stds"]) == 3
+    assert len(result["sums_stds"]) == 5
     with ledger_of(settings) as ledger:
         total = ledger.total(1e-5, Unit.RECORD, Adjacency.ZERO_OUT).epsilon
         assert total == pytest.approx(50, rel=1e-6)
@@ -222,6 +222,9 @@ def test_a_declared_number_of_records_decides_instead_of_the_true_one(
     assert plan(declared=10**7, **few).outline() == plan(declared=10**7).outline()
     assert plan(declared=10**7, **few).words == plan(declared=10**7).words
     assert plan(declared=10**7).outline() != plan().outline(), "it bears on the plan"
+    asked = {"teacher": "cnn-small", "source": "teachers", "declared": 64}
+    assert plan(**asked, **few).outline() == plan(**asked).outline()
+    assert plan(**asked, **few).facts.shards == plan(**asked).facts.shards == 4
 
 
 def test_a_run_whose_records_were_changed_cannot_go_on_under_another_plan(

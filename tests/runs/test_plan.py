@@ -185,3 +185,32 @@ def test_noise_that_cannot_be_added_is_refused_before_anything_is_spent():
     tiny = TranscribeSettings(mixture_share=1e-12, epsilon=0.01)
     with pytest.raises(ConfigError, match="noise"):
         make_plan(Asked(tiny, Kind.MOMENTS), {"own": OWN})
+
+
+@pytest.mark.parametrize("records", [0, 10**12])
+def test_a_mixture_whose_sums_would_be_too_long_is_not_planned(records):
+    asked = Asked(TranscribeSettings(epsilon=1e4), Kind.MOMENTS)
+    many = replace(OWN, classes=9_800, records=records)
+    made = make_plan(asked, {"own": many})
+    assert made.mixture_share == 0
+    assert "9,800 classes are too many" in made.words
+    fewer = make_plan(asked, {"own": replace(many, classes=3_000)})
+    assert all((part.classes or 0) <= 9_749 for part in fewer.mixture)
+    assert fewer.mixture
+    share = asked.settings.model_copy(update={"mixture_share": 0.3})
+    with pytest.raises(ConfigError, match="mixture_share=0"):
+        make_plan(replace(asked, settings=share), {"own": many})
+
+
+@pytest.mark.parametrize("delta", [1e-12, 1e-11])
+def test_labels_at_a_tiny_delta_cost_what_was_asked(delta):
+    made = plan(shards=1, privacy="label", epsilon=30.0, delta=delta)
+    stated = made.guarantee({"own": [made.rows]}, Unit.RECORD, Adjacency.ZERO_OUT)
+    assert stated is not None
+    assert stated.epsilon <= 30 * (1 + 1e-6)
+
+
+def test_a_plan_that_would_state_more_than_was_asked_is_refused(monkeypatch):
+    monkeypatch.setattr("fedtranscribe.rounds.planning.noise_std", lambda *_: 0.01)
+    with pytest.raises(ConfigError, match="Expected a plan of epsilon=10"):
+        plan(privacy="vote")

@@ -39,7 +39,7 @@ from fedtranscribe.evaluation.audit.membership import (
 )
 from fedtranscribe.evaluation.audit.risk import risk_of
 from fedtranscribe.evaluation.audit.run_game import play_run
-from fedtranscribe.evaluation.audit.sums_game import check_noise, sums_game
+from fedtranscribe.evaluation.audit.sums_game import check_noise
 from fedtranscribe.figures import figures_available
 from fedtranscribe.files import write_atomically
 from fedtranscribe.mechanisms import BitSource
@@ -240,7 +240,7 @@ def _checks(
     checks += _noise(run, given)
     path = settings.ledger or run.result.asked.ledger
     if path is not None and not run.result.shards:
-        checks.append(_ledger(run, path))
+        checks.append(_ledger(run, given, path))
     folder = run.private / "teachers"
     if (folder / MANIFEST).exists() and run.result.teachers is not None:
         checks.append(check_teachers(folder, split.train, run.result.teachers))
@@ -248,19 +248,15 @@ def _checks(
 
 
 def _noise(run: FinishedRun, given: Given) -> list[Check]:
-    """One check for all holders, a failed one if there is any; none where no noise is stated."""
     claim = claim_of(run.result, given)
-    if claim.epsilon is None:
-        return []
-    games = [sums_game(run.result, releases, claim.adjacency) for releases in given.values()]
-    found = [check_noise(game, claim.adjacency) for game in games if game is not None]
-    return sorted(found, key=lambda check: check.ok is not False)[:1]
+    found = None if claim.epsilon is None else check_noise(run.result, given, claim.adjacency)
+    return [] if found is None else [found]
 
 
-def _ledger(run: FinishedRun, path: Path) -> Check:
+def _ledger(run: FinishedRun, given: Given, path: Path) -> Check:
     try:
         with Ledger.open_read_only(path) as ledger:
-            return check_ledger(ledger, run.result.run, run.result.rows)
+            return check_ledger(ledger, run.result.run, run.result.rows, given)
     except StorageError as error:
         return Check("ledger", None, str(error))
     except LedgerError as error:

@@ -5,6 +5,7 @@ An attack cannot find these mistakes on a student; looking can.
 
 import math
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from fedtranscribe.data import ImageSet, assign_shards
@@ -15,6 +16,8 @@ from fedtranscribe.mechanisms import MOMENTS
 from fedtranscribe.mechanisms.blocks import PRODUCTS, SQUARES
 from fedtranscribe.privacy.chain import Kind
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.result import Result
 from fedtranscribe.teachers import load_manifest
 from fedtranscribe.teachers.training import shard_file
@@ -44,20 +47,29 @@ def check_events(result: Result, given: Given) -> Check:
         return Check("events", False, f"the events cost ε = {found}, the result says {stated}")
     for holder, releases in given.items():
         rows = sum(release.rows for release in releases)
-        # A holder may have missed rounds, and a baseline asks for no rows.
-        if asked and rows > asked:
-            words = f"{holder} answered {rows:,} rows where the run asked {asked:,}"
+        federation = result.federation
+        again = 0 if federation is None else federation.abandoned_rows
+        words = f"{holder} answered {rows:,} rows where the run asked {asked:,}"
+        # A baseline asks for no rows.
+        if asked and rows > asked + again:
             return Check("events", False, f"{words}: some were answered twice")
+        # A holder of several may have missed rounds.
+        if federation is None and rows < asked:
+            return Check("events", False, f"{words}: some are not booked")
     return Check("events", True, f"they cost ε = {found:.6g}, as the result says")
 
 
-def check_ledger(ledger: Ledger, run: str, rows: int, k: int | None = None) -> Check:
+def check_ledger(
+    ledger: Ledger, run: str, rows: int, given: Given | None = None, k: int | None = None
+) -> Check:
     """Whether a run was charged for every row that it was answered, once.
 
     Args:
         ledger: of the data; opening it has proved the chain.
         run: the run's id.
         rows: that the run says it asked.
+        given: what the run says it gave away, which has to cost what the ledger booked; None does
+            not compare.
         k: classes per row; None takes that of the first answer.
     """
     try:
@@ -74,6 +86,8 @@ def check_ledger(ledger: Ledger, run: str, rows: int, k: int | None = None) -> C
             f"it was charged for {charged:,} rows, the run says {rows:,}"
             + (": rows were answered twice, or by somebody else" if charged > rows else ""),
         )
+    if given is not None and not _cost_alike(ledger.releases(run), given):
+        return Check("ledger", False, "it was charged another cost than the run's events say")
     twice = [h for h, n in Counter(entry.query_hash for entry in reserved).items() if n > 1]
     if twice:
         return Check("ledger", False, f"{len(twice)} queries were booked under two ids")
@@ -90,6 +104,22 @@ def check_ledger(ledger: Ledger, run: str, rows: int, k: int | None = None) -> C
             words = f"{entry.query_id} was charged for {release.rows:,} rows"
             return Check("ledger", False, f"{words}, its answer holds {held:g}")
     return Check("ledger", True, f"{charged:,} rows in {len(reserved)} queries, each charged once")
+
+
+def _cost_alike(booked: Sequence[Release], given: Given) -> bool:
+    """Whether both cost the same under every unit and adjacency that both have."""
+    said = [release for releases in given.values() for release in releases]
+    for unit in Unit:
+        for adjacency in Adjacency:
+            found = [_rho(releases, unit, adjacency) for releases in (booked, said)]
+            if not math.isclose(*found, rel_tol=_AGREEMENT):
+                return False
+    return True
+
+
+def _rho(releases: Sequence[Release], unit: Unit, adjacency: Adjacency) -> float:
+    events = [release.costs.get(unit, {}).get(adjacency) for release in releases]
+    return math.fsum(event.zcdp_rho for event in events if event is not None)
 
 
 def check_teachers(folder: Path, records: ImageSet, stated: int) -> Check:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedtranscribe.evaluation.audit.claims import Given
 from fedtranscribe.evaluation.audit.findings import Check
 from fedtranscribe.mechanisms import (
     MOMENTS,
@@ -25,7 +26,7 @@ from fedtranscribe.mechanisms.blocks import (
     square_sums,
     squares_bound,
 )
-from fedtranscribe.mechanisms.moments import FULL_WEIGHT
+from fedtranscribe.mechanisms.moments import FULL_WEIGHT, vector_length
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.result import Result
@@ -35,7 +36,7 @@ from fedtranscribe.result_parts import Answers
 _WIDTH = 2
 # Whoever booked an answer added whole numbers and floats in another order.
 _AGREEMENT = 1e-9
-_MOMENTS_ANSWERS = ("answer on second moments alone", "answer on sums by class")
+_SUMS = (MOMENTS, PRODUCTS, SQUARES)
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,7 @@ class SumsGame:
 
 
 def sums_game(result: Result, releases: Sequence[Release], adjacency: Adjacency) -> SumsGame | None:
-    """The game for a run on sums; None where it stopped before there was a noise to play on.
+    """The game for a run on sums; None where a holder did not answer them all.
 
     Args:
         result: of the run.
@@ -124,55 +125,86 @@ def sums_game(result: Result, releases: Sequence[Release], adjacency: Adjacency)
         adjacency: of the claim.
     """
     answers = result.answers or Answers()
-    moments = [release for release in releases if release.mechanism.endswith(MOMENTS)]
-    shown = [release for release in releases if release.mechanism.endswith((PRODUCTS, SQUARES))]
-    if len(moments) != len(_MOMENTS_ANSWERS) or not answers.noise_std:
+    sums = [release for release in releases if release.mechanism.endswith(_SUMS)]
+    if not answers.sums_stds or len(sums) != len(answers.sums_stds):
         return None
-    if len(moments) + len(shown) != len(releases):
-        return None  # teachers were asked as well, and the noise that is stated is theirs
-    stds = result.mixture.noise_stds if result.mixture is not None else ()
-    if len(stds) != len(shown):  # a run that stopped within its mixture
-        stds, shown = (), []
-    bounds = [moments_bound(_WIDTH, _WIDTH)]
-    bounds += [
-        squares_bound(_WIDTH) if r.mechanism.endswith(SQUARES) else products_bound(_WIDTH, _WIDTH)
-        for r in shown
-    ]
-    holders = 1 if result.federation is None else result.federation.holders
-    mode = NoiseMode(answers.noise or NoiseMode.LOCAL)
-    opened = tuple(
-        Opened(bound, std, holders, mode)
-        for bound, std in zip(bounds, (answers.noise_std, *stds), strict=True)
-    )
+    opened = opened_sums(result, sums)
     worlds = [_worst_records(answer.bound, adjacency) for answer in opened]
-    beside = f" and all {len(shown)} of the mixture, together" if shown else ""
+    beside = "" if len(sums) == len(releases) else ". Answers of teachers were not played"
     return SumsGame(
         Together(opened),
         torch.cat([first for first, _ in worlds], -1),
         torch.cat([second for _, second in worlds], -1),
         torch.cat([_weights(answer) for answer in opened]),
-        (moments[-1], *shown),
-        f": the {_MOMENTS_ANSWERS[-1]}{beside}. The {_MOMENTS_ANSWERS[0]} was not played",
+        tuple(sums),
+        f": all {len(sums)} sums over records, together{beside}",
     )
 
 
-def check_noise(game: SumsGame, adjacency: Adjacency) -> Check:
-    """Whether each answer was booked with what its stated noise costs, or with more.
+def opened_sums(result: Result, sums: Sequence[Release]) -> tuple[Opened, ...]:
+    """As many sums as the plan asks, with the noise that the result states of each."""
+    answers = result.answers or Answers()
+    holders = 1 if result.federation is None else result.federation.holders
+    mode = NoiseMode(answers.noise or NoiseMode.LOCAL)
+    # The first question leaves labels out.
+    bounds = [moments_bound(_WIDTH, None), *(_bound_of(release.mechanism) for release in sums[1:])]
+    return tuple(
+        Opened(bound, std, holders, mode)
+        for bound, std in zip(bounds, answers.sums_stds, strict=True)
+    )
+
+
+def _bound_of(mechanism: str) -> Bound:
+    if mechanism.endswith(SQUARES):
+        return squares_bound(_WIDTH)
+    return (products_bound if mechanism.endswith(PRODUCTS) else moments_bound)(_WIDTH, _WIDTH)
+
+
+def check_noise(result: Result, given: Given, adjacency: Adjacency) -> Check | None:
+    """Whether each sum was booked with what its stated noise costs, or with more.
 
     A game sees one answer with too little noise only where it is a large part of them all; working
-    the cost out again, Δ²/2τ² (Bun and Steinke 2016, Proposition 1.6), sees it always.
+    the cost out again, Δ²/2τ² (Bun and Steinke 2016, Proposition 1.6), sees it always. A holder
+    that missed a round may have answered any of the others, so it has to have booked as many sums
+    as rounds that it answered.
 
     Args:
-        game: of the run.
+        result: of the run.
+        given: what its holders gave away.
         adjacency: of the claim.
+
+    Returns:
+        One check for all holders, a failed one if there is any; None where no sums were asked.
     """
-    for answer, release in zip(game.mechanism.answers, game.releases, strict=True):
-        owed = (answer.bound.moves[Unit.RECORD][adjacency] / answer.std) ** 2 / 2
-        booked = release.event(Unit.RECORD, adjacency).zcdp_rho
-        if booked < owed * (1 - _AGREEMENT):
-            words = f"noise of std {answer.std:.6g} on {answer.bound.name} costs ρ = {owed:.6g}"
-            return Check("noise", False, f"{words}, the events say {booked:.6g}")
-    return Check("noise", True, f"{len(game.releases)} answers cost what their noise says")
+    stds = (result.answers or Answers()).sums_stds
+    if not stds:
+        return None
+    checked = 0
+    for holder, releases in given.items():
+        sums = [release for release in releases if release.mechanism.endswith(_SUMS)]
+        answered = _answered(result, holder, len(stds))
+        if sum(release.rows for release in sums) < answered:
+            words = f"{holder} answered {answered} sums, the events book {len(sums)}"
+            return Check("noise", False, words)
+        if len(sums) != len(stds):
+            continue
+        for answer, release in zip(opened_sums(result, sums), sums, strict=True):
+            moved = answer.bound.moves[Unit.RECORD][adjacency]
+            owed = release.rows * (moved / answer.std) ** 2 / 2
+            booked = release.event(Unit.RECORD, adjacency).zcdp_rho
+            if booked < owed * (1 - _AGREEMENT):
+                words = f"noise of std {answer.std:.6g} on {answer.bound.name} costs ρ = {owed:.6g}"
+                return Check("noise", False, f"{words}, the events say {booked:.6g}")
+            checked += 1
+    return Check("noise", True, f"{checked} sums cost what their noise says")
+
+
+def _answered(result: Result, holder: str, sums: int) -> int:
+    """How many sums a holder has answered, at least; who asks teachers as well does not say."""
+    if result.federation is None:
+        return sums
+    alone = result.answers is not None and result.answers.privacy == MOMENTS
+    return min(sums, result.federation.answered_rounds.get(holder, 0)) if alone else 0
 
 
 def _weights(answer: Opened) -> Tensor:
@@ -197,9 +229,11 @@ def _worst_records(bound: Bound, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
             for u, block in pairs
         ]
     else:
-        # u·u' = −1/2 in the same class, where the proof of `moments_bound` has its worst case.
+        # Without labels two rows at right angles lie furthest apart. In one class it is u·u' = −1/2,
+        # where the proof of `moments_bound` has its worst case.
+        classes = None if bound.width == vector_length(_WIDTH, None) else _WIDTH
         opposite = torch.tensor([-0.5, 0.75**0.5], dtype=torch.float64)
-        other = opposite if replaced else nobody
+        other = (there if classes is None else opposite) if replaced else nobody
         label = torch.tensor([0])
-        worlds = [moment_sums([(u[None], label, whole)], _WIDTH, _WIDTH) for u in (here, other)]
+        worlds = [moment_sums([(u[None], label, whole)], _WIDTH, classes) for u in (here, other)]
     return worlds[0][None], worlds[1][None]
