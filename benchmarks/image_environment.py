@@ -1,6 +1,6 @@
 """What the images weigh, how soon their containers are healthy, and what memory they take.
 
-    IMAGES_BASE=localhost/base:py311 python -m benchmarks.image_environment    # as root
+    IMAGES_BASE=localhost/base:py311 PYTHONPATH=. python benchmarks/image_environment.py  # as root
 
 A server and three holders are built and started as docs/deployment.md says; what the engine has to
 offer is said in tests/images. Then every container is started three times, and a run of masked sums
@@ -10,6 +10,7 @@ and one of votes are watched. Half an hour where nothing has been built yet.
 import argparse
 import json
 import platform
+import statistics
 import subprocess
 import tempfile
 import threading
@@ -173,15 +174,15 @@ def _report(
         "run of masked sums, MB | of votes, MB |",
         "| --- | --- | --- | --- |",
         *(
-            f"| {role} | {sorted(found)[len(found) // 2]:.1f} ({min(found):.1f} – {max(found):.1f}) "
+            f"| {role} | {statistics.median(found):.1f} ({min(found):.1f} – {max(found):.1f}) "
             f"| {memory['masked sums'][role] / MB:.0f} | {memory['votes'][role] / MB:.0f} |"
             for role, found in seconds.items()
         ),
         "",
-        f"Memory is resident, pages shared with other processes in proportion (PSS); the SuperLink's "
-        f"includes the ServerApp, the SuperNode's the ClientApp. {RECORDS:,} images of 28 pixels and "
-        "20 small teachers per holder. The health check itself, a Python process, is part of the "
-        "seconds.",
+        "Memory is resident, pages shared with other processes in proportion (PSS); that of the "
+        "SuperLink includes the ServerApp, that of the SuperNode the ClientApp. Every holder has "
+        f"{RECORDS:,} images of 28 pixels and 20 small teachers. The health check itself, a Python "
+        "process, is part of the seconds.",
     ]
     return "\n".join(rows) + "\n"
 

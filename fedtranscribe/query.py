@@ -41,11 +41,12 @@ class Kind(StrEnum):
     VOTE = "vote"
     MOMENTS = "moments"
     MIXTURE = "mixture"
+    DESCENT = "descent"
 
     @property
     def sums(self) -> bool:
         """Whether it is a sum over records; teachers answer the others."""
-        return self in (Kind.MOMENTS, Kind.MIXTURE)
+        return self in (Kind.MOMENTS, Kind.MIXTURE, Kind.DESCENT)
 
 
 @dataclass(frozen=True)
@@ -241,6 +242,40 @@ class MomentsQuery(SumQuery):
 
 
 @dataclass(frozen=True)
+class DescentQuery(SumQuery):
+    """At which linear classifier a holder is asked for the gradient of its records' loss.
+
+    Of a record's row u, as in `MomentsQuery`, and its label this makes r = softmax(u head) − e_y,
+    clipped to norm 1; u rᵀ is added up.
+
+    Attributes:
+        head: float32 [k + 1, classes], rows to logits.
+    """
+
+    head: Tensor
+
+    ARRAYS: ClassVar = {**SumQuery.ARRAYS, "head": torch.float32}
+
+    def __post_init__(self) -> None:
+        """Check everything that is public; only the public query may ever be refused."""
+        super().__post_init__()
+        if self.head.ndim != 2 or len(self.head) != self.features or self.classes < 2:
+            raise ConfigError(f"Expected a head [{self.features}, classes].")
+        if self.width > MOST_NUMBERS:
+            raise ConfigError(f"Expected at most {MOST_NUMBERS} numbers, got {self.width}.")
+
+    @property
+    def classes(self) -> int:
+        """That the classifier tells apart."""
+        return self.head.shape[1]
+
+    @property
+    def width(self) -> int:
+        """Numbers in an answer."""
+        return self.features * self.classes
+
+
+@dataclass(frozen=True)
 class MixtureQuery(SumQuery):
     """Which second moments of their records' low frequencies a holder is asked for.
 
@@ -293,6 +328,7 @@ QUERIES: Mapping[Kind, type[Query]] = {
     Kind.VOTE: ImageQuery,
     Kind.MOMENTS: MomentsQuery,
     Kind.MIXTURE: MixtureQuery,
+    Kind.DESCENT: DescentQuery,
 }
 """The form that queries of each kind have."""
 

@@ -7,6 +7,7 @@ from fedtranscribe.mechanisms.blocks import (
     square_sums,
 )
 from fedtranscribe.mechanisms.bounded import Bound
+from fedtranscribe.mechanisms.descent import gradient_sums, gradients_bound
 from fedtranscribe.mechanisms.gaussian import CentralNoise, LocalNoise
 from fedtranscribe.mechanisms.labels import (
     ExponentialVoteLabels,
@@ -53,6 +54,8 @@ __all__ = [
     "clip_rows",
     "gather_rows",
     "gaussian_mechanism",
+    "gradient_sums",
+    "gradients_bound",
     "id_weights",
     "label_mechanism",
     "mean_rows",

@@ -102,9 +102,10 @@ class MixtureMethod:
             return components_query(name, *self._learned[1], self._cuts)
         return texture_query(name, self._learned[1][0])
 
-    def learn(self, query: MixtureQuery, answer: Combined) -> None:
+    def learn(self, query: MixtureQuery, answer: Combined) -> dict[str, float]:
         """Keep the answer to a question."""
         self._learned.append((query, answer))
+        return {}
 
     @property
     def mixture(self) -> GaussianMixture:

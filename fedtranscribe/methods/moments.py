@@ -109,6 +109,11 @@ class MomentsMethod:
         return len(self._learned)
 
     @property
+    def last(self) -> tuple[MomentsQuery, Combined]:
+        """The last question and its answer, once there is one."""
+        return self._learned[-1]
+
+    @property
     def part(self) -> int:
         """Each question has a noise of its own."""
         return self.round
@@ -224,16 +229,24 @@ def set_head(
     assert by_class is not None
     if beside is not None and beside.by_class is not None:
         second, by_class = second + beside.second, by_class + beside.by_class
-    width = len(second)
-    ridge = _RIDGE * _noise_edge(answer.noise, width)
     targets = by_class - by_class.mean(1, keepdim=True)
-    solved = torch.linalg.solve(second + ridge * torch.eye(width).double(), targets)
+    solved = torch.linalg.solve(second + _ridge(query, answer), targets)
     features = _features(student)
     with torch.no_grad():
         features.centre.copy_(query.centre)
         features.map.copy_(query.map)
         student.head.weight.copy_(_SHARPNESS * solved.T)
         student.head.bias.zero_()
+
+
+def damped(query: MomentsQuery, answer: Combined) -> Tensor:
+    """Σ u uᵀ of the second question with its ridge, float64 [k, k], positive definite."""
+    return moments_of(query, answer).second + _ridge(query, answer)
+
+
+def _ridge(query: MomentsQuery, answer: Combined) -> Tensor:
+    edge = _noise_edge(answer.noise, query.features)
+    return _RIDGE * edge * torch.eye(query.features, dtype=torch.float64)
 
 
 def _noise_edge(noise_std: float, width: int) -> float:

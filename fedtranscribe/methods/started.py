@@ -19,8 +19,7 @@ from torch import Tensor
 from fedtranscribe.mechanisms import MomentSums
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.method import Combined, Kept, Show
-from fedtranscribe.methods.moments import MomentsMethod
-from fedtranscribe.methods.moments_then_mixture import MomentsThenMixture
+from fedtranscribe.methods.sums import SumsMethod
 from fedtranscribe.models import Classifier, Generator
 from fedtranscribe.models.inference import as_bytes
 from fedtranscribe.models.mixture import GaussianMixture
@@ -39,9 +38,7 @@ class TeachersAfterMoments(DPSD):
         sums: all of their questions are answered before the first image is asked.
     """
 
-    def __init__(
-        self, *args: Any, sums: MomentsMethod | MomentsThenMixture, **options: Any
-    ) -> None:
+    def __init__(self, *args: Any, sums: SumsMethod, **options: Any) -> None:
         super().__init__(*args, **options)
         self._sums = sums
 
@@ -79,7 +76,7 @@ class Started:
 
     def __init__(
         self,
-        sums: MomentsMethod | MomentsThenMixture,
+        sums: SumsMethod,
         teachers: TeachersAfterMoments,
         show: Show,
         kept: Kept,
@@ -162,7 +159,7 @@ class Started:
             self._teachers.ask_about(as_bytes(images))
 
     @property
-    def _now(self) -> MomentsMethod | MomentsThenMixture | TeachersAfterMoments:
+    def _now(self) -> SumsMethod | TeachersAfterMoments:
         return self._teachers if self._sums.finished else self._sums
 
     def state(self) -> dict[str, Any]:

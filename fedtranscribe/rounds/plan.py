@@ -17,6 +17,7 @@ from fedtranscribe.mechanisms import (
     MaskedShare,
     Mechanism,
     gaussian_mechanism,
+    gradients_bound,
     label_mechanism,
     mean_rows_bound,
     mixture_bound,
@@ -58,8 +59,8 @@ class Part:
         rows: how many in all.
         noise: under which every query of this part goes out.
         width: numbers in an answer's row; for sums, features with the constant.
-        classes: of the sums by class, for moments; None leaves them out. For a mixture, blocks of
-            products; None asks for squares.
+        classes: of the sums by class, for moments; None leaves them out. Of a gradient, its
+            columns. For a mixture, blocks of products; None asks for squares.
     """
 
     kind: Kind
@@ -80,6 +81,9 @@ class Part:
             return moments_bound(self.width, self.classes)
         if self.kind is Kind.MIXTURE:
             return mixture_bound(self.width, self.classes)
+        if self.kind is Kind.DESCENT:
+            assert self.classes is not None  # a gradient has one column per class
+            return gradients_bound(self.width, self.classes)
         return mean_rows_bound(holder.shards, RowAnswer(self.kind.value), self.width)
 
     def grid(self, holder: Capabilities) -> Grid:
@@ -156,13 +160,18 @@ class Plan:
 
     @property
     def sets_student(self) -> Part:
-        """What the student is set by: teachers' answers, or else the last of the moments."""
+        """What the student is set by: teachers' answers, or else the last sum for it."""
         return [part for part in self.parts if part.kind is not Kind.MIXTURE][-1]
 
     @property
     def mixture(self) -> tuple[Part, ...]:
         """What a generator is made from; empty where none is asked for."""
         return tuple(part for part in self.parts if part.kind is Kind.MIXTURE)
+
+    @property
+    def descent(self) -> tuple[Part, ...]:
+        """Rounds of gradients from the student that the moments set; empty where none are asked."""
+        return tuple(part for part in self.parts if part.kind is Kind.DESCENT)
 
     @property
     def noise(self) -> NoisePlan:

@@ -59,6 +59,11 @@ def make_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
     """
     make = {Kind.LABEL: _label_plan, Kind.MOMENTS: sums_plan}.get(asked.kind, _rows_plan)
     plan = (_started_plan if asked.start else make)(asked, roster)
+    if asked.settings.descent_rounds and not plan.starts:
+        raise ConfigError(
+            f"Expected descent_rounds=0 without sums over the records first, got "
+            f"{asked.settings.descent_rounds}; add start=moments, or leave it out."
+        )
     least = min(roster.values(), key=lambda facts: facts.rows_per_run)
     if plan.rows > least.rows_per_run:
         raise ConfigError(

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms import Bound
+from fedtranscribe.mechanisms import Bound, gradients_bound
 from fedtranscribe.mechanisms.blocks import mixture_bound, triangle_length
 from fedtranscribe.mechanisms.masked import masked_noise_std
 from fedtranscribe.mechanisms.moments import moments_bound
@@ -30,10 +30,12 @@ _AMPLE = 100.0
 # A component is cut in two where either half still stands so many times above the noise.
 _WORTH_A_CUT = 100.0
 _MOST_CUTS = 3
+# Of the student's budget, for all rounds of gradients together.
+_DESCENT_SHARE = 0.5
 
 
 def sums_plan(asked: Asked, roster: Mapping[str, Capabilities], share: float = 1.0) -> Plan:
-    """Two questions about moments, then those of a mixture, share so much of the whole budget.
+    """Two questions about moments, rounds of gradients, those of a mixture; all of a share.
 
     Raises:
         ConfigError: a unit that sums cannot protect, or a mixture that a holder does not allow.
@@ -47,17 +49,49 @@ def sums_plan(asked: Asked, roster: Mapping[str, Capabilities], share: float = 1
     ours, why = mixture_share(asked, roster)
     # Rows have an entry for the constant as well.
     width = row_width(facts.channels, facts.size)
+    rounds, student = _descent_rounds(asked, roster, share), (1 - ours) * share
+    on_gradients = student * _DESCENT_SHARE if rounds else 0.0
+    first = student - on_gradients
     moments = (
-        _moments_part(asked, roster, (1 - ours) * share * _FIRST_SHARE, width, None),
-        _moments_part(asked, roster, (1 - ours) * share * (1 - _FIRST_SHARE), width, facts.classes),
+        _moments_part(asked, roster, first * _FIRST_SHARE, width, None),
+        _moments_part(asked, roster, first * (1 - _FIRST_SHARE), width, facts.classes),
     )
+    descent: tuple[Part, ...] = ()
+    if rounds:
+        bound = gradients_bound(width, facts.classes)
+        noise = _noise(asked, roster, on_gradients / rounds, bound)
+        descent = (Part(Kind.DESCENT, 1, noise, width, facts.classes),) * rounds
     mixture, words = (), why
     if ours:
         mixture, words = _mixture_parts(asked, roster, ours * share, why)
     std = moments[-1].combined_std(len(roster))
     outlook = moments_forecast(_declared(roster), facts.classes, width, std)
-    parts, spent = (*moments, *mixture), ours * share
+    if rounds:
+        gradients = f"{rounds} rounds of gradients get {_DESCENT_SHARE:.0%} of the student's budget"
+        words = "; ".join(filter(None, (gradients, words)))
+    parts, spent = (*moments, *descent, *mixture), ours * share
     return Plan(parts, roster, settings.delta, outlook, None, words, mixture_share=spent)
+
+
+def _descent_rounds(asked: Asked, roster: Mapping[str, Capabilities], share: float) -> int:
+    """How many gradients are asked for.
+
+    Raises:
+        ConfigError: some are, and a holder does not allow them, or teachers set the student anew.
+    """
+    rounds = asked.settings.descent_rounds
+    without = next((n for n, f in roster.items() if Kind.DESCENT not in f.kinds), None)
+    if rounds and without is not None:
+        raise ConfigError(
+            f"Holder {without} allows no gradients; set descent_rounds=0, or have its operator "
+            "allow the kind descent."
+        )
+    if rounds and share < 1:
+        raise ConfigError(
+            f"Expected descent_rounds=0 where teachers are asked after sums, got {rounds}: their "
+            "answers set the student anew; or set teachers_share=0."
+        )
+    return rounds
 
 
 def mixture_share(asked: Asked, roster: Mapping[str, Capabilities]) -> tuple[float, str]:

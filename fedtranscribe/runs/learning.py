@@ -12,12 +12,13 @@ from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.figures import draw_curve, draw_images, figures_available
 from fedtranscribe.mechanisms import NoiseSource
+from fedtranscribe.methods.descent import DescentMethod
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.method import Method
 from fedtranscribe.methods.mixture import MixtureMethod
 from fedtranscribe.methods.moments import MomentsMethod
-from fedtranscribe.methods.moments_then_mixture import MomentsThenMixture
 from fedtranscribe.methods.started import Started, TeachersAfterMoments
+from fedtranscribe.methods.sums import SumsMethod
 from fedtranscribe.models import pick_device, save_network
 from fedtranscribe.models.inference import accuracy, labelled_samples
 from fedtranscribe.models.scattering import NAME as SCATTER
@@ -205,9 +206,9 @@ def _method(
 
     if not plan.starts:
         return make(DPSD, kind=last.kind)
-    sums = make(MomentsMethod)
-    if plan.mixture:
-        sums = MomentsThenMixture(sums, _mixture(plan, run.run_id))
+    moments, rounds = make(MomentsMethod), plan.descent
+    descent = DescentMethod(moments, len(rounds), run.run_id) if rounds else None
+    sums = SumsMethod(moments, descent, _mixture(plan, run.run_id) if plan.mixture else None)
     if plan.teachers is None:
         return sums
     teachers = make(TeachersAfterMoments, kind=last.kind, sums=sums)

@@ -145,7 +145,7 @@ def prepare(settings: TranscribeSettings, generator: GivenGenerator | None = Non
                 f"Expected shards={shards} <= {len(train)} records; ask for fewer shards."
             )
     start = kind is not Kind.MOMENTS and settings.start == "moments"
-    sums = (Kind.MOMENTS, Kind.MIXTURE)
+    sums = tuple(known for known in Kind if known.sums)
     records = settings.declared or len(train)
     facts = _facts(train, records, shards, sums if kind is Kind.MOMENTS else (kind, *sums * start))
     asked = Asked(settings, kind, by_formula=settings.calibrate_by == "published", start=start)

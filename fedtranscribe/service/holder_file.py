@@ -55,7 +55,7 @@ class HolderPlace(OwnData):
         default=0,
         ge=0,
         le=MOST_RECORDS,
-        description="about how many records there are, told to servers; 0: untold"
+        description="about how many records there are, told to servers; 0: untold",
     )
     ledger: Path = Field(description="budget book of the data: it outlives runs and teachers")
     socket: Path = Field(description="where the SuperNode's user asks; all it may reach")

@@ -12,7 +12,8 @@ from fedtranscribe.errors import (
     QueryConflictError,
 )
 from fedtranscribe.holder.answering import Holder
-from fedtranscribe.holder.statistics import Moments, by_kind, moments
+from fedtranscribe.holder.statistics import Moments, by_kind, record_rows
+from fedtranscribe.holder.statistics.record_rows import RecordRows
 from fedtranscribe.mechanisms import (
     Bound,
     MomentSums,
@@ -153,7 +154,7 @@ def test_a_query_id_stays_bound_to_its_content_and_noise(ledger: Ledger):
 def test_a_spent_budget_is_noticed_before_a_record_is_touched(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(Moments, "_blocks", lambda *_: pytest.fail("a record was touched"))
+    monkeypatch.setattr(RecordRows, "blocks", lambda *_: pytest.fail("a record was touched"))
     with pytest.raises(BudgetExhaustedError):
         holder(ledger).answer(query(), QUIET)
     assert ledger.releases("run") == []
@@ -231,7 +232,7 @@ def test_coefficients_are_computed_once_and_leave_no_file(
 def test_coefficients_that_do_not_fit_are_computed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(moments, "_MOST_SCRATCH", 1_000)
+    monkeypatch.setattr(record_rows, "_MOST_SCRATCH", 1_000)
     small = Moments(records(), torch.device("cpu"), tmp_path)
     (tmp_path / "file").write_text("")
     nowhere = Moments(records(), torch.device("cpu"), tmp_path / "file" / "private")

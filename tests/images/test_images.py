@@ -22,8 +22,8 @@ from tests.images.containers import (
     built_wheel,
     node,
     service,
-    why_no_engine,
     wheel_of_version,
+    why_no_engine,
 )
 
 pytestmark = [

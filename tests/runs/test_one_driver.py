@@ -14,7 +14,7 @@ from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.holder import answering
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.holder.statistics import Mixture, Moments, by_kind, of_teachers
+from fedtranscribe.holder.statistics import of_records, of_teachers
 from fedtranscribe.mechanisms import SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.query import Kind
@@ -32,8 +32,9 @@ POLICY = HolderPolicy(epsilon=51.0, kinds=tuple(Kind))
 
 def settings_for(asked: str, data: Path) -> TranscribeSettings:
     common = {"data": str(data), "epsilon": 50.0, "budget": 51.0, "dpsd": TINY_DPSD}
-    if asked in ("moments", "mixture"):
+    if asked in ("moments", "mixture", "descent"):
         common["mixture_share"] = None if asked == "mixture" else 0
+        common["descent_rounds"] = 3 if asked == "descent" else 0
         few = TINY_DPSD.model_copy(update={"moments_steps": 2})
         return TranscribeSettings(**{**common, "dpsd": few})
     teachers = {"teacher": "cnn-small", "student": "cnn-small", "shards": 2, "rows": 20}
@@ -53,7 +54,7 @@ def node_of(prepared: Prepared, run: Path, ledger: Path) -> Node:
     if plan.facts.shards:
         statistics = of_teachers(Ensemble(run / "private" / "teachers", torch.device("cpu")))
     else:
-        statistics = by_kind([Moments(images, torch.device("cpu")), Mixture(images)])
+        statistics = of_records(images, torch.device("cpu"), run / "private")
     return Node(
         OWN,
         statistics,
@@ -64,7 +65,7 @@ def node_of(prepared: Prepared, run: Path, ledger: Path) -> Node:
     )
 
 
-@pytest.mark.parametrize("asked", ["vote", "data", "label", "moments", "mixture"])
+@pytest.mark.parametrize("asked", ["vote", "data", "label", "moments", "mixture", "descent"])
 def test_a_federation_of_one_gives_the_student_of_one_machine(
     asked: str, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -14,6 +14,7 @@ from fedtranscribe.evaluation.audit.claims import Given, worst
 from fedtranscribe.evaluation.audit.findings import Check
 from fedtranscribe.mechanisms import MOMENTS
 from fedtranscribe.mechanisms.blocks import PRODUCTS, SQUARES
+from fedtranscribe.mechanisms.descent import GRADIENTS
 from fedtranscribe.privacy.chain import Kind
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import Release
@@ -94,7 +95,7 @@ def check_ledger(
     for entry, release in zip(reserved, ledger.releases(run), strict=True):
         answer = ledger.answer(entry.query_id)
         # How many numbers sums have follows from the query, not from rows.
-        if answer is None or release.mechanism.endswith((MOMENTS, PRODUCTS, SQUARES)):
+        if answer is None or release.mechanism.endswith((MOMENTS, GRADIENTS, PRODUCTS, SQUARES)):
             continue
         # Integers of masked sums take eight bytes, all other answers four.
         each = 8 if release.mechanism.startswith(_MASKED) else 4

@@ -15,6 +15,8 @@ from fedtranscribe.mechanisms import (
     CentralNoise,
     LocalNoise,
     MaskedShare,
+    gradient_sums,
+    gradients_bound,
     moment_sums,
     moments_bound,
 )
@@ -26,6 +28,7 @@ from fedtranscribe.mechanisms.blocks import (
     square_sums,
     squares_bound,
 )
+from fedtranscribe.mechanisms.descent import GRADIENTS
 from fedtranscribe.mechanisms.moments import FULL_WEIGHT, vector_length
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
@@ -36,7 +39,7 @@ from fedtranscribe.result_parts import Answers
 _WIDTH = 2
 # Whoever booked an answer added whole numbers and floats in another order.
 _AGREEMENT = 1e-9
-_SUMS = (MOMENTS, PRODUCTS, SQUARES)
+_SUMS = (MOMENTS, GRADIENTS, PRODUCTS, SQUARES)
 
 
 @dataclass(frozen=True)
@@ -157,6 +160,8 @@ def opened_sums(result: Result, sums: Sequence[Release]) -> tuple[Opened, ...]:
 def _bound_of(mechanism: str) -> Bound:
     if mechanism.endswith(SQUARES):
         return squares_bound(_WIDTH)
+    if mechanism.endswith(GRADIENTS):
+        return gradients_bound(_WIDTH, _WIDTH)
     return (products_bound if mechanism.endswith(PRODUCTS) else moments_bound)(_WIDTH, _WIDTH)
 
 
@@ -221,6 +226,9 @@ def _worst_records(bound: Bound, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
     if bound.name == SQUARES:
         other = there if replaced else nobody
         worlds = [square_sums([(u[None], whole)], _WIDTH) for u in (here, other)]
+    elif bound.name == GRADIENTS:
+        pairs = ((here, here), (here, -here if replaced else nobody))
+        worlds = [gradient_sums([(u[None], r[None], whole)], _WIDTH, _WIDTH) for u, r in pairs]
     elif bound.name == PRODUCTS:
         # The same row in two blocks lies as far apart as two rows can.
         pairs = ((here, 0), (here, 1) if replaced else (nobody, 0))
@@ -229,7 +237,7 @@ def _worst_records(bound: Bound, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
             for u, block in pairs
         ]
     else:
-        # Without labels two rows at right angles lie furthest apart. In one class it is u·u' = −1/2,
+        # Without labels two rows at right angles lie furthest apart; in one class u·u' = −1/2,
         # where the proof of `moments_bound` has its worst case.
         classes = None if bound.width == vector_length(_WIDTH, None) else _WIDTH
         opposite = torch.tensor([-0.5, 0.75**0.5], dtype=torch.float64)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from fedtranscribe.data import ImageSet
+from fedtranscribe.holder.statistics.descent import Descent
 from fedtranscribe.holder.statistics.gradients import MeanGradients
 from fedtranscribe.holder.statistics.labels import Labels
 from fedtranscribe.holder.statistics.mixture import Mixture
@@ -17,6 +18,7 @@ from fedtranscribe.query import Kind
 from fedtranscribe.teachers import Teachers
 
 __all__ = [
+    "Descent",
     "Labels",
     "MeanGradients",
     "MeanVotes",
@@ -42,10 +44,11 @@ def of_records(
     Args:
         images: the records.
         device: where to compute features.
-        scratch: see `Moments`.
+        scratch: see `RecordRows`.
         moments: of these records, whose features are there already.
     """
-    return by_kind([moments or Moments(images, device, scratch), Mixture(images)])
+    moments = moments or Moments(images, device, scratch)
+    return by_kind([moments, Descent(moments.rows), Mixture(images)])
 
 
 def by_kind(statistics: Iterable[Statistic[Any]]) -> Mapping[Kind, Statistic[Any]]:

@@ -1,0 +1,136 @@
+"""Rows of the records' features, some records at a time, computed once where a disk has room."""
+
+import math
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from fedtranscribe.data import ImageSet
+from fedtranscribe.errors import ModelMismatchError
+from fedtranscribe.mechanisms import id_weights
+from fedtranscribe.models.scattering import Scattering, coefficient_count, unit_rows_of
+from fedtranscribe.query import SumQuery
+
+# A multiple of what scattering takes together: wherever a record stands, it is rounded alike.
+_BATCH = 200
+_MOST_SCRATCH = 4 * 2**30
+"""Bytes that coefficients may take on disk: those of 260,000 grey images of 28 pixels."""
+
+
+class RecordRows:
+    """What every sum over features starts from: a row per record, with its label and weight.
+
+    Args:
+        images: the holder's private records.
+        device: where to compute features.
+        scratch: the holder's own folder, for coefficients and the rows of the last query, so that
+            the next one need not compute them again; without one, or where they do not fit, it
+            does.
+
+    Guarantee:
+        Features of a record depend on the record and the public query alone: blocks of records
+        always have one shape, because kernels round by it. Records of one id share one record's
+        weight.
+    """
+
+    def __init__(self, images: ImageSet, device: torch.device, scratch: Path | None = None) -> None:
+        self.images = images
+        self._device = device
+        self._scratch = scratch
+        self._raw = _Blocks.of(scratch, images, self.coefficients)
+        self._mapped: _Blocks | None = None
+        self._mapping: tuple[Tensor, Tensor] | None = None
+
+    @property
+    def coefficients(self) -> int:
+        """d, of an image."""
+        return coefficient_count(self.images.channels, self.images.size)
+
+    def check(self, query: SumQuery) -> None:
+        """Refuse a query about images of another size.
+
+        Raises:
+            ModelMismatchError: names both.
+        """
+        images = self.images
+        if len(query.centre) != self.coefficients:
+            raise ModelMismatchError(
+                f"Expected a centre of {self.coefficients} coefficients for images of "
+                f"{images.channels}x{images.size}x{images.size}, got {len(query.centre)}."
+            )
+
+    @torch.no_grad()
+    def blocks(self, query: SumQuery) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Rows float32 [b, k + 1] of norm one, labels int64 [b] and weights int64 [b]."""
+        scattering = Scattering().to(self._device)
+        weights = id_weights(self.images.ids)
+        centre, mapped = query.centre.to(self._device), query.map.to(self._device)
+        known = self._blocks_of(query)
+        for number, picked in enumerate(torch.arange(len(self.images)).split(_BATCH)):
+            rows = known.get(number)
+            if rows is None:
+                found = self._coefficients_of(scattering, number, picked).to(self._device)
+                rows = unit_rows_of(found, centre, mapped)
+                known.keep(number, rows)
+            yield rows[: len(picked)], self.images.labels[picked], weights[picked]
+
+    def _blocks_of(self, query: SumQuery) -> "_Blocks":
+        """Where the rows of this query lie, if it maps records as the last one did."""
+        mapping = query.centre, query.map
+        last = self._mapping
+        if self._mapped is None or last is None or not all(map(torch.equal, mapping, last)):
+            self._mapped = _Blocks.of(self._scratch, self.images, query.features)
+            self._mapping = mapping
+        return self._mapped
+
+    def _coefficients_of(self, scattering: Scattering, number: int, picked: Tensor) -> Tensor:
+        """Coefficients [b, d] of a block, the last of which is filled with black images."""
+        found = self._raw.get(number)
+        if found is None:
+            images = self.images.images[picked]
+            filled = torch.cat([images, images.new_zeros(_BATCH - len(images), *images.shape[1:])])
+            found = scattering(filled.to(self._device).float() / 255)
+            self._raw.keep(number, found)
+        return found
+
+
+class _Blocks:
+    """Blocks of numbers in a file without a name, which is gone when the process is."""
+
+    def __init__(self, room: NDArray[np.float32] | None) -> None:
+        self._room = room
+        self._kept = 0
+
+    @classmethod
+    def of(cls, scratch: Path | None, images: ImageSet, width: int) -> "_Blocks":
+        """Room for so many numbers per record; none where there is no place for them."""
+        shape = (-(-len(images) // _BATCH), _BATCH, width)
+        size = 4 * math.prod(shape)
+        try:
+            if scratch is None:
+                return cls(None)
+            scratch.mkdir(parents=True, exist_ok=True)
+            if size > min(_MOST_SCRATCH, shutil.disk_usage(scratch).free // 2):
+                return cls(None)
+            with tempfile.TemporaryFile(dir=scratch) as file:
+                return cls(np.memmap(file, np.float32, "w+", shape=shape))
+        except OSError:
+            return cls(None)  # computed again, then
+
+    def get(self, number: int) -> Tensor | None:
+        """A block that was kept."""
+        if self._room is None or number >= self._kept:
+            return None
+        return torch.from_numpy(self._room[number].copy())
+
+    def keep(self, number: int, block: Tensor) -> None:
+        """The next block, if there is room."""
+        if self._room is not None and number == self._kept:
+            self._room[number] = block.cpu().numpy()
+            self._kept += 1

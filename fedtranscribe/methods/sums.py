@@ -1,0 +1,135 @@
+"""Sums over records, one question after the other; a `Method`.
+
+    MomentsMethod ──> student          (what records of a class have in common)
+    DescentMethod ──> student          (where it is still wrong), if any rounds are asked
+    MixtureMethod ──> GaussianMixture  (what records look like), if one is asked
+
+All is set by sums, so that a run's time is the holders'.
+
+Guarantee:
+    None of its own: functions of public images and of private answers.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from fedtranscribe.mechanisms import MomentSums
+from fedtranscribe.methods.descent import DescentMethod
+from fedtranscribe.methods.method import Combined, Kept, Show
+from fedtranscribe.methods.mixture import MixtureMethod
+from fedtranscribe.methods.moments import MomentsMethod
+from fedtranscribe.models import Classifier, Generator
+from fedtranscribe.models.mixture import GaussianMixture
+from fedtranscribe.query import SumQuery
+
+
+class _Asks(Protocol):
+    """What asks in its turn."""
+
+    @property
+    def round(self) -> int: ...
+
+    @property
+    def finished(self) -> bool: ...
+
+    def ask(self) -> SumQuery: ...
+
+    def learn(self, query: Any, answer: Combined) -> dict[str, float]: ...
+
+    def state(self) -> Any: ...
+
+    def load_state(self, state: Any) -> None: ...
+
+
+class SumsMethod:
+    """Asks all of them in turn.
+
+    Args:
+        moments: ask first, and set the student.
+        descent: goes on from there; None asks nothing more for the student.
+        mixture: is the generator; None leaves the network of the moments.
+    """
+
+    stage = "sums over records"
+
+    def __init__(
+        self,
+        moments: MomentsMethod,
+        descent: DescentMethod | None = None,
+        mixture: MixtureMethod | None = None,
+    ) -> None:
+        self._moments = moments
+        self._mixture = mixture
+        self._turns: Sequence[_Asks] = [x for x in (moments, descent, mixture) if x is not None]
+
+    @property
+    def student(self) -> Classifier:
+        """That of the moments."""
+        return self._moments.student
+
+    @property
+    def generator(self) -> Generator | GaussianMixture:
+        """The mixture; the network of the moments where none is asked, or not completely yet."""
+        if self._mixture is None or not self._mixture.finished:
+            return self._moments.generator
+        return self._mixture.mixture
+
+    @property
+    def rng(self) -> torch.Generator:
+        """That of the moments; the others make no random choice."""
+        return self._moments.rng
+
+    @property
+    def part(self) -> int:
+        """Each question has a noise of its own."""
+        return self.round
+
+    @property
+    def round(self) -> int:
+        """How many questions have been answered."""
+        return sum(turn.round for turn in self._turns)
+
+    @property
+    def rows(self) -> int:
+        """An answer is one row."""
+        return self.round
+
+    @property
+    def finished(self) -> bool:
+        """Whether all questions have been answered."""
+        return all(turn.finished for turn in self._turns)
+
+    def ask(self) -> SumQuery:
+        """The next question."""
+        return self._now.ask()
+
+    def learn(self, query: Any, answer: Combined) -> dict[str, float]:
+        """Learn from the answer to `query`; public figures, by name."""
+        return self._now.learn(query, answer)
+
+    def fit(self, beside: MomentSums | None = None) -> None:
+        """See `MomentsMethod.fit`."""
+        self._moments.fit(beside)
+
+    def finish(self, show: Show) -> None:
+        """Nothing: answers have set the student."""
+
+    def finish_generator(self, show: Show, kept: Kept) -> None:
+        """Train the network of the moments, unless the answers are the generator."""
+        if self._mixture is None or not self._mixture.finished:
+            self._moments.finish_generator(show, kept)
+
+    def state(self) -> dict[str, Any]:
+        """Everything `load_state` needs to go on as if nothing had happened; tensors on CPU."""
+        return {"turns": [turn.state() for turn in self._turns]}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from `state()` of the same plan."""
+        for turn, stored in zip(self._turns, state["turns"], strict=True):
+            turn.load_state(stored)
+
+    @property
+    def _now(self) -> _Asks:
+        return next(turn for turn in self._turns if not turn.finished)

@@ -1,0 +1,109 @@
+"""What a holder says when it is asked for the gradient of a classifier's loss on its records."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedtranscribe.data import ImageSet
+from fedtranscribe.errors import ConfigError, ModelMismatchError
+from fedtranscribe.holder.statistics import Descent, Moments
+from fedtranscribe.mechanisms.moments import SUM_BITS
+from fedtranscribe.models.scattering import Scattering, coefficient_count, unit_rows_of
+from fedtranscribe.query import DescentQuery, Kind, query_from
+
+RAW, K, CLASSES = coefficient_count(1, 8), 4, 3
+
+
+def records(ids: tuple[str, ...] | None = None) -> ImageSet:
+    rng = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (6, 1, 8, 8), generator=rng, dtype=torch.uint8)
+    return ImageSet("tiny", "tiny", images, torch.tensor([0, 1, 2, 0, 1, 2]), CLASSES, ids)
+
+
+def query(scale: float = 1.0, raw: int = RAW, classes: int = CLASSES) -> DescentQuery:
+    rng = torch.Generator().manual_seed(1)
+    mapped = torch.randn(raw, K, generator=rng)
+    head = scale * torch.randn(K + 1, classes, generator=rng)
+    return DescentQuery("q", Kind.DESCENT, torch.zeros(raw), mapped, head)
+
+
+def statistic(images: ImageSet, scratch: Path | None = None) -> Descent:
+    return Descent(Moments(images, torch.device("cpu"), scratch).rows)
+
+
+def rows() -> torch.Tensor:
+    with torch.no_grad():
+        found = Scattering()(records().images.float() / 255).double()
+    return unit_rows_of(found, torch.zeros(RAW).double(), query().map.double())
+
+
+def test_it_is_the_gradient_that_autograd_finds():
+    """Of a classifier that is unsure, so that no record's gradient is clipped."""
+    asked = query(scale=0.1)
+    found = statistic(records()).values(asked)[0].double() / 2**SUM_BITS
+    head = asked.head.double().requires_grad_()
+    loss = torch.nn.functional.cross_entropy(rows() @ head, records().labels, reduction="sum")
+    loss.backward()
+    assert head.grad is not None
+    assert torch.allclose(found, head.grad.flatten(), atol=5e-3)
+
+
+def test_what_a_classifier_is_sure_of_and_wrong_about_is_clipped():
+    asked = query(scale=1e4)
+    found = statistic(records()).values(asked)[0].double() / 2**SUM_BITS
+    wrong = (rows() @ asked.head.double()).argmax(1) != records().labels
+    missed = torch.zeros(6, CLASSES).double()
+    missed[wrong] = (rows() @ asked.head.double()).softmax(1)[wrong]
+    missed[wrong] -= torch.eye(CLASSES).double()[records().labels[wrong]]
+    expected = rows().T @ (missed / missed.norm(dim=1, keepdim=True).clamp_min(1))
+    assert bool(wrong.any())
+    assert torch.allclose(found, expected.flatten(), atol=5e-3)
+
+
+def test_records_of_one_person_weigh_as_one_record():
+    one = statistic(records(("a", "a", "a", "a", "a", "a"))).values(query(1e4))
+    length = float(one.double().norm()) / 2**SUM_BITS
+    assert 0 < length <= 1
+
+
+def test_a_query_that_does_not_fit_is_refused():
+    asked = statistic(records())
+    shapes = {name: tuple(array.shape) for name, array in query().arrays.items()}
+    assert asked.expect(shapes, {}) == 1
+    for changed in ({"head": (K + 1, 5)}, {"head": (K, CLASSES)}, {"centre": (7,)}):
+        with pytest.raises(ConfigError, match="Expected a centre"):
+            asked.expect(shapes | changed, {})
+    with pytest.raises(ModelMismatchError, match="head of 3 classes"):
+        asked.check(query(classes=4))
+    with pytest.raises(ModelMismatchError, match="coefficients"):
+        asked.check(query(raw=RAW + 1))
+    with pytest.raises(ConfigError, match="Expected a head"):
+        DescentQuery("q", Kind.DESCENT, torch.zeros(9), torch.ones(9, 2), torch.ones(2, 3))
+    with pytest.raises(ConfigError, match="finite"):
+        query(scale=float("nan"))
+
+
+def test_a_stored_query_is_the_same_question():
+    again = query_from(**query().to_dict())
+    assert again.digest() == query().digest()
+    assert query(scale=2).digest() != query().digest()
+
+
+def test_rounds_on_the_same_features_compute_them_once(tmp_path, monkeypatch):
+    mapped: list[int] = []
+
+    def counted(found, centre, mapping):
+        mapped.append(len(found))
+        return unit_rows_of(found, centre, mapping)
+
+    monkeypatch.setattr("fedtranscribe.holder.statistics.record_rows.unit_rows_of", counted)
+    many = records().subset(torch.arange(450) % 6)
+    kept, plain = statistic(many, tmp_path), statistic(many)
+    first, second = query(1.0), query(2.0)
+    found = [kept.values(first), kept.values(second), kept.values(first)]
+    assert mapped == [200] * 3
+    assert torch.equal(found[0], plain.values(first))
+    assert torch.equal(found[1], plain.values(second))
+    assert torch.equal(found[0], found[2])
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,119 @@
+"""Rounds of gradients: from the moments' student to a better one."""
+
+import pytest
+import torch
+
+from fedtranscribe.config import DpsdSettings
+from fedtranscribe.mechanisms import MomentSums
+from fedtranscribe.methods.descent import DescentMethod
+from fedtranscribe.methods.method import Combined
+from fedtranscribe.methods.moments import MomentsMethod
+from fedtranscribe.methods.sums import SumsMethod
+from fedtranscribe.models import Generator, build
+from fedtranscribe.query import DescentQuery, MomentsQuery
+
+CLASSES, ROUNDS = 3, 4
+
+
+@pytest.fixture
+def records() -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of norm one, and labels that a linear classifier can tell, but ridge regression not.
+
+    The third class lies between the two others.
+    """
+    rng = torch.Generator().manual_seed(0)
+    labels = torch.arange(900) % CLASSES
+    at = torch.tensor([-1.0, 1.0, 0.0])[labels]
+    rows = 0.3 * torch.randn(900, 501, generator=rng, dtype=torch.float64)
+    rows[:, 0] += 25 * at
+    rows[:, -1] = 5.0
+    return rows / rows.norm(dim=1, keepdim=True), labels
+
+
+def method() -> SumsMethod:
+    torch.manual_seed(0)
+    student, rng = build("scatter", CLASSES, 1, 28), torch.Generator().manual_seed(0)
+    network, settings = Generator(8, 1, 28, 8), DpsdSettings()
+    moments = MomentsMethod(student, network, settings=settings, rng=rng, run="run")
+    return SumsMethod(moments, DescentMethod(moments, ROUNDS, "run"))
+
+
+def answered(records, query) -> Combined:
+    rows, labels = records
+    one_hot = torch.eye(CLASSES).double()[labels]
+    if isinstance(query, DescentQuery):
+        missed = (rows @ query.head.double()).softmax(1) - one_hot
+        missed = missed / missed.norm(dim=1, keepdim=True).clamp_min(1)
+        return Combined(query.id, (rows.T @ missed).flatten()[None], 1e-3)
+    assert isinstance(query, MomentsQuery)
+    sums = MomentSums(rows.T @ rows, rows.T @ one_hot if query.classes else None)
+    at = torch.triu_indices(*sums.second.shape).unbind()
+    parts = [sums.second[at], *([] if sums.by_class is None else [sums.by_class.flatten()])]
+    return Combined(query.id, torch.cat(parts)[None], 1e-3)
+
+
+def loss(asking: SumsMethod, records) -> float:
+    rows, labels = records
+    said = rows.float() @ asking.student.head.weight.detach().T
+    return float(torch.nn.functional.cross_entropy(said, labels))
+
+
+def test_rounds_go_on_from_the_moments_and_lower_the_loss(records):
+    asking, losses, names = method(), [], []
+    while not asking.finished:
+        query = asking.ask()
+        names.append(query.id)
+        asking.learn(query, answered(records, query))
+        losses.append(loss(asking, records))
+    assert names == [f"run/moments-{i}" for i in range(2)] + [
+        f"run/descent-{i}" for i in range(ROUNDS)
+    ]
+    assert (asking.round, asking.rows, asking.part) == (6, 6, 6)
+    assert losses[-2] < losses[2] < losses[1], "each round is a step down"
+    assert losses[-1] < losses[1]
+
+
+def test_the_student_is_the_mean_of_the_later_heads(records):
+    asking, heads = method(), []
+    while not asking.finished:
+        query = asking.ask()
+        if isinstance(query, DescentQuery):
+            heads.append(query.head.double())
+        asking.learn(query, answered(records, query))
+    # The fourth head is nobody's question; it follows from the mean of the last two.
+    fourth = 2 * asking.student.head.weight.detach().double().T - heads[3]
+    gradient = answered(records, asking_at(heads[3], query)).values[0].reshape(501, CLASSES)
+    rows, _ = records
+    step = heads[3] - fourth
+    assert torch.allclose(rows.T @ rows @ step, 6.0 * gradient, atol=1.0)
+    assert float(step.norm()) > 0
+
+
+def asking_at(head: torch.Tensor, query: DescentQuery) -> DescentQuery:
+    return DescentQuery(query.id, query.kind, query.centre, query.map, head.float())
+
+
+@pytest.mark.parametrize("after", range(1, 6))
+def test_a_stored_state_goes_on_as_if_nothing_had_happened(records, after):
+    asking = method()
+    for _ in range(after):
+        query = asking.ask()
+        asking.learn(query, answered(records, query))
+    again = method()
+    again.load_state(asking.state())
+    assert again.round == after
+    while not asking.finished:
+        query, other = asking.ask(), again.ask()
+        assert query.digest() == other.digest()
+        asking.learn(query, answered(records, query))
+        again.learn(other, answered(records, other))
+    assert torch.equal(asking.student.head.weight, again.student.head.weight)
+
+
+def test_noise_alone_gives_a_finite_student():
+    asking, rng = method(), torch.Generator().manual_seed(0)
+    while not asking.finished:
+        query = asking.ask()
+        noise = 100 * torch.randn(1, query.width, generator=rng).double()
+        asking.learn(query, Combined(query.id, noise, 100.0))
+    assert bool(torch.isfinite(asking.student.head.weight).all())
