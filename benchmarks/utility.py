@@ -349,8 +349,8 @@ def _table(lines: list[dict]) -> str:
         "student alone, or a share of it a mixture as well "
         "([what that is worth](synthesis.md)).",
         "",
-        "| data | method | bought | ε | ε, replace | student | low – high | all test images | seeds "
-        "| minutes | command |",
+        "| data | method | bought | ε | ε, replace | student | low – high | all test images "
+        "| seeds | minutes | command |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for data in DATA:
