@@ -37,16 +37,15 @@ _LITERATURE = (
     "## What others print",
     "",
     "A CNN that learned from synthetic images alone, per cent of the real test images, at sound ε "
-    "(record, δ = 1e-5) and without public images. Their figures, not measured here; their CNNs "
-    "are larger, and they draw 60,000 images.",
+    "(record, δ = 1e-5) and without public images. Figures of the papers, not measured here; "
+    "classifiers and numbers of images differ.",
     "",
     "| system | MNIST ε = 1 | 10 | Fashion-MNIST ε = 1 | 10 | cost |",
     "| --- | --- | --- | --- | --- | --- |",
     "| DP-FETA (Li et al. 2025) | 95.6 | 98.1 | 81.7 | 87.3 | 20 hours on four GPUs |",
-    "| FETA-Pro (Gong et al. 2026) | 97.1 | – | 82.3 | – | as DP-FETA, and a GAN beside it |",
-    "| DPDM (Dockhorn et al. 2023), by Li et al. | 89.2 | 97.7 | 76.4 | 85.6 | DP-SGD on several "
-    "GPUs |",
-    "| DP-MERF (Harder et al. 2021), by Li et al. | 80 | 81 | – | – | one GPU |",
+    "| FETA-Pro (Gong et al. 2026) | 97.1 | – | 82.3 | – | DP-FETA's, and a second network |",
+    "| DPDM (Dockhorn et al. 2023) | 89.2 | 97.7 | 76.4 | 85.6 | four GPUs |",
+    "| DP-MERF (Harder et al. 2021) | 80 | 81 | – | – | – |",
 )
 
 
