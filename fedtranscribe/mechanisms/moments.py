@@ -23,6 +23,8 @@ MOMENTS = "moments"
 """What the vectors are called in ledgers and events."""
 
 _ROW_BITS = 13
+ROW_UNITS = 2.0**_ROW_BITS
+"""In an entry of 1 of a lattice row."""
 _WEIGHT_BITS = 10
 SUM_BITS = 2 * _ROW_BITS + _WEIGHT_BITS
 """Sums are whole numbers of 2⁻³⁶; int64 holds those of 2²⁷ records."""

@@ -107,3 +107,39 @@ def test_rounds_on_the_same_features_compute_them_once(tmp_path, monkeypatch):
     assert torch.equal(found[1], plain.values(second))
     assert torch.equal(found[0], found[2])
     assert list(tmp_path.iterdir()) == []
+
+
+def rounding_alone() -> DescentQuery:
+    """A query whose logits are zero, but for how floats are rounded on the way.
+
+    Every image becomes the same row, and a head of entries and their negatives, in disorder, adds
+    them up. In float64 that gives about 10¹³ of either sign, depending on the kernel, and so on how
+    many rows are multiplied together.
+    """
+    raw, k, classes = coefficient_count(1, 28), 500, 10
+    rng = torch.Generator().manual_seed(7)
+    half = torch.randn(k // 2, generator=rng)
+    column = torch.cat([half, -half])[torch.randperm(k, generator=rng)] * 1e30
+    centre, mapped, head = torch.zeros(raw), torch.zeros(raw, k), torch.zeros(k + 1, classes)
+    centre[0], mapped[0] = -1e10, 1.0
+    head[:k, 0], head[:k, 1] = column, -column
+    return DescentQuery("q", Kind.DESCENT, centre, mapped, head)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 199, 200, 201, 202])
+def test_a_record_that_joins_moves_nobody_else_s_residual(n: int):
+    """Whatever the query is, and however many records stand beside it."""
+    rng = torch.Generator().manual_seed(1)
+    images = torch.randint(0, 256, (n + 1, 1, 28, 28), generator=rng, dtype=torch.uint8)
+    ids = tuple(f"p{i}" for i in range(n + 1))
+    more = ImageSet("x", "x", images, torch.zeros(n + 1, dtype=torch.int64), 10, ids)
+    few = more.subset(torch.arange(n))
+    before, after = (statistic(some).values(rounding_alone())[0].double() for some in (few, more))
+    assert float((after - before).norm()) / 2**SUM_BITS <= 1
+
+
+def test_a_query_that_is_changed_afterwards_is_another_one(tmp_path: Path):
+    kept, asked = statistic(records(), tmp_path), query()
+    kept.values(asked)
+    asked.map.mul_(-1)
+    assert torch.equal(kept.values(asked), statistic(records()).values(asked))

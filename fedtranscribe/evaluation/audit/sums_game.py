@@ -201,7 +201,8 @@ def check_noise(result: Result, given: Given, adjacency: Adjacency) -> Check | N
                 words = f"noise of std {answer.std:.6g} on {answer.bound.name} costs ρ = {owed:.6g}"
                 return Check("noise", False, f"{words}, the events say {booked:.6g}")
             checked += 1
-    return Check("noise", True, f"{checked} sums cost what their noise says")
+    words = f"{checked} sums cost what their noise says"
+    return Check("noise", True if checked else None, words)
 
 
 def _answered(result: Result, holder: str, sums: int) -> int:

@@ -3,18 +3,23 @@
 from collections.abc import Iterator, Mapping
 
 from torch import Tensor
-from torch.nn.functional import one_hot
+from torch.nn.functional import one_hot, pad
 
 from fedtranscribe.errors import ConfigError, ModelMismatchError
-from fedtranscribe.holder.statistics.record_rows import RecordRows
+from fedtranscribe.holder.statistics.record_rows import BATCH, RecordRows
 from fedtranscribe.mechanisms import (
     Mechanism,
+    clip_rows,
     gaussian_mechanism,
     gradient_sums,
     gradients_bound,
 )
+from fedtranscribe.mechanisms.moments import ROW_UNITS, lattice_rows
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.query import MOST_FEATURES, DescentQuery, Kind, Scalar
+
+_LONGEST, _HEAD_UNITS = 2.0**20, 2.0**19
+_LATTICE = ROW_UNITS * _HEAD_UNITS
 
 
 class Descent:
@@ -25,7 +30,10 @@ class Descent:
 
     Guarantee:
         The bound is that of `gradients_bound`; rows are those of `RecordRows`, and residuals a
-        function of a row, its label and the public query.
+        function of a row, its label and the public query alone: logits are sums of whole numbers,
+        which are the same in any order, and softmax always sees blocks of one shape. In floats a
+        hostile head can make every logit pure rounding, which follows from how many records there
+        are, so that one record would move the residuals of others.
     """
 
     kind = Kind.DESCENT
@@ -63,7 +71,19 @@ class Descent:
 
     def _missed(self, query: DescentQuery) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Rows, residuals and weights, some records at a time."""
-        head = query.head.double()
+        head = _lattice_head(query.head)
         for rows, labels, weights in self._rows.blocks(query):
-            said = (rows.cpu().double() @ head).softmax(1)
+            missing = BATCH - len(labels)
+            whole = pad(lattice_rows(rows.cpu()), (0, 0, 0, missing))
+            said = (whole @ head / _LATTICE).softmax(1)[: len(labels)]
             yield rows, said - one_hot(labels, query.classes), weights
+
+
+def _lattice_head(head: Tensor) -> Tensor:
+    """A head in whole numbers, so small that no sum of its products with a row is rounded.
+
+    Columns are shortened to norm 2²⁰, beyond which a classifier is sure of everything, and cut to
+    multiples of 2⁻¹⁹: with rows of 2⁻¹³ all partial sums are whole numbers below 2⁵².
+    """
+    shorter = clip_rows(head.double().T / _LONGEST).T * _LONGEST
+    return (shorter * _HEAD_UNITS).trunc()

@@ -18,7 +18,8 @@ from fedtranscribe.models.scattering import Scattering, coefficient_count, unit_
 from fedtranscribe.query import SumQuery
 
 # A multiple of what scattering takes together: wherever a record stands, it is rounded alike.
-_BATCH = 200
+BATCH = 200
+"""Records of a block."""
 _MOST_SCRATCH = 4 * 2**30
 """Bytes that coefficients may take on disk: those of 260,000 grey images of 28 pixels."""
 
@@ -35,8 +36,8 @@ class RecordRows:
 
     Guarantee:
         Features of a record depend on the record and the public query alone: blocks of records
-        always have one shape, because kernels round by it. Records of one id share one record's
-        weight.
+        always have one shape, because kernels round by it; whoever computes more from the rows of a
+        shorter, last block has to mind that, too. Records of one id share one record's weight.
     """
 
     def __init__(self, images: ImageSet, device: torch.device, scratch: Path | None = None) -> None:
@@ -44,8 +45,7 @@ class RecordRows:
         self._device = device
         self._scratch = scratch
         self._raw = _Blocks.of(scratch, images, self.coefficients)
-        self._mapped: _Blocks | None = None
-        self._mapping: tuple[Tensor, Tensor] | None = None
+        self._mapped: tuple[Tensor, Tensor, _Blocks] | None = None
 
     @property
     def coefficients(self) -> int:
@@ -72,7 +72,7 @@ class RecordRows:
         weights = id_weights(self.images.ids)
         centre, mapped = query.centre.to(self._device), query.map.to(self._device)
         known = self._blocks_of(query)
-        for number, picked in enumerate(torch.arange(len(self.images)).split(_BATCH)):
+        for number, picked in enumerate(torch.arange(len(self.images)).split(BATCH)):
             rows = known.get(number)
             if rows is None:
                 found = self._coefficients_of(scattering, number, picked).to(self._device)
@@ -82,19 +82,21 @@ class RecordRows:
 
     def _blocks_of(self, query: SumQuery) -> "_Blocks":
         """Where the rows of this query lie, if it maps records as the last one did."""
-        mapping = query.centre, query.map
-        last = self._mapping
-        if self._mapped is None or last is None or not all(map(torch.equal, mapping, last)):
-            self._mapped = _Blocks.of(self._scratch, self.images, query.features)
-            self._mapping = mapping
-        return self._mapped
+        last = self._mapped
+        if last is None or not (
+            torch.equal(query.centre, last[0]) and torch.equal(query.map, last[1])
+        ):
+            room = _Blocks.of(self._scratch, self.images, query.features)
+            # Copies: whoever asked may go on with its tensors.
+            last = self._mapped = query.centre.clone(), query.map.clone(), room
+        return last[2]
 
     def _coefficients_of(self, scattering: Scattering, number: int, picked: Tensor) -> Tensor:
         """Coefficients [b, d] of a block, the last of which is filled with black images."""
         found = self._raw.get(number)
         if found is None:
             images = self.images.images[picked]
-            filled = torch.cat([images, images.new_zeros(_BATCH - len(images), *images.shape[1:])])
+            filled = torch.cat([images, images.new_zeros(BATCH - len(images), *images.shape[1:])])
             found = scattering(filled.to(self._device).float() / 255)
             self._raw.keep(number, found)
         return found
@@ -110,7 +112,7 @@ class _Blocks:
     @classmethod
     def of(cls, scratch: Path | None, images: ImageSet, width: int) -> "_Blocks":
         """Room for so many numbers per record; none where there is no place for them."""
-        shape = (-(-len(images) // _BATCH), _BATCH, width)
+        shape = (-(-len(images) // BATCH), BATCH, width)
         size = 4 * math.prod(shape)
         try:
             if scratch is None:
