@@ -54,7 +54,7 @@ def test_a_run_on_sums_spends_what_was_asked_for(sums, split, open_nodes, tmp_pa
 
 def query_for(settings, split) -> MomentsQuery:
     statistic = Moments(split.train, torch.device("cpu"))
-    raw = statistic._coefficients
+    raw = statistic.rows.coefficients
     mapped = torch.randn(raw, 20, generator=torch.Generator().manual_seed(1)) / raw
     return MomentsQuery("q", Kind.MOMENTS, torch.zeros(raw), mapped, split.train.classes)
 

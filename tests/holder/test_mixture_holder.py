@@ -230,6 +230,7 @@ def test_a_policy_for_whole_holders_allows_no_sums():
     assert {kind for kind in HolderPolicy(epsilon=1.0).answered if kind.sums} == {
         Kind.MOMENTS,
         Kind.MIXTURE,
+        Kind.DESCENT,
     }
 
 

@@ -26,7 +26,7 @@ def event(holder: str, release: Release) -> HolderRelease:
 def release(kind: Kind, shards: int, rows: int, positional: bool = False) -> Release:
     strength = 0.1 if kind is Kind.LABEL else 2.0
     plan = NoisePlan(NoiseMode.LOCAL, strength, 3)
-    part = Part(kind, rows, plan, 4, classes=2 if kind is Kind.MOMENTS else None)
+    part = Part(kind, rows, plan, 4, classes=2 if kind in (Kind.MOMENTS, Kind.DESCENT) else None)
     return part.release(capabilities(shards, positional), rows)
 
 
