@@ -146,7 +146,7 @@ def _packages(place: Containers) -> dict[str, int]:
 def _report(
     place: Containers, seconds: dict[str, list[float]], memory: dict[str, dict[str, int]]
 ) -> str:
-    version, told = place.version_inside(NAMES[0]), platform.machine()
+    version, machine = place.version_inside(NAMES[0]), platform.machine()
     images = {name: f"localhost/fedtranscribe-{name}:{version}" for name in ("client", "server")}
     base = place.environment["IMAGES_BASE"]
     sizes = {name: _bytes_of(image) for name, image in images.items()} | {"base": _bytes_of(base)}
@@ -154,7 +154,7 @@ def _report(
         "# The images, and what their containers take",
         "",
         f"By `benchmarks/image_environment.py`, {datetime.now(UTC):%Y-%m-%d}: fedtranscribe "
-        f"{version}, podman, {told}, on a plain Debian base with Python 3.11; a server and "
+        f"{version}, podman, {machine}, on a plain Debian base with Python 3.11; a server and "
         f"{len(NAMES)} holders from the compose files, two busy cores.",
         "",
         "| image | GB |",

@@ -72,7 +72,7 @@ def fit_public_map(student: Classifier, images: Tensor, seed: int) -> None:
 
 
 class MomentsMethod:
-    """Student side: two questions, a head by ridge regression, then the generator; a `Method`.
+    """Student side: two questions, a head by ridge regression, then the generator; see `SumsMethod`.
 
     Args:
         student: a `scatter` on the axes of public images; trained in place.
@@ -82,8 +82,6 @@ class MomentsMethod:
         run: prefix of query ids, unique for the ledger.
         public: images that the generator starts from, uint8 [m, ch, h, w], or None.
     """
-
-    stage = "moments"
 
     def __init__(
         self,
@@ -112,16 +110,6 @@ class MomentsMethod:
     def last(self) -> tuple[MomentsQuery, Combined]:
         """The last question and its answer, once there is one."""
         return self._learned[-1]
-
-    @property
-    def part(self) -> int:
-        """Each question has a noise of its own."""
-        return self.round
-
-    @property
-    def rows(self) -> int:
-        """An answer is one row."""
-        return self.round
 
     @property
     def finished(self) -> bool:
