@@ -72,7 +72,7 @@ def fit_public_map(student: Classifier, images: Tensor, seed: int) -> None:
 
 
 class MomentsMethod:
-    """Student side: two questions, a head by ridge regression, then the generator; see `SumsMethod`.
+    """Student side: two questions, a head by ridge regression, the generator; see `SumsMethod`.
 
     Args:
         student: a `scatter` on the axes of public images; trained in place.
