@@ -217,6 +217,7 @@ class Containers:
     def start(self) -> None:
         """Build both images, start every container, and have the nodes registered."""
         self.compose(SERVER, "up", "--build", "--detach")
+        self.forget_build_stages()
         self.wait_healthy(LINK)
         for name in NAMES:
             public = f"{name}/keys/node.pub"
@@ -224,8 +225,13 @@ class Containers:
             # Holders have one image, and so have both of their containers; the first one builds it.
             if name == NAMES[0]:
                 self.compose(name, "build", "holder")
+                self.forget_build_stages()
             self.compose(name, "up", "--no-build", "--detach")
         self.wait_healthy(*EVERYBODY)
+
+    def forget_build_stages(self) -> None:
+        """Each is as large as the image that was made from it."""
+        self.podman("image", "prune", "--force")
 
     def remove(self) -> None:
         """Containers, networks and volumes; images stay."""
