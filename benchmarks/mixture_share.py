@@ -24,8 +24,8 @@ from fedtranscribe.mechanisms import moments_bound
 from fedtranscribe.methods.method import Combined
 from fedtranscribe.methods.moments import MomentsMethod
 from fedtranscribe.models import Classifier
+from fedtranscribe.models.fixed_features import SCATTER
 from fedtranscribe.models.inference import accuracy
-from fedtranscribe.models.scattering import NAME
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.calibrate import ROUNDING
 from fedtranscribe.privacy.closed_forms import gaussian_mu
@@ -78,7 +78,7 @@ def _keys(data: str) -> list[dict[str, Any]]:
 
 def _student(train: ImageSet, moments: Moments, epsilon: float, share: float) -> Classifier:
     """Of two questions that cost this share of ε in μ²."""
-    settings, mu = TranscribeSettings(student=NAME), gaussian_mu(epsilon, DELTA)
+    settings, mu = TranscribeSettings(student=SCATTER), gaussian_mu(epsilon, DELTA)
     public = public_images(settings, train.channels, train.size, None)
     shape = train.classes, train.channels, train.size
     side = build_student_side(settings, *shape, public, torch.device("cpu"), pretrain=False)
@@ -93,7 +93,7 @@ def _student(train: ImageSet, moments: Moments, epsilon: float, share: float) ->
         holder = Holder(by_kind([moments]), ledger, "run", positional_ids=train.positional)
         for part in (FIRST, 1 - FIRST):
             query = method.ask()
-            bound = moments_bound(query.features, query.classes or None)
+            bound = moments_bound(query.entries, query.classes or None)
             moves = bound.moves[Unit.RECORD][Adjacency.ZERO_OUT]
             std = moves * (1 + ROUNDING) / (mu * math.sqrt(part * share))
             answer = holder.answer(query, NoisePlan(NoiseMode.LOCAL, std, 1))

@@ -27,7 +27,7 @@ from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.mechanisms import OsNoise
-from fedtranscribe.models.scattering import coefficient_count, row_width
+from fedtranscribe.models.fixed_features import SCATTER, coefficient_count, row_width
 from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.query import ImageQuery, Kind, MomentsQuery, Query
 from fedtranscribe.rounds.combining import combine
@@ -173,8 +173,8 @@ def masked_round(
 
 def sums(name: str, rows: int) -> MomentsQuery:
     """Asks about records, so that `rows` is nothing to it."""
-    raw, width = coefficient_count(1, 28), row_width(1, 28) - 1
-    return MomentsQuery(name, Kind.MOMENTS, torch.zeros(raw), torch.randn(raw, width), 10)
+    raw, width = coefficient_count(SCATTER, 1, 28), row_width(SCATTER, 1, 28) - 1
+    return MomentsQuery(name, Kind.MOMENTS, torch.zeros(raw), torch.randn(raw, width), SCATTER, 10)
 
 
 def votes(name: str, rows: int) -> ImageQuery:

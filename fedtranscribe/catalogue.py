@@ -23,7 +23,7 @@ DATA_SETS = (
 )
 """What `data.load` knows by name, in the order of a help text; paths come on top."""
 
-NETWORKS = ("cnn-small", "cnn", "cnn-wide", "scatter")
+NETWORKS = ("cnn-small", "cnn", "cnn-wide", "scatter", "patches")
 """Our own; torchvision's classifiers come on top where it is installed."""
 
 # torchvision marks each function that makes a network.

@@ -204,21 +204,39 @@ class SumQuery(Query):
         d = len(self.centre)
         if len(self.map) != d or not 1 <= self.map.shape[1] <= d:
             raise ConfigError(f"Expected a map [{d}, k] with k <= {d}, got {tuple(self.map.shape)}")
-        if self.features > MOST_FEATURES:
+        if self.entries > MOST_FEATURES:
             most = MOST_FEATURES - 1
             raise ConfigError(f"Expected at most {most} features, got {self.map.shape[1]}.")
         if not all(bool(torch.isfinite(array).all()) for array in self.arrays.values()):
             raise ConfigError(f"Expected a finite {' and '.join(self.arrays)}.")
 
     @property
-    def features(self) -> int:
-        """k + 1: the constant is a feature, too."""
+    def entries(self) -> int:
+        """k + 1, of a row: the constant is one, too."""
         return self.map.shape[1] + 1
 
 
 @dataclass(frozen=True)
-class MomentsQuery(SumQuery):
-    """Which moments of their records' scattering coefficients a holder is asked for.
+class FeaturesQuery(SumQuery):
+    """What is asked of rows of the records' features: (features − centre) map, brought to norm one.
+
+    Attributes:
+        features: which of `models.fixed_features.FIXED`.
+    """
+
+    features: str
+
+    def __post_init__(self) -> None:
+        """Check everything that is public; only the public query may ever be refused."""
+        super().__post_init__()
+        # A message may hold any scalar.
+        if type(self.features) is not str:
+            raise ConfigError(f"Expected features={self.features!r} as a name.")
+
+
+@dataclass(frozen=True)
+class MomentsQuery(FeaturesQuery):
+    """Which moments of the records' rows a holder is asked for.
 
     Attributes:
         classes: of the sums by class that are asked beside the second moments; 0 leaves them out.
@@ -238,11 +256,11 @@ class MomentsQuery(SumQuery):
     @property
     def width(self) -> int:
         """Numbers in an answer."""
-        return vector_length(self.features, self.classes or None)
+        return vector_length(self.entries, self.classes or None)
 
 
 @dataclass(frozen=True)
-class DescentQuery(SumQuery):
+class DescentQuery(FeaturesQuery):
     """At which linear classifier a holder is asked for the gradient of its records' loss.
 
     Of a record's row u, as in `MomentsQuery`, and its label this makes r = softmax(u head) − e_y,
@@ -259,8 +277,8 @@ class DescentQuery(SumQuery):
     def __post_init__(self) -> None:
         """Check everything that is public; only the public query may ever be refused."""
         super().__post_init__()
-        if self.head.ndim != 2 or len(self.head) != self.features or self.classes < 2:
-            raise ConfigError(f"Expected a head [{self.features}, classes].")
+        if self.head.ndim != 2 or len(self.head) != self.entries or self.classes < 2:
+            raise ConfigError(f"Expected a head [{self.entries}, classes].")
         if self.width > MOST_NUMBERS:
             raise ConfigError(f"Expected at most {MOST_NUMBERS} numbers, got {self.width}.")
 
@@ -272,7 +290,7 @@ class DescentQuery(SumQuery):
     @property
     def width(self) -> int:
         """Numbers in an answer."""
-        return self.features * self.classes
+        return self.entries * self.classes
 
 
 @dataclass(frozen=True)
@@ -297,8 +315,8 @@ class MixtureQuery(SumQuery):
     def __post_init__(self) -> None:
         """Check everything that is public; only the public query may ever be refused."""
         super().__post_init__()
-        if self.cuts.ndim != 3 or (len(self.cuts) and self.cuts.shape[2] != self.features):
-            raise ConfigError(f"Expected cuts [classes, j, {self.features}].")
+        if self.cuts.ndim != 3 or (len(self.cuts) and self.cuts.shape[2] != self.entries):
+            raise ConfigError(f"Expected cuts [classes, j, {self.entries}].")
         if self.cuts.shape[1] > (MOST_CUTS if self.classes else 0):
             raise ConfigError(f"Expected at most {MOST_CUTS} cuts per class, none without classes.")
         if type(self.rest) is not float or not 0 <= self.rest < math.inf:
@@ -319,7 +337,7 @@ class MixtureQuery(SumQuery):
     @property
     def width(self) -> int:
         """Numbers in an answer."""
-        return len(self.centre) if self.rest else self.blocks * triangle_length(self.features)
+        return len(self.centre) if self.rest else self.blocks * triangle_length(self.entries)
 
 
 QUERIES: Mapping[Kind, type[Query]] = {

@@ -9,7 +9,7 @@ from fedtranscribe.data.idx import IDX_SETS
 from fedtranscribe.data.registry import PACKAGED
 from fedtranscribe.data.torchvision_sets import TORCHVISION_SETS
 from fedtranscribe.errors import DataNotFoundError, UnknownArchitectureError
-from fedtranscribe.models.scattering import NAME as SCATTER
+from fedtranscribe.models.fixed_features import FIXED
 from fedtranscribe.models.small import WIDTHS
 
 
@@ -17,7 +17,7 @@ def test_the_names_are_those_that_can_be_loaded():
     known = {*PACKAGED, *IDX_SETS, *TORCHVISION_SETS, "cifar10-jpeg", "medmnist:<name>"}
     assert set(catalogue.DATA_SETS) == known
     assert data.available() == list(catalogue.DATA_SETS)
-    assert set(catalogue.NETWORKS) == {*WIDTHS, SCATTER}
+    assert set(catalogue.NETWORKS) == {*WIDTHS, *FIXED}
 
 
 def test_torchvisions_networks_are_read_from_its_source():

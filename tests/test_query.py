@@ -65,7 +65,7 @@ def test_a_malformed_public_query_is_refused(parts, named):
     [
         QUERY,
         replace(QUERY, kind=Kind.VOTE, student_logits=None),
-        MomentsQuery("run/1", Kind.MOMENTS, torch.zeros(5), torch.ones(5, 3), 4),
+        MomentsQuery("run/1", Kind.MOMENTS, torch.zeros(5), torch.ones(5, 3), "scatter", 4),
     ],
 )
 def test_a_checkpoint_gives_the_same_query_back(query: Query):
@@ -78,20 +78,20 @@ def test_a_checkpoint_gives_the_same_query_back(query: Query):
 
 
 def test_a_query_about_moments_binds_its_classes_and_fits_its_answer():
-    query = MomentsQuery("q", Kind.MOMENTS, torch.zeros(5), torch.ones(5, 3), 2)
+    query = MomentsQuery("q", Kind.MOMENTS, torch.zeros(5), torch.ones(5, 3), "scatter", 2)
     # Four features with the constant: ten products, and eight sums by class.
     assert (query.rows, query.width) == (1, 18)
     without = replace(query, classes=0)
     assert without.width == 10
     assert without.digest() != query.digest()
     with pytest.raises(ConfigError, match="features"):
-        MomentsQuery("q", Kind.MOMENTS, torch.zeros(9_000), torch.ones(9_000, 5_000), 0)
+        MomentsQuery("q", Kind.MOMENTS, torch.zeros(9_000), torch.ones(9_000, 5_000), "scatter", 0)
 
 
 @pytest.mark.parametrize("classes", [3.0, True, "3", -1])
 def test_classes_of_moments_are_a_whole_number(classes):
     with pytest.raises(ConfigError, match="whole number"):
-        MomentsQuery("q", Kind.MOMENTS, torch.zeros(5), torch.ones(5, 3), classes)
+        MomentsQuery("q", Kind.MOMENTS, torch.zeros(5), torch.ones(5, 3), "scatter", classes)
 
 
 def test_every_kind_has_a_form():

@@ -112,11 +112,12 @@ class StudentSettings(RunOptions):
         le=1,
         description="Share of the budget that a start leaves to teachers; none: by the forecast.",
     )
-    descent_rounds: Annotated[int, Topic.PRIVACY] = Field(
-        default=0,
+    descent_rounds: Annotated[int | None, Topic.PRIVACY] = Field(
+        default=None,
         ge=0,
         le=100,
-        description="Rounds of gradients after the moments, for half of the student's budget.",
+        description="Rounds of gradients after the moments, for half of the student's budget; "
+        "none: 10, where holders allow them and no teacher is asked.",
     )
     mixture_share: Annotated[float | None, Topic.PRIVACY] = Field(
         default=None,

@@ -56,11 +56,11 @@ class DescentMethod:
         """The gradient at the head as it is."""
         last, _ = self._moments.last
         head, name = self._head().float(), f"{self._run}/descent-{self.round}"
-        return DescentQuery(name, Kind.DESCENT, last.centre, last.map, head)
+        return DescentQuery(name, Kind.DESCENT, last.centre, last.map, last.features, head)
 
     def learn(self, query: DescentQuery, answer: Combined) -> dict[str, float]:
         """Take a step; after the last one the student is the mean of the later half of heads."""
-        gradient = answer.values[0].double().reshape(query.features, query.classes)
+        gradient = answer.values[0].double().reshape(query.entries, query.classes)
         head = query.head.double() - _STEP * (self._preconditioner @ gradient)
         self._heads.append(head)
         later = self._heads[self._rounds // 2 :] if self.finished else [head]

@@ -154,7 +154,7 @@ def classes_query(
     """
     counts, mean, covariance = moments_of(first, answer)
     edge = float(_noise_edge(answer.noise, first) / counts[0])
-    vectors, spread = _seen_axes(covariance[0], edge, min(AXES, first.features - 1))
+    vectors, spread = _seen_axes(covariance[0], edge, min(AXES, first.entries - 1))
     mapping = first.map.double()
     scale = mapping.norm(dim=0)[0]  # the same for every frequency that is picked
     basis = mapping / scale
@@ -210,7 +210,7 @@ def texture_query(query_id: str, second: MixtureQuery) -> MixtureQuery:
     """How much of every frequency do the axes of `classes_query` (`second`) leave?"""
     mapping = second.map.double()
     scale = mapping.norm(dim=0)[0]
-    axes, none = (mapping / scale).float(), torch.zeros(0, 0, second.features)
+    axes, none = (mapping / scale).float(), torch.zeros(0, 0, second.entries)
     return _query(query_id, second.centre, axes, none, float(scale / _TEXTURE_RADIUS))
 
 
@@ -225,7 +225,7 @@ def _query(
 
 def moments_of(query: MixtureQuery, answer: Combined) -> tuple[Tensor, Tensor, Tensor]:
     """Noisy counts [c], means [c, k] and covariances [c, k, k] of the mapped records, by block."""
-    sums = block_matrices(answer.values[0], query.features, query.blocks) * (1 + CONSTANT**2)
+    sums = block_matrices(answer.values[0], query.entries, query.blocks) * (1 + CONSTANT**2)
     counts = (sums[:, -1, -1] / CONSTANT**2).clamp_min(1.0)
     means = sums[:, :-1, -1] / CONSTANT / counts[:, None]
     seconds = sums[:, :-1, :-1] / counts[:, None, None]
@@ -273,4 +273,4 @@ def mixture_of(
 
 def _noise_edge(noise: float, query: MixtureQuery) -> float:
     """About the largest eigenvalue of the noise on a block's sum: τ √(2 k), in mapped units."""
-    return noise * math.sqrt(2 * query.features) * (1 + CONSTANT**2)
+    return noise * math.sqrt(2 * query.entries) * (1 + CONSTANT**2)

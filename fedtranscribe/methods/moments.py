@@ -28,7 +28,7 @@ from fedtranscribe.methods.method import Combined, Kept, Show, read_answers, sto
 from fedtranscribe.methods.moments_generator import MomentsMatching
 from fedtranscribe.methods.pretraining import GeneratorPretraining
 from fedtranscribe.models import Classifier, Generator, fixed_randomness
-from fedtranscribe.models.scattering import UnitFeatures
+from fedtranscribe.models.fixed_features import UnitFeatures
 from fedtranscribe.query import Kind, MomentsQuery
 
 _BATCH = 250
@@ -46,7 +46,7 @@ def fit_public_map(student: Classifier, images: Tensor, seed: int) -> None:
     """Set the student's centre and map from public images: their principal axes, at equal scale.
 
     Args:
-        student: a `scatter`; changed in place.
+        student: linear on fixed features; changed in place.
         images: public, uint8 [n, ch, s, s].
         seed: of the randomised decomposition.
     """
@@ -54,8 +54,7 @@ def fit_public_map(student: Classifier, images: Tensor, seed: int) -> None:
     device = features.centre.device
     with torch.no_grad():
         parts = [
-            features.scattering(part.to(device).float() / 255).cpu()
-            for part in images.split(_BATCH)
+            features.fixed(part.to(device).float() / 255).cpu() for part in images.split(_BATCH)
         ]
     coefficients = torch.cat(parts)
     centre = coefficients.mean(0)
@@ -75,7 +74,7 @@ class MomentsMethod:
     """Student side: two questions, a head by ridge regression, the generator; see `SumsMethod`.
 
     Args:
-        student: a `scatter` on the axes of public images; trained in place.
+        student: linear on fixed features, on the axes of public images; trained in place.
         generator: maps z [n, latent] to images [n, ch, h, w] in [0, 1]; trained in place.
         settings: public hyper-parameters of the generator.
         rng: source of z; it needs no secrecy.
@@ -120,14 +119,13 @@ class MomentsMethod:
         """Which combinations of features do the records show at all? Then: of which class?"""
         name = f"{self._run}/{_QUESTIONS[self.round]}"
         features = _features(self.student)
+        fixed, classes = self.student.architecture, self.student.head.out_features
         if not self._learned:
             centre, mapped = features.centre.cpu().clone(), features.map.cpu().clone()
-            return MomentsQuery(name, Kind.MOMENTS, centre, mapped, 0)
+            return MomentsQuery(name, Kind.MOMENTS, centre, mapped, fixed, 0)
         query, answer = self._learned[0]
         fitted = _shown_axes(query, answer)
-        return MomentsQuery(
-            name, Kind.MOMENTS, query.centre, fitted, self.student.head.out_features
-        )
+        return MomentsQuery(name, Kind.MOMENTS, query.centre, fitted, fixed, classes)
 
     def learn(self, query: MomentsQuery, answer: Combined) -> dict[str, float]:
         """Keep the answer; the last one sets the student."""
@@ -185,7 +183,7 @@ class MomentsMethod:
 
 def moments_of(query: MomentsQuery, answer: Combined) -> MomentSums:
     """The noisy sums that an answer stands for."""
-    return MomentSums.from_vector(answer.values[0], query.features, query.classes or None)
+    return MomentSums.from_vector(answer.values[0], query.entries, query.classes or None)
 
 
 def _shown_axes(query: MomentsQuery, answer: Combined) -> Tensor:
@@ -207,7 +205,7 @@ def set_head(
     moments are safely inverted at every ε.
 
     Args:
-        student: a `scatter`; its map and head are set in place.
+        student: linear on fixed features; its map and head are set in place.
         query: the second question.
         answer: to it.
         beside: moments of more rows, without noise, that are fitted as well.
@@ -233,8 +231,8 @@ def damped(query: MomentsQuery, answer: Combined) -> Tensor:
 
 
 def _ridge(query: MomentsQuery, answer: Combined) -> Tensor:
-    edge = _noise_edge(answer.noise, query.features)
-    return _RIDGE * edge * torch.eye(query.features, dtype=torch.float64)
+    edge = _noise_edge(answer.noise, query.entries)
+    return _RIDGE * edge * torch.eye(query.entries, dtype=torch.float64)
 
 
 def _noise_edge(noise_std: float, width: int) -> float:

@@ -9,7 +9,7 @@ from fedtranscribe.config import DpsdSettings
 from fedtranscribe.mechanisms import MomentSums
 from fedtranscribe.methods.dpsd import generator_loss
 from fedtranscribe.models import Classifier, Generator
-from fedtranscribe.models.scattering import BIAS
+from fedtranscribe.models.fixed_features import BIAS
 
 _LR = 1e-3
 _BATCH = 64

@@ -1,6 +1,5 @@
 """One name -> a classifier for the task at hand."""
 
-from functools import partial
 from pathlib import Path
 
 from fedtranscribe.catalogue import NETWORKS, torchvision_networks, unknown_network
@@ -10,10 +9,9 @@ from fedtranscribe.errors import (
     WeightsNotFoundError,
 )
 from fedtranscribe.models.classifier import Classifier
+from fedtranscribe.models.fixed_features import FIXED, build_linear
 from fedtranscribe.models.headers import expect_fit
 from fedtranscribe.models.initialise import fixed_randomness
-from fedtranscribe.models.scattering import NAME as SCATTER
-from fedtranscribe.models.scattering import build_scatter
 from fedtranscribe.models.small import build_small
 from fedtranscribe.models.weights import State, load_state, restore
 from fedtranscribe.models.zoo import build_zoo
@@ -66,8 +64,8 @@ def build(
                     f"There are no ImageNet weights for our own {name!r}; "
                     f"choose a torchvision architecture or leave them out."
                 )
-            own = build_scatter if name == SCATTER else partial(build_small, name)
-            model = own(classes, channels, size)
+            make = build_linear if name in FIXED else build_small
+            model = make(name, classes, channels, size)
         elif name in torchvision_networks():
             model = build_zoo(name, classes, channels, size, pretrained=weights == IMAGENET)
         else:

@@ -1,26 +1,16 @@
-"""`scatter`: a linear classifier on fixed wavelet features, which no record has shaped.
+"""Fixed wavelet features of an image, which no record has shaped.
 
 Scattering (Bruna and Mallat 2013): |x ∗ ψ| over scales and orientations, once more on the result,
-each averaged over a small neighbourhood. Nothing in it is learned, so it costs no budget, and a
-linear layer on it does what a small network needs thousands of clean labels for.
-
-    images ──scattering──> [n, d] ──(− centre) · map──> unit rows [n, k + 1] ──head──> logits
-
-Centre, map and head are the weights. Every row has norm one (or is zero), so that a sum of outer
-products of rows has a sensitivity that is known: see `mechanisms.moments`.
+each averaged over a small neighbourhood.
 """
 
 import math
-from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedtranscribe.models.classifier import Classifier, InputAdapter
 from fedtranscribe.models.correlation import correlate
-
-NAME = "scatter"
 
 _ORIENTATIONS = 8
 _SLANT = 0.5  # width of a wavelet along its wave over that across
@@ -28,9 +18,6 @@ _FINE, _COARSE = 0.8, 1.6  # std of the envelopes, in pixels; half as fine is an
 _AVERAGE = 1.6
 _STRIDE = 4
 _POOLED_SIDE = 8  # at most so many places a side, however large the images
-_WIDTH = 500
-BIAS = 0.3
-"""The constant entry of a row, which stands for the bias, before the row is scaled to norm one."""
 _TINY = 1e-12
 # Images whose maps stay in a processor's cache; a sixth faster than 200 at a time.
 _TOGETHER = 40
@@ -74,67 +61,6 @@ class Scattering(nn.Module):
         if joined.shape[-1] > _POOLED_SIDE:
             joined = F.adaptive_avg_pool2d(joined, _POOLED_SIDE)
         return joined.flatten(1)
-
-
-class UnitFeatures(nn.Module):
-    """Images [n, ch, s, s] -> rows [n, k + 1] of norm one: scattering, a linear map, a constant.
-
-    Args:
-        raw: d, how many scattering coefficients there are.
-        width: k.
-    """
-
-    centre: Tensor
-    map: Tensor
-
-    def __init__(self, raw: int, width: int) -> None:
-        super().__init__()
-        self.scattering = Scattering()
-        self.register_buffer("centre", torch.zeros(raw))
-        self.register_buffer("map", torch.randn(raw, width) / math.sqrt(raw))
-
-    def forward(self, images: Tensor) -> Tensor:
-        """float [n, ch, s, s] -> float [n, k + 1]."""
-        return unit_rows_of(self.scattering(images), self.centre, self.map)
-
-
-def unit_rows_of(coefficients: Tensor, centre: Tensor, mapping: Tensor) -> Tensor:
-    """Rows [n, k + 1] of scattering coefficients [n, d], in their precision.
-
-    A row has norm one; where the coefficients are not finite, or all mapped to zero, it is zero.
-
-    Args:
-        coefficients: [n, d].
-        centre: [d].
-        mapping: [d, k].
-    """
-    mapped = (coefficients - centre) @ mapping
-    norm = mapped.norm(dim=1, keepdim=True)
-    told = torch.isfinite(norm) & (norm > _TINY)
-    unit = torch.where(told, mapped, 0.0) / torch.where(told, norm, 1.0)
-    constant = torch.where(told, torch.full_like(norm, BIAS), 0.0)
-    return torch.cat([unit, constant], dim=1) / math.sqrt(1 + BIAS**2)
-
-
-@lru_cache
-def coefficient_count(channels: int, size: int) -> int:
-    """d, how many scattering coefficients an image has."""
-    # The shape alone: no pixel is computed, however large the images.
-    with torch.no_grad(), torch.device("meta"):
-        return Scattering()(torch.zeros(1, channels, size, size)).shape[1]
-
-
-def row_width(channels: int, size: int) -> int:
-    """k + 1, entries of a row of features."""
-    return min(_WIDTH, coefficient_count(channels, size)) + 1
-
-
-def build_scatter(classes: int, channels: int, size: int) -> Classifier:
-    """The classifier, its map drawn from torch's current generator."""
-    width = row_width(channels, size)
-    backbone = UnitFeatures(coefficient_count(channels, size), width - 1)
-    adapter = InputAdapter([0.0] * channels, [1.0] * channels, size)
-    return Classifier(NAME, channels, size, adapter, backbone, nn.Linear(width, classes))
 
 
 def _wavelet(std: float, angle: float, frequency: float) -> Tensor:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.config import FederationSettings, RoundSettings, StudentSettings
 from fedtranscribe.errors import ConfigError, ProtocolError, QuorumError
-from fedtranscribe.models.scattering import NAME as SCATTER
+from fedtranscribe.models.fixed_features import FIXED
 from fedtranscribe.privacy.units import NoiseMode, Unit
 from fedtranscribe.query import Kind
 from fedtranscribe.refusals import RefusalCode
@@ -98,8 +98,8 @@ def against_start(settings: StudentSettings) -> str:
         why = "start=none"
     elif settings.unit != Unit.RECORD:
         why = f"unit={settings.unit}, and a sum over records hides no whole holder"
-    elif settings.student not in (None, SCATTER):
-        why = f"student={settings.student}, and sums teach a student {SCATTER} only"
+    elif settings.student not in (None, *FIXED):
+        why = f"student={settings.student}, and sums teach students {' and '.join(FIXED)} only"
     if why and settings.start == "moments":
         raise ConfigError(f"start=moments does not go with {why}; leave one of the two out.")
     return why

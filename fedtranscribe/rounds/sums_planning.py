@@ -10,7 +10,7 @@ from fedtranscribe.mechanisms.blocks import mixture_bound, triangle_length
 from fedtranscribe.mechanisms.masked import masked_noise_std
 from fedtranscribe.mechanisms.moments import moments_bound
 from fedtranscribe.methods.mixture import question_shapes
-from fedtranscribe.models.scattering import row_width
+from fedtranscribe.models.fixed_features import features_for, row_width
 from fedtranscribe.privacy.calibrate import ROUNDING
 from fedtranscribe.privacy.closed_forms import gaussian_mu
 from fedtranscribe.privacy.forecasts import in_short, moments_forecast
@@ -30,8 +30,8 @@ _AMPLE = 100.0
 # A component is cut in two where either half still stands so many times above the noise.
 _WORTH_A_CUT = 100.0
 _MOST_CUTS = 3
-# Of the student's budget, for all rounds of gradients together.
-_DESCENT_SHARE = 0.5
+# Rounds of gradients, and their share of the student's budget; the same for few and many records.
+_DESCENT_ROUNDS, _DESCENT_SHARE = 10, 0.5
 
 
 def sums_plan(asked: Asked, roster: Mapping[str, Capabilities], share: float = 1.0) -> Plan:
@@ -48,8 +48,9 @@ def sums_plan(asked: Asked, roster: Mapping[str, Capabilities], share: float = 1
         )
     ours, why = mixture_share(asked, roster)
     # Rows have an entry for the constant as well.
-    width = row_width(facts.channels, facts.size)
-    rounds, student = _descent_rounds(asked, roster, share), (1 - ours) * share
+    width = _width(asked, facts)
+    student = (1 - ours) * share
+    rounds, gradients = _descent_rounds(asked, roster, share)
     on_gradients = student * _DESCENT_SHARE if rounds else 0.0
     first = student - on_gradients
     moments = (
@@ -66,32 +67,37 @@ def sums_plan(asked: Asked, roster: Mapping[str, Capabilities], share: float = 1
         mixture, words = _mixture_parts(asked, roster, ours * share, why)
     std = moments[-1].combined_std(len(roster))
     outlook = moments_forecast(_declared(roster), facts.classes, width, std)
-    if rounds:
-        gradients = f"{rounds} rounds of gradients get {_DESCENT_SHARE:.0%} of the student's budget"
-        words = "; ".join(filter(None, (gradients, words)))
+    words = "; ".join(filter(None, (gradients, words)))
     parts, spent = (*moments, *descent, *mixture), ours * share
     return Plan(parts, roster, settings.delta, outlook, None, words, mixture_share=spent)
 
 
-def _descent_rounds(asked: Asked, roster: Mapping[str, Capabilities], share: float) -> int:
-    """How many gradients are asked for.
+def _descent_rounds(
+    asked: Asked, roster: Mapping[str, Capabilities], share: float
+) -> tuple[int, str]:
+    """How many gradients are asked for; with what the run says of them.
 
     Raises:
         ConfigError: some are, and a holder does not allow them, or teachers set the student anew.
     """
-    rounds = asked.settings.descent_rounds
+    said = asked.settings.descent_rounds
     without = next((n for n, f in roster.items() if Kind.DESCENT not in f.kinds), None)
-    if rounds and without is not None:
+    if said and without is not None:
         raise ConfigError(
             f"Holder {without} allows no gradients; set descent_rounds=0, or have its operator "
             "allow the kind descent."
         )
-    if rounds and share < 1:
+    if said and share < 1:
         raise ConfigError(
-            f"Expected descent_rounds=0 where teachers are asked after sums, got {rounds}: their "
+            f"Expected descent_rounds=0 where teachers are asked after sums, got {said}: their "
             "answers set the student anew; or set teachers_share=0."
         )
-    return rounds
+    if said == 0 or share < 1:
+        return 0, ""
+    if without is not None:
+        return 0, f"no gradients are asked for: holder {without} does not allow them"
+    rounds = said or _DESCENT_ROUNDS
+    return rounds, f"{rounds} rounds of gradients get {_DESCENT_SHARE:.0%} of the student's budget"
 
 
 def mixture_share(asked: Asked, roster: Mapping[str, Capabilities]) -> tuple[float, str]:
@@ -127,10 +133,15 @@ def mixture_share(asked: Asked, roster: Mapping[str, Capabilities]) -> tuple[flo
     return share, "the student keeps the rest"
 
 
+def _width(asked: Asked, facts: Capabilities) -> int:
+    features = features_for(asked.settings.student, facts.channels)
+    return row_width(features, facts.channels, facts.size)
+
+
 def _stands_alone(asked: Asked, roster: Mapping[str, Capabilities]) -> float:
     """How far a class would stand above the noise of moments that had the whole budget."""
     facts = next(iter(roster.values()))
-    width = row_width(facts.channels, facts.size)
+    width = _width(asked, facts)
     part = _moments_part(asked, roster, 1 - _FIRST_SHARE, width, facts.classes)
     return _above_noise(part, roster, facts.classes)
 

@@ -20,8 +20,8 @@ from fedtranscribe.methods.moments import MomentsMethod
 from fedtranscribe.methods.started import Started, TeachersAfterMoments
 from fedtranscribe.methods.sums import SumsMethod
 from fedtranscribe.models import pick_device, save_network
+from fedtranscribe.models.fixed_features import features_for
 from fedtranscribe.models.inference import accuracy, labelled_samples
-from fedtranscribe.models.scattering import NAME as SCATTER
 from fedtranscribe.privacy.units import Unit
 from fedtranscribe.result_parts import Accuracy, MixtureFacts
 from fedtranscribe.rounds.plan import Plan
@@ -113,7 +113,8 @@ def learn(
     """
     stored, facts = run.load_checkpoint(), plan.facts
     if plan.starts:
-        settings = settings.model_copy(update={"student": SCATTER})
+        student = features_for(settings.student, facts.channels)
+        settings = settings.model_copy(update={"student": student})
     side = build_student_side(
         settings,
         facts.classes,

@@ -9,8 +9,7 @@ from typing import Any, Literal
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.models import is_small
-from fedtranscribe.models.scattering import NAME as SCATTER
-from fedtranscribe.models.scattering import row_width
+from fedtranscribe.models.fixed_features import FIXED, features_for, row_width, words_for
 from fedtranscribe.privacy.units import Unit
 from fedtranscribe.query import Kind
 from fedtranscribe.rounds.plan import Plan
@@ -51,6 +50,8 @@ def kind_of(settings: TranscribeSettings) -> Kind:
 def with_source(settings: TranscribeSettings) -> TranscribeSettings:
     """The settings with source, student and teacher picked, where nobody said.
 
+    A student that sums set follows from the images, see `features_for`.
+
     Who names a teacher, a student or a number of rows wants answers of teachers. So does who hides
     labels or a whole holder, asks for gradients, goes by a published formula, or brings a
     generator: moments protect records, and no paper's formula counts them.
@@ -67,16 +68,18 @@ def with_source(settings: TranscribeSettings) -> TranscribeSettings:
             "source": source,
             "start": start,
             "teacher": settings.teacher or TEACHER,
-            "student": _started_student(settings) if start == "moments" else settings.student,
         }
-        picked["student"] = picked["student"] or settings.student_architecture
+        if start == "moments":
+            _expect_startable(settings)
+        else:
+            picked["student"] = settings.student_architecture
     elif against:
         raise ConfigError(
             f"Expected --source teachers with {against}: moments are those of records' features, "
             "without teachers, rows or labels of their own; leave one of the two out."
         )
     else:
-        picked = {"source": source, "student": SCATTER}
+        picked = {"source": source}
     picked["mixture_share"] = _mixture_share(settings, sums=picked.get("start") != "none")
     return settings.model_copy(update=picked)
 
@@ -100,11 +103,11 @@ def _mixture_share(settings: TranscribeSettings, *, sums: bool) -> float | None:
     return asked if sums and settings.with_generator else 0.0
 
 
-def _started_student(settings: TranscribeSettings) -> str:
-    """The student of a run that starts from moments and asks teachers then.
+def _expect_startable(settings: TranscribeSettings) -> None:
+    """Refuse a start from moments where something else leaves no room for it.
 
     Raises:
-        ConfigError: something else that was asked for leaves no room for a start.
+        ConfigError: names it.
     """
     against_start(settings)
     for name, value in (
@@ -115,7 +118,6 @@ def _started_student(settings: TranscribeSettings) -> str:
             raise ConfigError(
                 f"Expected no {name} {value} with --start moments; leave one of the two out."
             )
-    return SCATTER
 
 
 def _against_moments(settings: TranscribeSettings) -> str:
@@ -125,7 +127,7 @@ def _against_moments(settings: TranscribeSettings) -> str:
         "--start": "none" if settings.start == "none" else None,
         "--teachers-share": settings.teachers_share,
         "--teacher-weights": settings.teacher_weights,
-        "--student": settings.student if settings.student != SCATTER else None,
+        "--student": None if settings.student in FIXED else settings.student,
         "--shards": settings.shards,
         "--rows": settings.rows,
         "--top-k": settings.top_k,
@@ -161,9 +163,10 @@ def picked_words(
             the run starts so already.
     """
     facts = plan.facts
-    width = row_width(facts.channels, facts.size)
+    features = features_for(settings.student, facts.channels)
+    width = row_width(features, facts.channels, facts.size)
     sums = (
-        f"two noisy sums over all {facts.records:,} records, of wavelet features and of their "
+        f"two noisy sums over all {facts.records:,} records, of {words_for(features)} and of their "
         "products; each meets the noise once"
     )
     linear_in = f"linear in {width} features"

@@ -22,6 +22,7 @@ from fedtranscribe.data import (
 )
 from fedtranscribe.errors import ConfigError, ModelMismatchError
 from fedtranscribe.models import build, pick_device
+from fedtranscribe.models.fixed_features import features_for
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.query import Kind
@@ -135,6 +136,9 @@ def prepare(settings: TranscribeSettings, generator: GivenGenerator | None = Non
             "the generator's pretrain_data", generator.public, private, "choose another generator."
         )
     train = split.train
+    if settings.source == "moments" or settings.start == "moments":
+        student = features_for(settings.student, train.channels)
+        settings = settings.model_copy(update={"student": student})
     build(settings.student_architecture, train.classes, train.channels, train.size)
     kind = kind_of(settings)
     shards, mode = 0, None

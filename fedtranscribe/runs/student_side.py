@@ -9,16 +9,17 @@ from torch import Tensor
 
 from fedtranscribe.config import PUBLIC_SHAPES, StudentSettings
 from fedtranscribe.data import ImageSet, NamedData, draw_shapes, load_public
+from fedtranscribe.data.leaves import draw_leaves
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.methods.moments import fit_public_map
 from fedtranscribe.methods.pretraining import GeneratorPretraining, train_classifier
 from fedtranscribe.models import Classifier, Generator, build
-from fedtranscribe.models.scattering import NAME as SCATTER
+from fedtranscribe.models.fixed_features import FIXED, PATCHES
 from fedtranscribe.tracking import Progress, silent
 
 _PUBLIC_SHAPES, _FEWEST_SHAPES, _USUAL_SIDE = 8_000, 1_000, 64
 # So many public images show the axes of the student's features well enough.
-_AXES = 4_000
+_AXES, _LEAVES = 4_000, 3_000
 
 
 @dataclass
@@ -83,6 +84,19 @@ def _shapes(channels: int, size: int, seed: int, count: int) -> Tensor:
     return draw_shapes(count, channels, size, torch.Generator().manual_seed(seed))
 
 
+def _axes_images(
+    features: str, public: ImageSet | None, channels: int, size: int, seed: int
+) -> Tensor:
+    """Public images whose principal axes fixed features begin with: those given, or drawn ones."""
+    drawn = public is None or public.name == PUBLIC_SHAPES
+    if drawn and features == PATCHES:
+        count, rng = min(_LEAVES, _shape_count(size)), torch.Generator().manual_seed(seed)
+        return draw_leaves(count, channels, size, rng)
+    if public is None:
+        return _shapes(channels, size, seed, _shape_count(size))[:_AXES]
+    return public.images[:_AXES]
+
+
 def build_student_side(
     settings: StudentSettings,
     classes: int,
@@ -119,13 +133,9 @@ def build_student_side(
         settings.dpsd.generator_width,
         seed=settings.seed,
     ).to(device)
-    if architecture == SCATTER and fresh:
-        axes = (
-            public.images
-            if public is not None
-            else _shapes(channels, size, settings.seed, _shape_count(size))
-        )
-        fit_public_map(student, axes[:_AXES], settings.seed)
+    if architecture in FIXED and fresh:
+        images = _axes_images(architecture, public, channels, size, settings.seed)
+        fit_public_map(student, images, settings.seed)
     if public is not None and fresh and pretrain:
         steps = settings.dpsd.pretrain_steps
         course = GeneratorPretraining(generator, public.images, steps, rng)

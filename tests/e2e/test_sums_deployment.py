@@ -14,7 +14,7 @@ import torch
 
 from fedtranscribe.data import load
 from fedtranscribe.mechanisms import MomentSums
-from fedtranscribe.models.scattering import row_width
+from fedtranscribe.models.fixed_features import SCATTER, row_width
 from fedtranscribe.privacy.ledger import Ledger
 from tests.e2e.deployment import BIN, RECORDS, Deployment
 
@@ -104,7 +104,7 @@ def reached(holder: Path, stage: str) -> Callable[[], bool]:
 def records_in_the_sum(out: Path) -> float:
     """How many records the last answer is of: every row has norm one."""
     answer = torch.load(out / "checkpoints" / "answer.pt", weights_only=True)["answer"]
-    sums = MomentSums.from_vector(answer["values"][0], row_width(1, 28), 10)
+    sums = MomentSums.from_vector(answer["values"][0], row_width(SCATTER, 1, 28), 10)
     return float(sums.second.trace())
 
 

@@ -1,7 +1,7 @@
 """A federation of tiny holders that lives in this process."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.mechanisms import SeededBits, SeededNoise
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.moments import MomentsMethod
+from fedtranscribe.models import fixed_features
 from fedtranscribe.runs.simulation import open_holder, partitions
 
 HOLDERS = 3
@@ -78,9 +79,10 @@ def either(request: pytest.FixtureRequest, settings: FederationSettings) -> Iter
     if request.param == "votes":
         yield Case(settings, 3, 30, "{:06d}", DPSD, "secagg-mean-votes")
         return
-    chosen = settings.model_copy(update={"student": None, "mixture_share": 0})
+    chosen = settings.model_copy(update={"student": None, "descent_rounds": 0, "mixture_share": 0})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedtranscribe.models.scattering._WIDTH", 20)
+        narrow = replace(fixed_features._FIXED["scatter"], width=20)
+        patch.setitem(fixed_features._FIXED, "scatter", narrow)
         yield Case(chosen, 2, 2, "moments-{}", MomentsMethod, "secagg-moments")
 
 

@@ -49,7 +49,8 @@ def masked(settings):
 @pytest.fixture
 def masked_case(either, masked):
     """Votes of teachers, or sums over records, under masks."""
-    told = {name: getattr(either.settings, name) for name in ("student", "mixture_share")}
+    names = ("student", "descent_rounds", "mixture_share")
+    told = {name: getattr(either.settings, name) for name in names}
     settings = masked.model_copy(update=told)
     return replace(either, settings=settings)
 

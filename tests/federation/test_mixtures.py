@@ -19,7 +19,8 @@ MODES = [mode.value for mode in NoiseMode]
 @pytest.fixture
 def shown(settings):
     """As `settings`, with a student and a mixture from sums."""
-    return settings.model_copy(update={"student": None, "retries": 0, "quorum": 3})
+    chosen = {"student": None, "retries": 0, "quorum": 3, "descent_rounds": 0}
+    return settings.model_copy(update=chosen)
 
 
 @pytest.mark.parametrize("noise", MODES)

@@ -25,8 +25,9 @@ MODES = [mode.value for mode in NoiseMode]
 
 @pytest.fixture
 def sums(settings):
-    """As `settings`, with a student that sums over records can teach, and no mixture."""
-    return settings.model_copy(update={"student": None, "noise": "local", "mixture_share": 0})
+    """As `settings`, with a student that moments can teach, and no mixture."""
+    chosen = {"student": None, "noise": "local", "descent_rounds": 0, "mixture_share": 0}
+    return settings.model_copy(update=chosen)
 
 
 def booked(ledger: Ledger) -> float:
@@ -56,7 +57,7 @@ def query_for(settings, split) -> MomentsQuery:
     statistic = Moments(split.train, torch.device("cpu"))
     raw = statistic.rows.coefficients
     mapped = torch.randn(raw, 20, generator=torch.Generator().manual_seed(1)) / raw
-    return MomentsQuery("q", Kind.MOMENTS, torch.zeros(raw), mapped, split.train.classes)
+    return MomentsQuery("q", Kind.MOMENTS, torch.zeros(raw), mapped, "scatter", split.train.classes)
 
 
 def test_every_split_gives_the_same_sum_bit_for_bit(sums, split):

@@ -9,10 +9,11 @@ from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError, ModelMismatchError
 from fedtranscribe.holder.statistics import Descent, Moments
 from fedtranscribe.mechanisms.moments import SUM_BITS
-from fedtranscribe.models.scattering import Scattering, coefficient_count, unit_rows_of
+from fedtranscribe.models.fixed_features import SCATTER, coefficient_count, unit_rows_of
+from fedtranscribe.models.scattering import Scattering
 from fedtranscribe.query import DescentQuery, Kind, query_from
 
-RAW, K, CLASSES = coefficient_count(1, 8), 4, 3
+RAW, K, CLASSES = coefficient_count(SCATTER, 1, 8), 4, 3
 
 
 def records(ids: tuple[str, ...] | None = None) -> ImageSet:
@@ -25,7 +26,7 @@ def query(scale: float = 1.0, raw: int = RAW, classes: int = CLASSES) -> Descent
     rng = torch.Generator().manual_seed(1)
     mapped = torch.randn(raw, K, generator=rng)
     head = scale * torch.randn(K + 1, classes, generator=rng)
-    return DescentQuery("q", Kind.DESCENT, torch.zeros(raw), mapped, head)
+    return DescentQuery("q", Kind.DESCENT, torch.zeros(raw), mapped, SCATTER, head)
 
 
 def statistic(images: ImageSet, scratch: Path | None = None) -> Descent:
@@ -70,16 +71,16 @@ def test_records_of_one_person_weigh_as_one_record():
 def test_a_query_that_does_not_fit_is_refused():
     asked = statistic(records())
     shapes = {name: tuple(array.shape) for name, array in query().arrays.items()}
-    assert asked.expect(shapes, {}) == 1
+    assert asked.expect(shapes, {"features": SCATTER}) == 1
     for changed in ({"head": (K + 1, 5)}, {"head": (K, CLASSES)}, {"centre": (7,)}):
         with pytest.raises(ConfigError, match="Expected a centre"):
-            asked.expect(shapes | changed, {})
+            asked.expect(shapes | changed, {"features": SCATTER})
     with pytest.raises(ModelMismatchError, match="head of 3 classes"):
         asked.check(query(classes=4))
-    with pytest.raises(ModelMismatchError, match="coefficients"):
+    with pytest.raises(ModelMismatchError, match="numbers for the features scatter"):
         asked.check(query(raw=RAW + 1))
     with pytest.raises(ConfigError, match="Expected a head"):
-        DescentQuery("q", Kind.DESCENT, torch.zeros(9), torch.ones(9, 2), torch.ones(2, 3))
+        DescentQuery("q", Kind.DESCENT, torch.zeros(9), torch.ones(9, 2), SCATTER, torch.ones(2, 3))
     with pytest.raises(ConfigError, match="finite"):
         query(scale=float("nan"))
 
@@ -116,14 +117,14 @@ def rounding_alone() -> DescentQuery:
     them up. In float64 that gives about 10¹³ of either sign, depending on the kernel, and so on how
     many rows are multiplied together.
     """
-    raw, k, classes = coefficient_count(1, 28), 500, 10
+    raw, k, classes = coefficient_count(SCATTER, 1, 28), 500, 10
     rng = torch.Generator().manual_seed(7)
     half = torch.randn(k // 2, generator=rng)
     column = torch.cat([half, -half])[torch.randperm(k, generator=rng)] * 1e30
     centre, mapped, head = torch.zeros(raw), torch.zeros(raw, k), torch.zeros(k + 1, classes)
     centre[0], mapped[0] = -1e10, 1.0
     head[:k, 0], head[:k, 1] = column, -column
-    return DescentQuery("q", Kind.DESCENT, centre, mapped, head)
+    return DescentQuery("q", Kind.DESCENT, centre, mapped, SCATTER, head)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 199, 200, 201, 202])

@@ -117,7 +117,9 @@ def test_label_answers_are_one_hot(book: Ledger):
 def test_another_kind_shape_or_class_is_refused_before_anything_is_booked(book: Ledger):
     asked = holder(book, FakeTeachers(SURE))
     with pytest.raises(ConfigError, match="gradient, label, vote queries, got moments"):
-        asked.answer(MomentsQuery("m", Kind.MOMENTS, torch.zeros(2), torch.ones(2, 1), 0), QUIET)
+        asked.answer(
+            MomentsQuery("m", Kind.MOMENTS, torch.zeros(2), torch.ones(2, 1), "scatter", 0), QUIET
+        )
     sets = torch.tensor([[0]])
     large = ImageQuery("x", Kind.VOTE, torch.zeros(1, 1, 9, 9).byte(), sets)
     with pytest.raises(ModelMismatchError, match="shape"):

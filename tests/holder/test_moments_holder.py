@@ -22,7 +22,8 @@ from fedtranscribe.mechanisms import (
     moments_bound,
 )
 from fedtranscribe.mechanisms.moments import SUM_BITS
-from fedtranscribe.models.scattering import Scattering, coefficient_count, unit_rows_of
+from fedtranscribe.models.fixed_features import PATCHES, SCATTER, coefficient_count, unit_rows_of
+from fedtranscribe.models.scattering import Scattering
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
@@ -30,7 +31,7 @@ from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.query import Answer, Kind, MomentsQuery
 from tests.mechanisms_for import apart, local, moved
 
-RAW = coefficient_count(1, 8)
+RAW = coefficient_count(SCATTER, 1, 8)
 CLASSES = 3
 
 
@@ -42,7 +43,9 @@ def records(ids: tuple[str, ...] | None = None) -> ImageSet:
 
 def query(name: str = "q", *, by_class: bool = True, raw: int = RAW) -> MomentsQuery:
     mapped = torch.randn(raw, 4, generator=torch.Generator().manual_seed(1))
-    return MomentsQuery(name, Kind.MOMENTS, torch.zeros(raw), mapped, CLASSES if by_class else 0)
+    return MomentsQuery(
+        name, Kind.MOMENTS, torch.zeros(raw), mapped, SCATTER, CLASSES if by_class else 0
+    )
 
 
 @pytest.fixture
@@ -63,7 +66,7 @@ def holder(
 
 
 def sums(answer: Answer) -> MomentSums:
-    return MomentSums.from_vector(answer.values[0], query().features, CLASSES)
+    return MomentSums.from_vector(answer.values[0], query().entries, CLASSES)
 
 
 QUIET, PRIVATE = local(1e-6), local(50.0)
@@ -93,11 +96,11 @@ def test_records_of_one_person_weigh_as_one_record(tmp_path: Path):
 
 
 def moved_by(adjacency: Adjacency) -> float:
-    return moved(query().features, CLASSES, adjacency)
+    return moved(query().entries, CLASSES, adjacency)
 
 
 def bound() -> Bound:
-    return moments_bound(query().features, CLASSES)
+    return moments_bound(query().entries, CLASSES)
 
 
 def told_without_noise(images: ImageSet, path: Path) -> torch.Tensor:
@@ -161,7 +164,7 @@ def test_a_spent_budget_is_noticed_before_a_record_is_touched(
 
 
 def test_what_does_not_fit_is_refused_before_it_is_booked(ledger: Ledger):
-    with pytest.raises(ModelMismatchError, match=f"centre of {RAW} coefficients"):
+    with pytest.raises(ModelMismatchError, match=f"centre of {RAW} numbers"):
         holder(ledger).answer(query(raw=10), PRIVATE)
     with pytest.raises(ModelMismatchError, match="sums by 3 classes, got 2"):
         holder(ledger).answer(replace(query(), classes=2), PRIVATE)
@@ -171,10 +174,16 @@ def test_what_does_not_fit_is_refused_before_it_is_booked(ledger: Ledger):
 def test_classes_are_held_against_the_records_before_anything_is_made_of_them():
     asked = Moments(records(), torch.device("cpu"))
     shapes = {name: tuple(array.shape) for name, array in query().arrays.items()}
-    assert asked.expect(shapes, {"classes": CLASSES}) == 1
+    terms = {"features": SCATTER, "classes": CLASSES}
+    assert asked.expect(shapes, terms) == 1
     for classes in (2, 10**8, 10**18, -1, "3", None):
         with pytest.raises(ConfigError, match="classes"):
-            asked.expect(shapes, {"classes": classes})
+            asked.expect(shapes, terms | {"classes": classes})
+    for features in (None, 3, "wavelets"):
+        with pytest.raises(ConfigError, match=f"Expected features={features!r} as one of scatter"):
+            asked.expect(shapes, terms | {"features": features})
+    with pytest.raises(ConfigError, match=r"Expected a centre \[7200\]"):
+        asked.expect(shapes, terms | {"features": PATCHES})
 
 
 def test_a_summand_is_whole_numbers_with_this_holders_share_of_the_noise(tmp_path: Path):

@@ -90,7 +90,7 @@ def test_the_student_is_the_mean_of_the_later_heads(records):
 
 
 def asking_at(head: torch.Tensor, query: DescentQuery) -> DescentQuery:
-    return DescentQuery(query.id, query.kind, query.centre, query.map, head.float())
+    return DescentQuery(query.id, query.kind, query.centre, query.map, query.features, head.float())
 
 
 @pytest.mark.parametrize("after", range(1, 6))

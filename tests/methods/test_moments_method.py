@@ -149,7 +149,7 @@ def test_the_generator_comes_closer_to_the_moments(student):
 def test_only_a_student_of_fixed_features_can_be_set():
     with pytest.raises(ValueError, match="cnn-small"):
         method(build("cnn-small", CLASSES, 1, 28)).ask()
-    query = MomentsQuery("q", Kind.MOMENTS, torch.zeros(4), torch.ones(4, 2), CLASSES)
+    query = MomentsQuery("q", Kind.MOMENTS, torch.zeros(4), torch.ones(4, 2), "scatter", CLASSES)
     answer = Combined("q", torch.ones(1, query.width).double(), 1.0)
     with pytest.raises(ValueError, match="cnn-small"):
         set_head(build("cnn-small", CLASSES, 1, 28), query, answer)

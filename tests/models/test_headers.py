@@ -186,10 +186,10 @@ def test_a_view_of_a_few_numbers_is_not_unfolded(tmp_path, kind):
 
 
 def test_the_width_of_scattering_is_found_without_pixels():
-    from fedtranscribe.models.scattering import coefficient_count
+    from fedtranscribe.models.fixed_features import SCATTER, coefficient_count
 
     with little_memory():
-        assert coefficient_count(3, 4_096) == 3 * 81 * 64
+        assert coefficient_count(SCATTER, 3, 4_096) == 3 * 81 * 64
 
 
 def test_torchvisions_last_layer_is_looked_at_first(tmp_path):

@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from fedtranscribe.models import build, load_network, save_network
-from fedtranscribe.models.scattering import (
-    NAME,
-    Scattering,
+from fedtranscribe.models.fixed_features import (
+    SCATTER,
     coefficient_count,
     row_width,
     unit_rows_of,
 )
+from fedtranscribe.models.scattering import Scattering
 
 
 def images(n: int = 3, channels: int = 1, size: int = 28) -> torch.Tensor:
@@ -19,17 +19,17 @@ def images(n: int = 3, channels: int = 1, size: int = 28) -> torch.Tensor:
 
 @pytest.mark.parametrize(("channels", "size"), [(1, 8), (1, 28), (3, 32), (1, 64), (3, 20)])
 def test_any_image_becomes_a_row_of_norm_one(channels: int, size: int):
-    network = build(NAME, 5, channels, size)
+    network = build(SCATTER, 5, channels, size)
     rows = network.features(images(2, channels, size))
-    assert rows.shape == (2, row_width(channels, size))
+    assert rows.shape == (2, row_width(SCATTER, channels, size))
     assert torch.allclose(rows.norm(dim=1), torch.ones(2), atol=1e-5)
     assert network(images(2, channels, size)).shape == (2, 5)
 
 
 def test_there_are_81_maps_of_seven_by_seven():
-    assert coefficient_count(1, 28) == 81 * 7 * 7
+    assert coefficient_count(SCATTER, 1, 28) == 81 * 7 * 7
     # Large images are averaged further.
-    assert coefficient_count(1, 64) == 81 * 8 * 8
+    assert coefficient_count(SCATTER, 1, 64) == 81 * 8 * 8
 
 
 def test_wavelets_do_not_see_brightness():
@@ -56,13 +56,13 @@ def test_rows_without_a_direction_are_zero():
 
 def test_gradients_reach_the_image_even_where_nothing_is_seen():
     blank = torch.zeros(1, 1, 28, 28, requires_grad=True)
-    build(NAME, 3, 1, 28)(blank).sum().backward()
+    build(SCATTER, 3, 1, 28)(blank).sum().backward()
     assert blank.grad is not None
     assert bool(torch.isfinite(blank.grad).all())
 
 
 def test_it_is_saved_with_its_map(tmp_path: Path):
-    network = build(NAME, 3, 1, 28, seed=4)
+    network = build(SCATTER, 3, 1, 28, seed=4)
     save_network(network, tmp_path / "student.safetensors")
     again = load_network(tmp_path / "student.safetensors")
     assert torch.equal(again(images()), network(images()))

@@ -74,7 +74,7 @@ def test_without_torchvision_the_extra_is_named(monkeypatch, request):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     torchvision_networks.cache_clear()
     request.addfinalizer(torchvision_networks.cache_clear)
-    assert available() == ["cnn-small", "cnn", "cnn-wide", "scatter"]
+    assert available() == ["cnn-small", "cnn", "cnn-wide", "scatter", "patches"]
     with pytest.raises(UnknownArchitectureError, match=r"fedtranscribe\[vision\]"):
         build("resnet50", 10, 1, 28)
 

@@ -26,6 +26,7 @@ def settings(tiny_data: Path) -> TranscribeSettings:
         budget=51,
         dpsd=dpsd,
         with_generator=False,
+        descent_rounds=0,
         mixture_share=0,
     )
 

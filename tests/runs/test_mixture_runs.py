@@ -31,7 +31,9 @@ from tests.conftest import TINY_DPSD
 @pytest.fixture
 def settings(tiny_data: Path) -> TranscribeSettings:
     dpsd = TINY_DPSD.model_copy(update={"moments_steps": 1})
-    return TranscribeSettings(data=str(tiny_data), epsilon=50, budget=51, dpsd=dpsd)
+    return TranscribeSettings(
+        data=str(tiny_data), epsilon=50, budget=51, dpsd=dpsd, descent_rounds=0
+    )
 
 
 def ledger_of(settings: TranscribeSettings) -> Ledger:

@@ -18,7 +18,7 @@ def settings(tiny_data: Path) -> TranscribeSettings:
     """A run that learns from moments alone, in seconds."""
     dpsd = TINY_DPSD.model_copy(update={"moments_steps": 1})
     return TranscribeSettings(
-        data=str(tiny_data), epsilon=50, budget=51, dpsd=dpsd, mixture_share=0
+        data=str(tiny_data), epsilon=50, budget=51, dpsd=dpsd, descent_rounds=0, mixture_share=0
     )
 
 

@@ -43,7 +43,7 @@ class Descent:
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]], terms: Mapping[str, Scalar]) -> int:
         """See `Statistic`."""
-        raw, classes = self._rows.coefficients, self._rows.images.classes
+        raw, classes = self._rows.numbers(terms.get("features")), self._rows.images.classes
         _, k = shapes["map"]
         allowed = {"centre": (raw,), "map": (raw, k), "head": (k + 1, classes)}
         if shapes != allowed or not 1 <= k < MOST_FEATURES:
@@ -63,11 +63,11 @@ class Descent:
 
     def mechanism(self, query: DescentQuery, plan: NoisePlan) -> Mechanism:
         """See `Statistic`."""
-        return gaussian_mechanism(gradients_bound(query.features, query.classes), plan)
+        return gaussian_mechanism(gradients_bound(query.entries, query.classes), plan)
 
     def values(self, query: DescentQuery) -> Tensor:
         """See `Statistic`."""
-        return gradient_sums(self._missed(query), query.features, query.classes)[None]
+        return gradient_sums(self._missed(query), query.entries, query.classes)[None]
 
     def _missed(self, query: DescentQuery) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Rows, residuals and weights, some records at a time."""

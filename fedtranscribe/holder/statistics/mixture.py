@@ -85,7 +85,7 @@ class Mixture:
         """See `Statistic`."""
         if query.rest:
             return square_sums(self._rests(query), query.width)[None]
-        return block_products(self._products(query), query.features, query.blocks)[None]
+        return block_products(self._products(query), query.entries, query.blocks)[None]
 
     @property
     def _frequencies(self) -> int:
@@ -141,4 +141,4 @@ def bound_of(query: MixtureQuery) -> Bound:
     """The bound of the sums that a query asks for."""
     if query.rest:
         return mixture_bound(query.width, None)
-    return mixture_bound(query.features, query.blocks)
+    return mixture_bound(query.entries, query.blocks)

@@ -35,7 +35,7 @@ class Moments:
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]], terms: Mapping[str, Scalar]) -> int:
         """See `Statistic`."""
-        raw = self.rows.coefficients
+        raw = self.rows.numbers(terms.get("features"))
         _, k = shapes["map"]
         if shapes != {"centre": (raw,), "map": (raw, k)} or not 1 <= k < MOST_FEATURES:
             raise ConfigError(f"Expected a centre [{raw}] and a map [{raw}, k], got {shapes}.")
@@ -53,8 +53,8 @@ class Moments:
 
     def mechanism(self, query: MomentsQuery, plan: NoisePlan) -> Mechanism:
         """See `Statistic`."""
-        return gaussian_mechanism(moments_bound(query.features, query.classes or None), plan)
+        return gaussian_mechanism(moments_bound(query.entries, query.classes or None), plan)
 
     def values(self, query: MomentsQuery) -> Tensor:
         """See `Statistic`."""
-        return moment_sums(self.rows.blocks(query), query.features, query.classes or None)[None]
+        return moment_sums(self.rows.blocks(query), query.entries, query.classes or None)[None]

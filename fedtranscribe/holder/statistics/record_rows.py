@@ -9,19 +9,24 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtranscribe.data import ImageSet
-from fedtranscribe.errors import ModelMismatchError
+from fedtranscribe.errors import ConfigError, ModelMismatchError
 from fedtranscribe.mechanisms import id_weights
-from fedtranscribe.models.scattering import Scattering, coefficient_count, unit_rows_of
-from fedtranscribe.query import SumQuery
+from fedtranscribe.models.fixed_features import (
+    FIXED,
+    coefficient_count,
+    fixed_features,
+    unit_rows_of,
+)
+from fedtranscribe.query import FeaturesQuery, Scalar
 
-# A multiple of what scattering takes together: wherever a record stands, it is rounded alike.
+# A multiple of how many images features take at a time: a record is rounded alike everywhere.
 BATCH = 200
 """Records of a block."""
 _MOST_SCRATCH = 4 * 2**30
-"""Bytes that coefficients may take on disk: those of 260,000 grey images of 28 pixels."""
+"""Bytes that features may take on disk: those of 260,000 grey images of 28 pixels."""
 
 
 class RecordRows:
@@ -30,7 +35,7 @@ class RecordRows:
     Args:
         images: the holder's private records.
         device: where to compute features.
-        scratch: the holder's own folder, for coefficients and the rows of the last query, so that
+        scratch: the holder's own folder, for features and the rows of the last query, so that
             the next one need not compute them again; without one, or where they do not fit, it
             does.
 
@@ -44,61 +49,74 @@ class RecordRows:
         self.images = images
         self._device = device
         self._scratch = scratch
-        self._raw = _Blocks.of(scratch, images, self.coefficients)
-        self._mapped: tuple[Tensor, Tensor, _Blocks] | None = None
+        self._raw: tuple[str, _Blocks] | None = None
+        self._mapped: tuple[str, Tensor, Tensor, _Blocks] | None = None
 
-    @property
-    def coefficients(self) -> int:
-        """d, of an image."""
-        return coefficient_count(self.images.channels, self.images.size)
-
-    def check(self, query: SumQuery) -> None:
-        """Refuse a query about images of another size.
+    def numbers(self, features: Scalar | None) -> int:
+        """d, of an image's features.
 
         Raises:
-            ModelMismatchError: names both.
+            ConfigError: nobody here knows such features.
         """
-        images = self.images
-        if len(query.centre) != self.coefficients:
+        if not isinstance(features, str) or features not in FIXED:
+            raise ConfigError(f"Expected features={features!r} as one of {', '.join(FIXED)}.")
+        return coefficient_count(features, self.images.channels, self.images.size)
+
+    def check(self, query: FeaturesQuery) -> None:
+        """Refuse a query about unknown features, or images of another size.
+
+        Raises:
+            ConfigError, ModelMismatchError: name both.
+        """
+        images, numbers = self.images, self.numbers(query.features)
+        if len(query.centre) != numbers:
             raise ModelMismatchError(
-                f"Expected a centre of {self.coefficients} coefficients for images of "
-                f"{images.channels}x{images.size}x{images.size}, got {len(query.centre)}."
+                f"Expected a centre of {numbers} numbers for the features {query.features} of "
+                f"{images.channels}x{images.size}x{images.size} images, got {len(query.centre)}."
             )
 
     @torch.no_grad()
-    def blocks(self, query: SumQuery) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def blocks(self, query: FeaturesQuery) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Rows float32 [b, k + 1] of norm one, labels int64 [b] and weights int64 [b]."""
-        scattering = Scattering().to(self._device)
+        fixed = fixed_features(query.features, self.images.channels).to(self._device)
         weights = id_weights(self.images.ids)
         centre, mapped = query.centre.to(self._device), query.map.to(self._device)
         known = self._blocks_of(query)
         for number, picked in enumerate(torch.arange(len(self.images)).split(BATCH)):
             rows = known.get(number)
             if rows is None:
-                found = self._coefficients_of(scattering, number, picked).to(self._device)
+                found = self._features_of(query, fixed, number, picked).to(self._device)
                 rows = unit_rows_of(found, centre, mapped)
                 known.keep(number, rows)
             yield rows[: len(picked)], self.images.labels[picked], weights[picked]
 
-    def _blocks_of(self, query: SumQuery) -> "_Blocks":
+    def _blocks_of(self, query: FeaturesQuery) -> "_Blocks":
         """Where the rows of this query lie, if it maps records as the last one did."""
         last = self._mapped
         if last is None or not (
-            torch.equal(query.centre, last[0]) and torch.equal(query.map, last[1])
+            query.features == last[0]
+            and torch.equal(query.centre, last[1])
+            and torch.equal(query.map, last[2])
         ):
-            room = _Blocks.of(self._scratch, self.images, query.features)
+            room = _Blocks.of(self._scratch, self.images, query.entries)
             # Copies: whoever asked may go on with its tensors.
-            last = self._mapped = query.centre.clone(), query.map.clone(), room
-        return last[2]
+            last = self._mapped = query.features, query.centre.clone(), query.map.clone(), room
+        return last[3]
 
-    def _coefficients_of(self, scattering: Scattering, number: int, picked: Tensor) -> Tensor:
-        """Coefficients [b, d] of a block, the last of which is filled with black images."""
-        found = self._raw.get(number)
+    def _features_of(
+        self, query: FeaturesQuery, fixed: nn.Module, number: int, picked: Tensor
+    ) -> Tensor:
+        """Features [b, d] of a block, the last of which is filled with black images."""
+        if self._raw is None or self._raw[0] != query.features:
+            room = _Blocks.of(self._scratch, self.images, len(query.centre))
+            self._raw = query.features, room
+        raw = self._raw[1]
+        found = raw.get(number)
         if found is None:
             images = self.images.images[picked]
             filled = torch.cat([images, images.new_zeros(BATCH - len(images), *images.shape[1:])])
-            found = scattering(filled.to(self._device).float() / 255)
-            self._raw.keep(number, found)
+            found = fixed(filled.to(self._device).float() / 255)
+            raw.keep(number, found)
         return found
 
 

@@ -1,0 +1,144 @@
+"""Linear classifiers on fixed features, which no record has shaped.
+
+    images ──features──> [n, d] ──(− centre) · map──> unit rows [n, k + 1] ──head──> logits
+
+Nothing in the features is learned from records, so they cost no budget, and a linear layer on them
+does what a small network needs thousands of clean labels for. Centre, map and head are the weights.
+Every row has norm one (or is zero), so that a sum of outer products of rows has a sensitivity that
+is known: see `mechanisms.moments`.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor, nn
+
+from fedtranscribe.models.classifier import Classifier, InputAdapter
+from fedtranscribe.models.patches import Patches
+from fedtranscribe.models.scattering import Scattering
+
+SCATTER = "scatter"
+PATCHES = "patches"
+
+BIAS = 0.3
+"""The constant entry of a row, which stands for the bias, before the row is scaled to norm one."""
+_TINY = 1e-12
+
+
+@dataclass(frozen=True)
+class _Fixed:
+    """What features are called, and how many axes of theirs a row has."""
+
+    make: Callable[[int], nn.Module]
+    words: str
+    width: int
+
+
+_FIXED: Mapping[str, _Fixed] = {
+    SCATTER: _Fixed(lambda channels: Scattering(), "wavelet features", 500),
+    PATCHES: _Fixed(Patches, "features of small patches", 1_000),
+}
+FIXED = tuple(_FIXED)
+"""The names of all fixed features, and of the linear classifiers on them."""
+
+
+def features_for(student: str | None, channels: int) -> str:
+    """The features of a student that sums over records set.
+
+    Args:
+        student: the architecture that was asked for; another one than `FIXED` has no say.
+        channels: of its images. Small patches suit photographs, wavelets suit strokes.
+    """
+    if student is not None and student in _FIXED:
+        return student
+    return PATCHES if channels == 3 else SCATTER
+
+
+def words_for(features: str) -> str:
+    """What they are, in words."""
+    return _FIXED[features].words
+
+
+class UnitFeatures(nn.Module):
+    """Images [n, ch, s, s] -> rows [n, k + 1] of norm one: features, a linear map, a constant.
+
+    Args:
+        features: one of `FIXED`.
+        channels: of the images.
+        raw: d, how many numbers the features are.
+        width: k.
+    """
+
+    centre: Tensor
+    map: Tensor
+
+    def __init__(self, features: str, channels: int, raw: int, width: int) -> None:
+        super().__init__()
+        self.fixed = fixed_features(features, channels)
+        self.register_buffer("centre", torch.zeros(raw))
+        self.register_buffer("map", torch.randn(raw, width) / math.sqrt(raw))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """float [n, ch, s, s] -> float [n, k + 1]."""
+        return unit_rows_of(self.fixed(images), self.centre, self.map)
+
+
+def fixed_features(features: str, channels: int) -> nn.Module:
+    """Images float [n, ch, s, s] in [0, 1] -> float [n, d].
+
+    Args:
+        features: one of `FIXED`.
+        channels: of the images.
+
+    Raises:
+        ConfigError: channels that they cannot have.
+    """
+    return _FIXED[features].make(channels)
+
+
+def unit_rows_of(coefficients: Tensor, centre: Tensor, mapping: Tensor) -> Tensor:
+    """Rows [n, k + 1] of features [n, d], in their precision.
+
+    A row has norm one; where the features are not finite, or all mapped to zero, it is zero.
+
+    Args:
+        coefficients: [n, d].
+        centre: [d].
+        mapping: [d, k].
+    """
+    mapped = (coefficients - centre) @ mapping
+    norm = mapped.norm(dim=1, keepdim=True)
+    told = torch.isfinite(norm) & (norm > _TINY)
+    unit = torch.where(told, mapped, 0.0) / torch.where(told, norm, 1.0)
+    constant = torch.where(told, torch.full_like(norm, BIAS), 0.0)
+    return torch.cat([unit, constant], dim=1) / math.sqrt(1 + BIAS**2)
+
+
+@lru_cache
+def coefficient_count(features: str, channels: int, size: int) -> int:
+    """d, how many numbers the features of an image are."""
+    # The shape alone: no pixel is computed, however large the images.
+    with torch.no_grad(), torch.device("meta"):
+        fixed = fixed_features(features, channels).to("meta")
+        return fixed(torch.zeros(1, channels, size, size)).shape[1]
+
+
+def row_width(features: str, channels: int, size: int) -> int:
+    """k + 1, entries of a row of features."""
+    return min(_FIXED[features].width, coefficient_count(features, channels, size)) + 1
+
+
+def build_linear(features: str, classes: int, channels: int, size: int) -> Classifier:
+    """The classifier, its map drawn from torch's current generator.
+
+    Raises:
+        ConfigError: channels that the features cannot have.
+    """
+    width = row_width(features, channels, size)
+    raw = coefficient_count(features, channels, size)
+    backbone = UnitFeatures(features, channels, raw, width - 1)
+    adapter = InputAdapter([0.0] * channels, [1.0] * channels, size)
+    return Classifier(features, channels, size, adapter, backbone, nn.Linear(width, classes))
