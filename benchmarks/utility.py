@@ -344,11 +344,11 @@ def _table(lines: list[dict]) -> str:
         "",
         "Record level, δ = 1e-5, no real public data: public images are drawn by a formula "
         "(`shapes`). ε is sound, under zero-out; what the same run costs under replace stands "
-        "beside it. Accuracy of the student in per cent, on the last 5,000 test images of MNIST and "
-        "Fashion-MNIST, of the others on all: mean over seeds, lowest and highest. Minutes, median, on 2 CPU cores; runs on "
-        "moments shared them with other jobs, so that theirs are upper figures. Where teachers "
-        "are asked, they were trained before and their training is not counted. What ε bought: a "
-        "student alone, or a share of it a mixture as well "
+        "beside it. Accuracy of the student in per cent, on the last 5,000 test images of MNIST "
+        "and Fashion-MNIST, of the others on all: mean over seeds, lowest and highest. Minutes, "
+        "median, on 2 CPU cores; runs on moments shared them with other jobs, so that theirs are "
+        "upper figures. Where teachers are asked, they were trained before and their training is "
+        "not counted. What ε bought: a student alone, or a share of it a mixture as well "
         "([what that is worth](synthesis.md)).",
         "",
         "| data | method | bought | ε | ε, replace | student | low – high | all test images "
