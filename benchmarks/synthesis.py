@@ -143,9 +143,10 @@ def _table(lines: list[dict[str, Any]]) -> str:
         "mean over runs (lowest – highest). LDA learns from 10,000 of the images. Beside them the "
         "student of the same run, from two moments alone, which shares the budget: the total is "
         "the sound ε (record, zero-out, δ = 1e-5), one holder. FID is under the project's own "
-        "features, and compares rows of one data set only. AUC is that of the attack `generator`: is the nearest "
-        "synthetic image closer to records than to images that nobody learned from? One half is "
-        "chance. CPU seconds are those of the whole run, features of the student included.",
+        "features, and compares rows of one data set only. AUC is that of the attack `generator`: "
+        "is the nearest synthetic image closer to records than to images that nobody learned from? "
+        "One half is chance. CPU seconds are those of the whole run, features of the student "
+        "included.",
         "",
         "| data | ε | mixture's share | per class | CNN | MLP | LDA | student | FID | AUC | CPU s "
         "| runs |",
