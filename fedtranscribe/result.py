@@ -24,6 +24,7 @@ from fedtranscribe.result_parts import (
     Accuracy,
     AccuracyCurve,
     Answers,
+    Confusion,
     CountedGenerator,
     Diffusion,
     Federation,
@@ -34,6 +35,7 @@ from fedtranscribe.result_parts import (
 
 METRICS = "metrics.json"
 SCORES = "private/accuracy.json"
+CONFUSION = "private/confusion.json"
 """All accuracies of a run, and of its teachers: for the holder alone."""
 
 VERSION = 1
@@ -91,6 +93,7 @@ class Result(_Head):
         class_names: what labels are called; None where nobody said.
         accuracy: None, or empty, where it may not be told.
         accuracy_on: which images it was measured on, in words.
+        confusion: of the student; None where it may not be told.
         settings: of the run, resolved.
     """
 
@@ -108,6 +111,7 @@ class Result(_Head):
     ledger: LedgerFacts | None = None
     accuracy: Accuracy | None = None
     accuracy_on: Annotated[str | None, Why.COURSE] = None
+    confusion: Confusion | None = None
     curve: AccuracyCurve | None = None
     settings: Annotated[dict[str, Any], Why.SETTING]
 
@@ -203,6 +207,7 @@ class Shown:
     Attributes:
         result: as `metrics.json` has it.
         accuracy: all of them.
+        confusion: of the student; private where `result` has none.
         not_private: names of those that no file outside `private/` may hold. They are functions of
             private records: do not publish them.
     """
@@ -210,16 +215,23 @@ class Shown:
     result: Result
     accuracy: Mapping[str, float | None]
     not_private: tuple[str, ...]
+    confusion: Confusion | None = None
 
     def to_json(self) -> dict[str, Any]:
         """What `--json` prints."""
         told = self.result.to_json()
-        return {**told, "accuracy": dict(self.accuracy), "not_private": [*self.not_private]}
+        found = {} if self.confusion is None else {"confusion": self.confusion.to_json()}
+        shown = {"accuracy": dict(self.accuracy), "not_private": [*self.not_private]}
+        return {**told, **shown, **found}
 
 
 def with_private_scores(folder: Path, result: Result) -> Shown:
     """A result, and beside it what the run's folder keeps under `private/`."""
     told = {} if result.accuracy is None else result.accuracy.to_json()
     scores = read_object(folder / SCORES) or {}
-    hidden = tuple(name for name in scores if name not in told)
-    return Shown(result, {**scores, **told}, hidden)
+    hidden = [name for name in scores if name not in told]
+    confusion, kept = result.confusion, read_object(folder / CONFUSION)
+    if confusion is None and kept:
+        confusion = Confusion.model_validate(kept)
+        hidden.append("confusion")
+    return Shown(result, {**scores, **told}, tuple(hidden), confusion)

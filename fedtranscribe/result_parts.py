@@ -11,7 +11,7 @@ field says is up to the code that works it out.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Self
 
 from pydantic import Field, StrictBool, field_validator
@@ -221,6 +221,47 @@ class Accuracy(Part):
     def of(cls, scores: Mapping[str, float]) -> Self:
         """Those of all accuracies of a run that may leave `private/`."""
         return cls.model_validate(scores)
+
+
+class Confusion(Part):
+    """What a student takes for what on a benchmark's public test set, and what follows from it.
+
+    Attributes:
+        counts: images by true class, then by the class that the student names.
+        majority: share of the most frequent class: what naming it always would get right.
+        auc: of two classes, how often an image of the second has a higher score for it than one of
+            the first; ties count half.
+        sensitivity: of two classes, share of the second that is named so.
+        specificity: of two classes, share of the first that is named so.
+    """
+
+    counts: Annotated[tuple[tuple[int, ...], ...], Why.BENCHMARK]
+    majority: Annotated[float, Why.BENCHMARK]
+    auc: Annotated[float | None, Why.BENCHMARK] = None
+    sensitivity: Annotated[float | None, Why.BENCHMARK] = None
+    specificity: Annotated[float | None, Why.BENCHMARK] = None
+
+    @classmethod
+    def of(cls, counts: Sequence[Sequence[int]], auc: float | None = None) -> Self:
+        """From counts, at least one of which is not zero.
+
+        Args:
+            counts: see above.
+            auc: where there are two classes, both with images.
+        """
+        rows = tuple(tuple(row) for row in counts)
+        sizes = [sum(row) for row in rows]
+        majority = max(sizes) / sum(sizes)
+        if auc is None:
+            return cls(counts=rows, majority=majority)
+        (right, _), (_, found) = rows
+        return cls(
+            counts=rows,
+            majority=majority,
+            auc=auc,
+            sensitivity=found / sizes[1],
+            specificity=right / sizes[0],
+        )
 
 
 class AccuracyCurve(Part):

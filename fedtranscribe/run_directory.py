@@ -29,7 +29,8 @@ from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.files import unwritable, write_atomically
 from fedtranscribe.query import Query, query_from
 from fedtranscribe.reading import read_object
-from fedtranscribe.result import METRICS, SCORES
+from fedtranscribe.result import CONFUSION, METRICS, SCORES
+from fedtranscribe.result_parts import Confusion
 
 STUDENT = "student.safetensors"
 GENERATOR = "generator.safetensors"
@@ -219,6 +220,10 @@ class RunDirectory:
     def write_scores(self, scores: dict[str, float]) -> None:
         """Keep all accuracies under `private/`; `result.Accuracy` has those that may leave it."""
         write_atomically(self._scores, json.dumps(scores, indent=2).encode())
+
+    def write_confusion(self, confusion: Confusion) -> None:
+        """Keep it under `private/`."""
+        write_atomically(self.path / CONFUSION, json.dumps(confusion.to_json()).encode())
 
     def read_scores(self) -> dict[str, float]:
         """Accuracies so far; empty where `private/` has been taken away."""

@@ -256,13 +256,16 @@ def test_what_a_run_on_a_benchmark_leaves_is_listed(kind, benchmark, tmp_path, l
         assert MARKED.items() <= scores.items()
     told = json.loads((run / "metrics.json").read_text())
     assert told["accuracy"] == {k: v for k, v in scores.items() if k not in MARKED}
+    if "confusion" in told:
+        kept = json.loads((run / "private" / "confusion.json").read_text())
+        assert told["confusion"] == kept
     if kind in UNNUMBERED:
         before = Path(__file__).parent / "unnumbered_results" / f"{UNNUMBERED[kind]}.json"
         added = told.keys() - json.loads(before.read_text()).keys()
         assert (
             {"version"}
             <= added
-            <= {*("mixture", "start", "version"), "sums_stds", "abandoned_rows"}
+            <= {*("mixture", "start", "version"), "sums_stds", "abandoned_rows", "confusion"}
         )
         assert not json.loads(before.read_text()).keys() - told.keys()
 
@@ -285,6 +288,8 @@ def test_what_a_run_on_own_records_leaves_is_listed(kind, tiny_data, tmp_path):
     assert not_listed(run) == []
     result = json.loads((run / "metrics.json").read_text())
     assert not result["accuracy"]
+    assert result.get("confusion") is None
+    assert json.loads((run / "private" / "confusion.json").read_text())["counts"]
     assert not result.get("curve", {}).get("accuracy")
     evaluated = json.loads((run / "evaluation.json").read_text())
     assert Why.BENCHMARK not in {why(LISTED["evaluation.json"], key) for key in keys_of(evaluated)}

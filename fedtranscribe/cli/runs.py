@@ -8,8 +8,11 @@ from fedtranscribe.catalogue import expect_data, expect_network
 from fedtranscribe.cli.output import say, show_table
 from fedtranscribe.config import read_toml
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.result import Result
+from fedtranscribe.result import Result, Shown
 from fedtranscribe.result_parts import LedgerFacts
+
+# Classes of a table that a terminal can show.
+_MOST_SHOWN = 12
 
 Layers = tuple[dict[str, Any], dict[str, Any]]
 
@@ -50,6 +53,28 @@ def expect_known(*data: str | None, networks: Iterable[str | None] = ()) -> None
     for name in networks:
         if name is not None and not Path(name).is_dir():
             expect_network(name)
+
+
+def show_confusion(shown: Shown) -> None:
+    """Print what the student takes for what; nothing where nobody looked."""
+    found = shown.confusion
+    if found is None:
+        return
+    count = len(found.counts)
+    names = shown.result.class_names or tuple(map(str, range(count)))
+    note = ", NOT PRIVATE" if "confusion" in shown.not_private else ""
+    rows = [("accuracy of naming the most frequent class always", f"{found.majority:.1%}")]
+    if found.auc is not None:
+        rows += [
+            ("area under the ROC curve", f"{found.auc:.3f}"),
+            (f"sensitivity: of {names[1]}, named so", f"{found.sensitivity:.1%}"),
+            (f"specificity: of {names[0]}, named so", f"{found.specificity:.1%}"),
+        ]
+    show_table(f"Beside it{note}", ("figure", "value"), rows, right=("value",))
+    if count <= _MOST_SHOWN:
+        table = [(name, *map(str, row)) for name, row in zip(names, found.counts, strict=True)]
+        show_table(f"Confusion table{note}", ("true class", *names), table, right=names)
+        say("held-out images; columns: the class that the student names", "dim")
 
 
 def show_privacy(result: Result) -> None:

@@ -13,6 +13,7 @@ from rich.filesize import decimal
 from fedtranscribe.cli.options import Json, Out, Resume
 from fedtranscribe.cli.output import emit, say, say_path, show_table
 from fedtranscribe.cli.progress import StageBars
+from fedtranscribe.cli.runs import show_confusion
 from fedtranscribe.cli.settings_options import about
 from fedtranscribe.config import FederationSettings
 from fedtranscribe.errors import ConfigError, SimulationError, StorageError
@@ -278,6 +279,7 @@ def show(shown: Shown, folder: Path) -> None:
         for name, value in shown.accuracy.items()
     ]
     show_table("Accuracy", ("model", "accuracy"), scores, right=("accuracy",))
+    show_confusion(shown)
     _show_privacy(result.guarantee)
     say_path("Results, networks and figures", folder)
 

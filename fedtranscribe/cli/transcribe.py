@@ -7,7 +7,7 @@ from typing import Any
 from fedtranscribe.cli.options import Force, Json, Out, Resume, SettingsFile
 from fedtranscribe.cli.output import emit, say, say_path, show_table
 from fedtranscribe.cli.progress import StageBars
-from fedtranscribe.cli.runs import expect_known, layers, show_privacy
+from fedtranscribe.cli.runs import expect_known, layers, show_confusion, show_privacy
 from fedtranscribe.cli.settings_options import settings_options
 from fedtranscribe.config import TranscribeSettings, build
 from fedtranscribe.result import Shown
@@ -103,5 +103,6 @@ def show(shown: Shown, folder: Path) -> None:
     columns = ("model", "accuracy")
     show_table("Accuracy on held-out real images", columns, scores, right=("accuracy",))
     say(result.accuracy_on, "dim")
+    show_confusion(shown)
     show_privacy(result)
     say_path("Results, networks and figures", folder)

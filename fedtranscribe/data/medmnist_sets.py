@@ -16,6 +16,11 @@ _CLASSES = {
     **{"organcmnist": 11, "organsmnist": 11, "pathmnist": 9, "pneumoniamnist": 2},
     **{"retinamnist": 5, "tissuemnist": 8},
 }
+# Of two classes, so that it is plain what the second one is.
+_NAMES = {
+    "pneumoniamnist": ("normal", "pneumonia"),
+    "breastmnist": ("malignant", "normal or benign"),
+}
 _KEYS = (
     *("train_images", "train_labels", "test_images", "test_labels"),
     *("classes", "class_names"),
@@ -66,9 +71,10 @@ def read_medmnist(path: Path, own: OwnData = UNSTATED, flag: str | None = None) 
     if own.ids is not None or own.id_pattern is not None:
         raise ConfigError(f"Expected no --ids or --id-pattern for {path.name!r}; leave them out.")
     arrays = read_arrays(path, _KEYS, own.max_gib)
-    known = _CLASSES.get((flag or path.stem).partition("_")[0])
+    stem = (flag or path.stem).partition("_")[0]
+    known = _CLASSES.get(stem)
     flag = flag or path.resolve().stem
-    classes = stated_classes(arrays, path, own, Classes(known) if known else None)
+    classes = stated_classes(arrays, path, own, Classes(known, _NAMES.get(stem)) if known else None)
     labels = {
         part: to_labels(required(arrays, f"{part}_labels", path), f"{flag} {part}_labels")
         for part in ("train", "test")

@@ -29,6 +29,7 @@ from fedtranscribe.evaluation.neighbours import features_of, nearest, pixels
 from fedtranscribe.figures import figures_available
 from fedtranscribe.files import write_atomically
 from fedtranscribe.models import Classifier, pick_device
+from fedtranscribe.models.confusion import count
 from fedtranscribe.models.inference import predict
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.runs.finished import FinishedRun
@@ -166,9 +167,7 @@ def score_student(student: Classifier, test: ImageSet) -> dict[str, Any]:
     Returns:
         accuracy; per_class, None for a class without images; confusion[true][predicted].
     """
-    answers, classes = predict(student, test.images), test.classes
-    pairs = test.labels * classes + answers
-    confusion = torch.bincount(pairs, minlength=classes * classes).view(classes, classes)
+    confusion = count(test.labels, predict(student, test.images), test.classes)
     totals = confusion.sum(1).tolist()
     right = confusion.diagonal().tolist()
     return {

@@ -20,12 +20,15 @@ def accuracy(network: Classifier, images: Tensor, labels: Tensor) -> float:
 
 def predict(network: Classifier, images: Tensor) -> Tensor:
     """Likeliest class of each uint8 image [n, ch, s, s]: int64 [n]."""
+    return logits_of(network, images).argmax(-1)
+
+
+def logits_of(network: Classifier, images: Tensor) -> Tensor:
+    """What the network says of uint8 images [n, ch, s, s]: [n, classes], on the CPU."""
     device = next(network.parameters()).device
     network.eval()
     with torch.no_grad():
-        parts = [
-            network(part.to(device).float() / 255).argmax(-1).cpu() for part in images.split(_BATCH)
-        ]
+        parts = [network(part.to(device).float() / 255).cpu() for part in images.split(_BATCH)]
     return torch.cat(parts)
 
 

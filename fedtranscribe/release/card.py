@@ -79,6 +79,8 @@ def render_card(run: FinishedRun, statement: PrivacyStatement, onnx: bool) -> st
         class_names=class_section(statement),
         onnx=onnx,
         accuracy=_accuracy(run),
+        confusion=run.result.confusion if told(run) else None,
+        names=_names(run),
     )
     return f"{str(card).rstrip()}\n"
 
@@ -246,6 +248,13 @@ def _mixture(generator: GaussianMixture) -> str:
         f"{len(generator.counts)} Gaussians on {generator.axes.shape[1]} axes, each of one class; "
         "its file holds counts, means, covariances and texture, and no network"
     )
+
+
+def _names(run: FinishedRun) -> list[str]:
+    """What the classes are called in tables."""
+    confusion = run.result.confusion
+    numbers = () if confusion is None else range(len(confusion.counts))
+    return [markdown(name) for name in run.result.class_names or map(str, numbers)]
 
 
 def _accuracy(run: FinishedRun) -> dict[str, float]:

@@ -22,7 +22,7 @@ from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.reading import json_objects, read_object
 from fedtranscribe.result import Result
-from fedtranscribe.result_parts import Accuracy, AccuracyCurve
+from fedtranscribe.result_parts import Accuracy, AccuracyCurve, Confusion
 from fedtranscribe.tracking import PROGRESS
 
 _TOLD_SCORES = {
@@ -60,6 +60,7 @@ class RunFacts:
         result: for figures by name.
         given: what holders gave away.
         scores: name -> accuracy; empty where it may not be told.
+        confusion: of the student; None where it may not be told.
         curve: answered rows and accuracies.
         evaluation: what `evaluation.json` holds.
         audit: what `audit.json` holds.
@@ -73,6 +74,7 @@ class RunFacts:
     result: Result
     given: Given
     scores: dict[str, float]
+    confusion: Confusion | None
     curve: tuple[list[int], list[float]]
     evaluation: Mapping[str, Any]
     audit: Mapping[str, Any]
@@ -155,6 +157,7 @@ def read_facts(path: Path, ledger: Path | None = None) -> RunFacts:
         result=result,
         given=given,
         scores=known,
+        confusion=result.confusion if told else None,
         curve=([*curve.rows], [*curve.accuracy]),
         evaluation=evaluation,
         audit=read_object(path / AUDIT) or {},

@@ -37,6 +37,8 @@ REPORT = "report.html"
 _FOLDER = Path(__file__).parent / "templates"
 _SAMPLES = 600
 _WHOLE = 10_000
+# Of a table of counts.
+_MOST_CLASSES = 20
 _FIDELITY = {
     "fid": "FID",
     "inception_score": "Inception Score",
@@ -131,6 +133,7 @@ def render(facts: RunFacts) -> str:
         spent=spent,
         accuracy=accuracy_curve(rows, values, alone) if rows else None,
         scores=_scores(facts),
+        confusion=_confusion(facts),
         samples=samples,
         classes=classes,
         inversion=png_url(facts.inversion) if facts.inversion else None,
@@ -279,11 +282,43 @@ def _scores(facts: RunFacts) -> list[tuple[str, list[tuple[str, str]]]]:
     ]
     real = f"held-out images of {facts.data}"
     tables = [
-        (f"Accuracy on {real}.", student),
+        (f"Accuracy on {real}.", student + _beside(facts)),
         (f"Classifiers that learned from synthetic images only, tested on {real}.", learned),
         (f"Synthetic images beside real ones. Features: {fidelity.get('features')}.", close),
     ]
     return [(caption, rows) for caption, rows in tables if rows]
+
+
+def _beside(facts: RunFacts) -> list[tuple[str, str]]:
+    """What the student's accuracy is held against, and two classes' own figures."""
+    found = facts.confusion
+    if found is None:
+        return []
+    lines = [("naming the most frequent class always", percent(found.majority))]
+    if found.auc is None or found.sensitivity is None or found.specificity is None:
+        return lines
+    names = _class_names(facts)
+    return [
+        *lines,
+        ("area under the ROC curve", f"{found.auc:.3f}"),
+        (f"sensitivity: of {names[1]}, named so", percent(found.sensitivity)),
+        (f"specificity: of {names[0]}, named so", percent(found.specificity)),
+    ]
+
+
+def _confusion(facts: RunFacts) -> dict[str, Any] | None:
+    """A table of counts; none where there are too many classes for a page."""
+    found = facts.confusion
+    if found is None or len(found.counts) > _MOST_CLASSES:
+        return None
+    names = _class_names(facts)
+    return {"names": names, "rows": list(zip(names, found.counts, strict=True))}
+
+
+def _class_names(facts: RunFacts) -> list[str]:
+    found = facts.confusion
+    numbers = () if found is None else range(len(found.counts))
+    return list(facts.result.class_names or map(str, numbers))
 
 
 def _samples(facts: RunFacts) -> tuple[list[SampleRow], int]:

@@ -150,6 +150,7 @@ def _result(
         public_data=settings.public_data,
         mixture=mixture_facts(plan),
         accuracy=learned.accuracy or Accuracy.of({}),
+        confusion=learned.confusion,
         curve=AccuracyCurve(rows=tuple(curve[0]), accuracy=tuple(curve[1])),
         settings=json.loads(settings.model_dump_json(exclude_none=True)),
     )

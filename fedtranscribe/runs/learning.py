@@ -20,10 +20,11 @@ from fedtranscribe.methods.moments import MomentsMethod
 from fedtranscribe.methods.started import Started, TeachersAfterMoments
 from fedtranscribe.methods.sums import SumsMethod
 from fedtranscribe.models import pick_device, save_network
+from fedtranscribe.models.confusion import confusion_of
 from fedtranscribe.models.fixed_features import features_for
 from fedtranscribe.models.inference import accuracy, labelled_samples
 from fedtranscribe.privacy.units import Unit
-from fedtranscribe.result_parts import Accuracy, MixtureFacts
+from fedtranscribe.result_parts import Accuracy, Confusion, MixtureFacts
 from fedtranscribe.rounds.plan import Plan
 from fedtranscribe.rounds.server import Events, Outcome, Server
 from fedtranscribe.rounds.transport import Transport
@@ -56,11 +57,13 @@ class Learned:
     Attributes:
         outcome: of the rounds.
         accuracy: what may be told of it; None where nothing may.
+        confusion: likewise.
         method: the student side; its student is finished.
     """
 
     outcome: Outcome
     accuracy: Accuracy | None
+    confusion: Confusion | None
     method: Method[Any]
 
 
@@ -148,14 +151,16 @@ def learn(
         events=events,
         noise=noise,
     )
-    outcome = server.serve(stored, progress)
+    outcome, confusion = server.serve(stored, progress), None
     if test is not None:
         run.write_scores(others() | run.read_scores() | {"student": evaluate()})
+        confusion = confusion_of(side.student, test.images.images, test.images.labels)
+        run.write_confusion(confusion)
     save_network(side.student, run.path / STUDENT)
     shown = Accuracy.of(run.read_scores()) if told else None
     if outcome.curve[0] and figures_available():
         _draw_curve(run, outcome, {} if shown is None else shown.to_json())
-    return Learned(outcome, shown, method)
+    return Learned(outcome, shown, confusion if told else None, method)
 
 
 def finish_generator(method: Method[Any], run: RunDirectory, progress: Progress = silent) -> None:
