@@ -8,6 +8,7 @@ from fedtranscribe.mechanisms.blocks import (
 )
 from fedtranscribe.mechanisms.bounded import Bound
 from fedtranscribe.mechanisms.descent import gradient_sums, gradients_bound
+from fedtranscribe.mechanisms.exact_products import exact_product
 from fedtranscribe.mechanisms.gaussian import CentralNoise, LocalNoise
 from fedtranscribe.mechanisms.labels import (
     ExponentialVoteLabels,
@@ -52,6 +53,7 @@ __all__ = [
     "TopKRandomizedResponse",
     "block_products",
     "clip_rows",
+    "exact_product",
     "gather_rows",
     "gaussian_mechanism",
     "gradient_sums",

@@ -99,7 +99,12 @@ def fixed_features(features: str, channels: int) -> nn.Module:
     return _FIXED[features].make(channels)
 
 
-def unit_rows_of(coefficients: Tensor, centre: Tensor, mapping: Tensor) -> Tensor:
+def unit_rows_of(
+    coefficients: Tensor,
+    centre: Tensor,
+    mapping: Tensor,
+    product: Callable[[Tensor, Tensor], Tensor] = torch.matmul,
+) -> Tensor:
     """Rows [n, k + 1] of features [n, d], in their precision.
 
     A row has norm one; where the features are not finite, or all mapped to zero, it is zero.
@@ -108,8 +113,9 @@ def unit_rows_of(coefficients: Tensor, centre: Tensor, mapping: Tensor) -> Tenso
         coefficients: [n, d].
         centre: [d].
         mapping: [d, k].
+        product: of two matrices; a holder's is exact.
     """
-    mapped = (coefficients - centre) @ mapping
+    mapped = product(coefficients - centre, mapping)
     norm = mapped.norm(dim=1, keepdim=True)
     told = torch.isfinite(norm) & (norm > _TINY)
     unit = torch.where(told, mapped, 0.0) / torch.where(told, norm, 1.0)

@@ -30,8 +30,6 @@ _STRIDE = 2
 _THRESHOLD = 0.5
 _PARTS = 3  # a side
 _TINY = 1e-12
-# Images whose maps stay in a processor's cache: twice as fast as 16 at a time.
-_TOGETHER = 4
 
 
 class Patches(nn.Module):
@@ -63,7 +61,9 @@ class Patches(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """float [n, ch, s, s] -> float [n, d]."""
-        return torch.cat([self._pooled(part) for part in images.split(_TOGETHER)])
+        # One at a time: maps stay in a processor's cache, which makes it faster than 16 at a time,
+        # and what comes of an image does not depend on its place.
+        return torch.cat([self._pooled(image) for image in images.split(1)])
 
     def _pooled(self, images: Tensor) -> Tensor:
         found = contrasts(F.unfold(images, SIDE, stride=_STRIDE).transpose(1, 2))

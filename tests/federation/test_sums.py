@@ -55,7 +55,7 @@ def test_a_run_on_sums_spends_what_was_asked_for(sums, split, open_nodes, tmp_pa
 
 def query_for(settings, split) -> MomentsQuery:
     statistic = Moments(split.train, torch.device("cpu"))
-    raw = statistic.rows.coefficients
+    raw = statistic.rows.numbers("scatter")
     mapped = torch.randn(raw, 20, generator=torch.Generator().manual_seed(1)) / raw
     return MomentsQuery("q", Kind.MOMENTS, torch.zeros(raw), mapped, "scatter", split.train.classes)
 

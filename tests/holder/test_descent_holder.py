@@ -94,9 +94,9 @@ def test_a_stored_query_is_the_same_question():
 def test_rounds_on_the_same_features_compute_them_once(tmp_path, monkeypatch):
     mapped: list[int] = []
 
-    def counted(found, centre, mapping):
+    def counted(found, *more):
         mapped.append(len(found))
-        return unit_rows_of(found, centre, mapping)
+        return unit_rows_of(found, *more)
 
     monkeypatch.setattr("fedtranscribe.holder.statistics.record_rows.unit_rows_of", counted)
     many = records().subset(torch.arange(450) % 6)

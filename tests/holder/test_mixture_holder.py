@@ -81,7 +81,7 @@ def told(images: ImageSet, asked: MixtureQuery, path: Path) -> torch.Tensor:
 def test_the_answer_is_the_sum_over_records_and_noise(tmp_path: Path):
     images, asked = records(), FORMS["components"]
     matrices = block_matrices(told(images, asked, tmp_path / "a.sqlite"), K + 1, asked.blocks)
-    found = frequencies(images.images.double() / 255) - asked.centre.double()
+    found = frequencies(images.images) - asked.centre.double()
     rows = rows_of(found, asked.map.double())
     where = blocks_of(rows, images.labels, asked.cuts.double())
     assert set((where // 4).tolist()) == {0, 1, 2}, "labels come first"
@@ -98,7 +98,7 @@ def test_the_answer_is_the_sum_over_records_and_noise(tmp_path: Path):
 def test_squares_are_of_what_the_axes_leave(tmp_path: Path):
     images, asked = records(), FORMS["squares"]
     said = told(images, asked, tmp_path / "a.sqlite")
-    found = frequencies(images.images.double() / 255) - asked.centre.double()
+    found = frequencies(images.images) - asked.centre.double()
     axes = asked.map.double()
     rest = 0.3 * (found - found @ axes @ axes.T)
     rest = rest / rest.norm(dim=1, keepdim=True).clamp_min(1)

@@ -49,7 +49,7 @@ def test_a_run_costs_what_it_says_and_says_what_it_told(
     stored = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert stored["accuracy"] is None, "held-out records of one's own are private"
     assert set(result["accuracy"]) == {"student"}
-    assert result["not_private"] == ["student"]
+    assert result["not_private"] == ["student", "confusion"]
 
 
 @pytest.mark.parametrize("crash_after", [0, 1, 2])
@@ -85,7 +85,7 @@ def test_a_crash_between_questions_spends_nothing_twice(
 
 def test_moments_are_what_a_run_learns_from_where_nobody_said_more():
     picked = with_source(TranscribeSettings())
-    assert (picked.source, picked.student, picked.teacher) == ("moments", "scatter", None)
+    assert (picked.source, picked.student, picked.teacher) == ("moments", None, None)
     assert with_source(picked) == picked, "a resumed run picks the same"
 
 

@@ -13,6 +13,7 @@ from fedtranscribe.mechanisms import (
     Mechanism,
     block_products,
     clip_rows,
+    exact_product,
     gaussian_mechanism,
     id_weights,
     mixture_bound,
@@ -35,10 +36,9 @@ class Mixture:
 
     Guarantee:
         The bounds are those of `products_bound` and `squares_bound`. A row, and the block that it
-        adds to, depend on the record, its label and the public query alone: records are computed
-        in float64, in blocks of one shape, since kernels round by it, and the block follows from
-        whole numbers. Another kind of machine may round an entry to the other side of a lattice
-        point, which moves no bound. Records of one id share one record's weight.
+        adds to, depend on the record, its label and the public query alone: all products are exact
+        (`frequencies`, `exact_product`, `blocks_of`), the rest is done row by row. Records of one
+        id share one record's weight.
     """
 
     kind = Kind.MIXTURE
@@ -100,7 +100,7 @@ class Mixture:
     def _rests(self, query: MixtureQuery) -> Iterator[tuple[Tensor, Tensor]]:
         axes = query.map.double()
         for found, labels, weights in self._centred(query):
-            rest = found - (found @ axes) @ axes.T
+            rest = found - exact_product(exact_product(found, axes), axes.T)
             yield (query.rest * rest)[: len(labels)], weights
 
     def _centred(self, query: MixtureQuery) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -110,7 +110,7 @@ class Mixture:
         for picked in torch.arange(len(self._images)).split(_BATCH):
             images = self._images.images[picked]
             filled = torch.cat([images, images.new_zeros(_BATCH - len(images), *images.shape[1:])])
-            found = frequencies(filled.double() / 255) - centre
+            found = frequencies(filled) - centre
             yield found, self._images.labels[picked], weights[picked]
 
 
@@ -119,7 +119,7 @@ def rows_of(found: Tensor, mapping: Tensor) -> Tensor:
 
     The mapped part is clipped to norm one by itself, so that the constant counts records.
     """
-    mapped = clip_rows(found @ mapping)
+    mapped = clip_rows(exact_product(found, mapping))
     constant = mapped.new_full((len(mapped), 1), CONSTANT)
     return torch.cat([mapped, constant], 1) / math.sqrt(1 + CONSTANT**2)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError, ModelMismatchError
-from fedtranscribe.mechanisms import id_weights
+from fedtranscribe.mechanisms import exact_product, id_weights
 from fedtranscribe.models.fixed_features import (
     FIXED,
     coefficient_count,
@@ -40,9 +40,11 @@ class RecordRows:
             does.
 
     Guarantee:
-        Features of a record depend on the record and the public query alone: blocks of records
-        always have one shape, because kernels round by it; whoever computes more from the rows of a
-        shorter, last block has to mind that, too. Records of one id share one record's weight.
+        The row of a record is a function of the record and the public query alone, wherever the
+        record stands: features are computed in blocks of one shape, image by image or in kernels
+        that treat all images alike, and mapped by `exact_product`. Whoever computes more from the
+        rows of a shorter, last block has to mind that, too. Records of one id share one record's
+        weight.
     """
 
     def __init__(self, images: ImageSet, device: torch.device, scratch: Path | None = None) -> None:
@@ -80,13 +82,14 @@ class RecordRows:
         """Rows float32 [b, k + 1] of norm one, labels int64 [b] and weights int64 [b]."""
         fixed = fixed_features(query.features, self.images.channels).to(self._device)
         weights = id_weights(self.images.ids)
-        centre, mapped = query.centre.to(self._device), query.map.to(self._device)
+        centre = query.centre.to(self._device).double()
+        mapped = query.map.to(self._device).double()
         known = self._blocks_of(query)
         for number, picked in enumerate(torch.arange(len(self.images)).split(BATCH)):
             rows = known.get(number)
             if rows is None:
                 found = self._features_of(query, fixed, number, picked).to(self._device)
-                rows = unit_rows_of(found, centre, mapped)
+                rows = unit_rows_of(found.double(), centre, mapped, exact_product).float()
                 known.keep(number, rows)
             yield rows[: len(picked)], self.images.labels[picked], weights[picked]
 
