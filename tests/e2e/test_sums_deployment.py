@@ -113,7 +113,7 @@ def test_the_student_is_that_of_the_holders_in_the_sum(place, tmp_path, stage):
     victim, out = place.holders[list(COUNTS).index(VICTIM)], tmp_path / "run"
     there = reached(victim, stage)
     facts = {"student": "", "noise": "secagg", "holders": 3, "epsilon": 100.0}
-    facts |= {"rows": 0, "teachers-share": 0.0}
+    facts |= {"rows": 0, "teachers-share": 0.0, "descent-rounds": 0}
     run = place.run(out, **facts, timeout=45.0, retries=2)
     until = time.monotonic() + 300
     while not there():

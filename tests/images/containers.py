@@ -332,6 +332,7 @@ class Containers:
             "epsilon": 10.0,
             "device": "cpu",
             "with-generator": False,
+            "descent-rounds": 0,
             "force": True,
         } | settings
         words = " ".join(f"{key}={json.dumps(value)}" for key, value in facts.items())
