@@ -112,9 +112,15 @@ def learn(
         noise: the server's own, for `central`; OS entropy unless a test says otherwise.
 
     Raises:
+        ConfigError: held-out images of classes that the student does not have.
         QuorumError: in a round; the run can be resumed.
     """
     stored, facts = run.load_checkpoint(), plan.facts
+    if test is not None and test.images.classes > facts.classes:
+        raise ConfigError(
+            f"Expected held-out images of at most {facts.classes} classes, as the holders have, "
+            f"got {test.images.classes} in {test.images.name!r}; name another data set."
+        )
     if plan.starts:
         student = features_for(settings.student, facts.channels)
         settings = settings.model_copy(update={"student": student})

@@ -1,5 +1,7 @@
 """Rounds of gradients over all holders' records, under every noise."""
 
+from dataclasses import replace
+
 import pytest
 
 from fedtranscribe.errors import ConfigError, QuorumError
@@ -77,4 +79,18 @@ def test_a_holder_that_allows_no_gradients_is_named_before_anything_is_spent(
     nodes = open_nodes(settings, policies={1: only})
     with pytest.raises(ConfigError, match="holder-1 allows no gradients"):
         go(settings, InProcess(nodes), start(tmp_path / "run", settings), split)
+    assert not any(ledger_file(node).exists() for node in nodes)
+
+
+def test_held_out_images_of_more_classes_are_refused_before_anything_is_spent(
+    descending, split, open_nodes, tmp_path
+):
+    settings = descending.model_copy(update={"noise": "local"})
+    many = split.test.classes + 1
+    other = replace(
+        split, train=replace(split.train, classes=many), test=replace(split.test, classes=many)
+    )
+    nodes = open_nodes(settings)
+    with pytest.raises(ConfigError, match="held-out images of at most"):
+        go(settings, InProcess(nodes), start(tmp_path / "run", settings), other)
     assert not any(ledger_file(node).exists() for node in nodes)
