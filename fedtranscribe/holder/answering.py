@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtranscribe.answer import Answer, RawAnswer, Summand
 from fedtranscribe.errors import ConfigError, CorruptLedgerError
 from fedtranscribe.holder.statistics import Statistic
 from fedtranscribe.mechanisms import (
@@ -27,7 +28,7 @@ from fedtranscribe.privacy.answering import answer_once
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.release_plan import Release
-from fedtranscribe.query import Answer, Kind, Query, RawAnswer, Summand
+from fedtranscribe.query import Kind, Query
 
 
 class Holder:

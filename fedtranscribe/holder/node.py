@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+from fedtranscribe.answer import Answer, RawAnswer
 from fedtranscribe.capabilities import Capabilities, Facts
 from fedtranscribe.errors import ProtocolError
 from fedtranscribe.holder.answering import Holder, decode
@@ -20,7 +21,7 @@ from fedtranscribe.mechanisms.masked import residues
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.units import NoiseMode
-from fedtranscribe.query import Answer, Kind, Query, RawAnswer, Scalar
+from fedtranscribe.query import Kind, Query, Scalar
 from fedtranscribe.refusals import Refusal, RefusalCode, refusing
 from fedtranscribe.secagg import Advert, Task
 from fedtranscribe.secagg.masks import Residues

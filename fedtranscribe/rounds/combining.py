@@ -5,9 +5,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from fedtranscribe.answer import Answer, RawAnswer
 from fedtranscribe.mechanisms import CentralNoise, NoiseSource
 from fedtranscribe.privacy.units import NoiseMode
-from fedtranscribe.query import Answer, RawAnswer
 from fedtranscribe.rounds.plan import Part, Plan
 
 _FAR_TAIL = 12.0

@@ -13,12 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fedtranscribe.answer import Answer, RawAnswer
 from fedtranscribe.config import RoundSettings
 from fedtranscribe.errors import ConfigError, ProtocolError, QuorumError
 from fedtranscribe.mechanisms import NoiseSource, OsNoise
 from fedtranscribe.methods.method import Combined, Method, Show
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
-from fedtranscribe.query import Answer, Query, RawAnswer
+from fedtranscribe.query import Query
 from fedtranscribe.rounds.combining import combine, combine_masked
 from fedtranscribe.rounds.plan import Plan
 from fedtranscribe.rounds.roster import quorum

@@ -8,10 +8,11 @@ that is missing from the reply did not answer in time. Only a transport to a hol
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from fedtranscribe.answer import Answer, RawAnswer
 from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.errors import ProtocolError
 from fedtranscribe.privacy.noise_plan import NoisePlan
-from fedtranscribe.query import Answer, Query, RawAnswer
+from fedtranscribe.query import Query
 from fedtranscribe.refusals import RefusalCode
 from fedtranscribe.wire import Message
 

@@ -20,11 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fedtranscribe.answer import Answer, RawAnswer
 from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.errors import ConfigError, ModelMismatchError, ProtocolError
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.units import NoiseMode
-from fedtranscribe.query import QUERIES, Answer, Kind, Query, RawAnswer, Scalar, query_from
+from fedtranscribe.query import QUERIES, Kind, Query, Scalar, query_from
 from fedtranscribe.refusals import Refusal, RefusalCode
 from fedtranscribe.wire.message import (
     Message,

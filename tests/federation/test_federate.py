@@ -6,13 +6,13 @@ import re
 
 import pytest
 
+from fedtranscribe.answer import Answer, RawAnswer
 from fedtranscribe.errors import ConfigError, HopelessPlanError, ProtocolError, QuorumError
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.mechanisms import SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
-from fedtranscribe.query import Answer, RawAnswer
 from fedtranscribe.refusals import RefusalCode
 from fedtranscribe.runs.federate import federate
 from fedtranscribe.runs.in_process import InProcess

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedtranscribe.answer import Answer, RawAnswer
 from fedtranscribe.capabilities import Facts
 from fedtranscribe.errors import (
     BudgetExhaustedError,
@@ -21,7 +22,7 @@ from fedtranscribe.privacy.label_events import RandomizedResponse
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
-from fedtranscribe.query import Answer, ImageQuery, Kind, MomentsQuery, RawAnswer
+from fedtranscribe.query import ImageQuery, Kind, MomentsQuery
 from tests.mechanisms_for import local, noisy_mean_rows
 
 CLASSES = 4

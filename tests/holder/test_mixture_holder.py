@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedtranscribe.answer import Answer
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import BudgetExhaustedError, ConfigError, ModelMismatchError
 from fedtranscribe.holder.answering import Holder
@@ -20,7 +21,7 @@ from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
-from fedtranscribe.query import CONSTANT, Answer, Kind, MixtureQuery, query_from
+from fedtranscribe.query import CONSTANT, Kind, MixtureQuery, query_from
 from fedtranscribe.wire.queries import Envelope, ask, read_query
 from tests.mechanisms_for import apart, local
 

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedtranscribe.answer import Answer
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import (
     BudgetExhaustedError,
@@ -28,7 +29,7 @@ from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
-from fedtranscribe.query import Answer, Kind, MomentsQuery
+from fedtranscribe.query import Kind, MomentsQuery
 from tests.mechanisms_for import apart, local, moved
 
 RAW = coefficient_count(SCATTER, 1, 8)
