@@ -19,6 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedtranscribe.errors import ConfigError
+from fedtranscribe.models.parts import parts
 
 BANK = Path(__file__).with_suffix(".safetensors")
 """Of channels 1 and 3: filters float32 [ch · p · p, q] of normalised patches, thresholds [q]."""
@@ -63,7 +64,7 @@ class Patches(nn.Module):
         """float [n, ch, s, s] -> float [n, d]."""
         # One at a time: maps stay in a processor's cache, which makes it faster than 16 at a time,
         # and what comes of an image does not depend on its place.
-        return torch.cat([self._pooled(image) for image in images.split(1)])
+        return torch.cat([self._pooled(image) for image in parts(images, 1)])
 
     def _pooled(self, images: Tensor) -> Tensor:
         found = contrasts(F.unfold(images, SIDE, stride=_STRIDE).transpose(1, 2))

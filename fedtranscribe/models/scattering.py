@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtranscribe.models.correlation import correlate
+from fedtranscribe.models.parts import parts
 
 _ORIENTATIONS = 8
 _SLANT = 0.5  # width of a wavelet along its wave over that across
@@ -45,7 +46,7 @@ class Scattering(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """float [n, ch, s, s] -> float [n, d]."""
-        return torch.cat([self._coefficients(part) for part in images.split(_TOGETHER)])
+        return torch.cat([self._coefficients(part) for part in parts(images, _TOGETHER)])
 
     def _coefficients(self, images: Tensor) -> Tensor:
         fine = _modulus(images, self.fine, 1)
