@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from fedtranscribe.models.backbones import expect_told
 from fedtranscribe.models.headers import MOST_CHANNELS, MOST_CLASSES, MOST_SIDE
 from fedtranscribe.names import expect_name
 from fedtranscribe.privacy.units import NoiseMode
@@ -19,6 +20,7 @@ class Facts:
         shards: p, its teachers on disjoint records; 0 for a holder without teachers.
         positional_ids: whether its records are known by position only (then no add-remove).
         records: how many it declares; 0 where it does not.
+        features: public networks that sums may be taken on, each with its weights' digest.
     """
 
     classes: int
@@ -27,6 +29,7 @@ class Facts:
     shards: int
     positional_ids: bool
     records: int = 0
+    features: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +64,8 @@ class Capabilities(Facts):
         """
         for name in (self.name, *self.trainers):
             expect_name("name", name)
+        for name in self.features:
+            expect_told(name)
         counts = self.classes, self.channels, self.size, self.shards
         most = MOST_CLASSES, MOST_CHANNELS, MOST_SIDE, MOST_SHARDS
         if any(count > limit for count, limit in zip(counts, most, strict=True)):

@@ -30,6 +30,7 @@ from fedtranscribe.result_parts import (
     Federation,
     LedgerFacts,
     MixtureFacts,
+    PublicFeatures,
     StatedGuarantee,
 )
 
@@ -108,6 +109,7 @@ class Result(_Head):
     class_names: Annotated[tuple[str, ...] | None, Why.SETTING] = None
     generator: CountedGenerator | None = None
     mixture: MixtureFacts | None = None
+    features: PublicFeatures | None = None
     ledger: LedgerFacts | None = None
     accuracy: Accuracy | None = None
     accuracy_on: Annotated[str | None, Why.COURSE] = None

@@ -103,6 +103,22 @@ class MixtureFacts(Part):
     components: Annotated[int, Why.SETTING]
 
 
+class PublicFeatures(Part):
+    """The public network that a student's features are of.
+
+    Attributes:
+        network: its name.
+        side: pixels a side that images are brought to.
+        sha256: of the file of its weights.
+        declared_by: who declares that these weights never saw the private records.
+    """
+
+    network: Annotated[str, Why.SETTING]
+    side: Annotated[int, Why.SETTING]
+    sha256: Annotated[str, Why.SETTING]
+    declared_by: Annotated[str, Why.SETTING]
+
+
 class Federation(Part):
     """Who took part in a federated run, and what went over the wire.
 

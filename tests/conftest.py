@@ -5,8 +5,10 @@ from pathlib import Path
 import hypothesis
 import numpy as np
 import pytest
+import torch
 
 from fedtranscribe.config import DpsdSettings, TeacherSettings, TranscribeSettings
+from fedtranscribe.models import fixed_randomness
 
 # The same examples at every run: no test fails by chance. To look for new ones:
 # pytest --hypothesis-profile explore
@@ -33,6 +35,21 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "home"
     monkeypatch.setenv("FEDTRANSCRIBE_HOME", str(home))
     return home
+
+
+NETWORK = "squeezenet1_1"
+"""torchvision's smallest."""
+
+
+@pytest.fixture(scope="session")
+def public_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Weights of `NETWORK` in torchvision's layout, from a seed."""
+    from torchvision import models
+
+    path = tmp_path_factory.mktemp("public") / "squeezenet.pth"
+    with fixed_randomness(3):
+        torch.save(models.get_model(NETWORK, weights=None).state_dict(), path)
+    return path
 
 
 @pytest.fixture

@@ -90,6 +90,12 @@ def show_privacy(result: Result) -> None:
     if result.ledger is not None:
         rows += _ledger_rows(result.ledger)
     show_table("Privacy", ("figure", "value"), rows, right=("value",))
+    if (used := result.features) is not None:
+        say(
+            f"Features of {used.network} at {used.side} pixels, weights SHA-256 {used.sha256}: "
+            f"{used.declared_by} declares that they never saw the private records.",
+            "dim",
+        )
     if published is not None:
         say(f"Why the published figure is no guarantee: {published.reason}", "dim")
 

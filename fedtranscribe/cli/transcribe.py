@@ -24,6 +24,8 @@ Examples:
   fedtranscribe transcribe --teacher resnet50                  # any torchvision architecture
   fedtranscribe transcribe --teacher my-teachers --epsilon 5   # made by `teacher train`
   fedtranscribe transcribe --data scans.npz --epsilon 5 --out runs/scans
+  fedtranscribe transcribe --data scans --classes 2 --features resnet18 \\
+      --features-weights resnet18.pth --features-declared-by "J. Doe"   # public network, frozen
   fedtranscribe transcribe --generator runs/diffusion          # ask its samples, add its cost
   fedtranscribe transcribe --resume --out runs/scans           # go on after an interrupt
   fedtranscribe transcribe --no-generator                      # the student alone, sooner
@@ -47,7 +49,9 @@ def transcribe_command(
     """Run it; the help text is `_EXAMPLES`."""
     started, given = layers(config, out, resume=resume)
     settings = build(TranscribeSettings, {**started, **given, **typed})
-    expect_known(settings.data, networks=(settings.teacher, settings.student))
+    # A run that is resumed knows the student by its features' name.
+    student = None if settings.features else settings.student
+    expect_known(settings.data, networks=(settings.teacher, student))
     folder = out or Path("runs") / f"transcribe-{datetime.now(UTC):%Y%m%d-%H%M%S}"
 
     from fedtranscribe.runs import prepare, transcribe

@@ -8,6 +8,7 @@ from pydantic import Field
 from fedtranscribe.config.base import CIRCUMSTANCE, Mark, Settings, Topic
 from fedtranscribe.config.run import (
     DATA,
+    LONGEST_NAME,
     MOST_RECORDS,
     PUBLIC_IMAGES,
     PUBLIC_SHAPES,
@@ -88,6 +89,23 @@ class StudentSettings(RunOptions):
     """What the student side of every run is told; `None` means: picked from public facts."""
 
     student: str | None = Field(default=None, description="Student architecture.")
+    features: str | None = Field(
+        default=None,
+        description="Public network (resnet18, timm/…) whose features the student is linear in.",
+    )
+    features_weights: Annotated[str | None, CIRCUMSTANCE] = Field(
+        default=None,
+        description="Its weights: a file, imagenet (torchvision's), or hub:OWNER/NAME/FILE.",
+    )
+    features_side: int | None = Field(
+        default=None, gt=0, description="Pixels a side that it is shown; none: by image size."
+    )
+    features_declared_by: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=LONGEST_NAME,
+        description="Who declares that these weights never saw the private records; on the card.",
+    )
     public_data: Annotated[str | None, Topic.DATA] = Field(
         default=PUBLIC_SHAPES, description=PUBLIC_IMAGES
     )

@@ -19,6 +19,7 @@ from fedtranscribe.rounds.roster import quorum
 from fedtranscribe.run_directory import RunDirectory
 from fedtranscribe.runs.federate import federate
 from fedtranscribe.runs.learning import HeldOut
+from fedtranscribe.runs.public_features import with_features
 from fedtranscribe.runs.single_node import TRAINERS, train_at_holder
 from fedtranscribe.tracking import Tracker, check_tracking
 
@@ -55,7 +56,7 @@ def serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
     test = _test_images(settings)
     _refuse_tested_images(settings, test)
     starting = RunDirectory.resume if settings.resume else RunDirectory.create
-    settings = settings.settled()
+    settings = with_features(settings.settled(), None)
     run = starting(out, settings)
     wanted = settings.with_generator and settings.method == "feddpsd"
     if run.finished and not run.lacks_generator(wanted=wanted):

@@ -29,6 +29,7 @@ from fedtranscribe.result_parts import Accuracy
 from fedtranscribe.run_directory import STUDENT, RunDirectory
 from fedtranscribe.runs.federate import federate
 from fedtranscribe.runs.learning import HeldOut
+from fedtranscribe.runs.public_features import with_features
 from fedtranscribe.runs.simulation import (
     holder_name,
     holders_folder,
@@ -80,7 +81,7 @@ def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
     partitions(settings, split.train)
     _refuse_private_images(settings, NamedData.of(settings.data, split))
     starting = RunDirectory.resume if settings.resume else RunDirectory.create
-    settings = settings.settled()
+    settings = with_features(settings.settled(), split.train.size)
     run = starting(out, settings)
     wanted = settings.with_generator and settings.method == "feddpsd"
     if run.finished and not run.lacks_generator(wanted=wanted):

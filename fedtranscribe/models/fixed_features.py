@@ -11,11 +11,13 @@ is known: see `mechanisms.moments`.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from torch import Tensor, nn
 
+from fedtranscribe.errors import ConfigError
+from fedtranscribe.models.backbones import Backbone, FrozenBackbone
 from fedtranscribe.models.classifier import Classifier, InputAdapter
 from fedtranscribe.models.patches import Patches
 from fedtranscribe.models.scattering import Scattering
@@ -37,36 +39,42 @@ class _Fixed:
     width: int
 
 
+_BACKBONE_WIDTH = 1_000
 _FIXED: Mapping[str, _Fixed] = {
     SCATTER: _Fixed(lambda channels: Scattering(), "wavelet features", 500),
     PATCHES: _Fixed(Patches, "features of small patches", 1_000),
 }
 FIXED = tuple(_FIXED)
-"""The names of all fixed features, and of the linear classifiers on them."""
+"""The names of our own fixed features, and of the linear classifiers on them."""
+
+
+def is_fixed(name: str | None) -> bool:
+    """Whether features are called so: ours, or those of a public network."""
+    return name in FIXED or Backbone.parse(name) is not None
 
 
 def features_for(student: str | None, channels: int) -> str:
     """The features of a student that sums over records set.
 
     Args:
-        student: the architecture that was asked for; another one than `FIXED` has no say.
+        student: the architecture that was asked for; one without fixed features has no say.
         channels: of its images. Small patches suit photographs, wavelets suit strokes.
     """
-    if student is not None and student in _FIXED:
+    if student is not None and is_fixed(student):
         return student
     return PATCHES if channels == 3 else SCATTER
 
 
 def words_for(features: str) -> str:
     """What they are, in words."""
-    return _FIXED[features].words
+    return _of(features).words
 
 
 class UnitFeatures(nn.Module):
     """Images [n, ch, s, s] -> rows [n, k + 1] of norm one: features, a linear map, a constant.
 
     Args:
-        features: one of `FIXED`.
+        features: see `is_fixed`.
         channels: of the images.
         raw: d, how many numbers the features are.
         width: k.
@@ -90,13 +98,13 @@ def fixed_features(features: str, channels: int) -> nn.Module:
     """Images float [n, ch, s, s] in [0, 1] -> float [n, d].
 
     Args:
-        features: one of `FIXED`.
+        features: see `is_fixed`.
         channels: of the images.
 
     Raises:
         ConfigError: channels that they cannot have.
     """
-    return _FIXED[features].make(channels)
+    return _of(features).make(channels)
 
 
 def unit_rows_of(
@@ -125,16 +133,33 @@ def unit_rows_of(
 
 @lru_cache
 def coefficient_count(features: str, channels: int, size: int) -> int:
-    """d, how many numbers the features of an image are."""
+    """d, how many numbers the features of an image are.
+
+    Raises:
+        ConfigError: images that the features cannot have.
+    """
     # The shape alone: no pixel is computed, however large the images.
     with torch.no_grad(), torch.device("meta"):
-        fixed = fixed_features(features, channels).to("meta")
-        return fixed(torch.zeros(1, channels, size, size)).shape[1]
+        try:
+            fixed = fixed_features(features, channels).to("meta")
+            return fixed(torch.zeros(1, channels, size, size)).shape[1]
+        except (AssertionError, RuntimeError, ValueError) as error:  # a network's own refusal
+            raise ConfigError(
+                f"There are no {words_for(features)}: the network cannot take such images "
+                f"({str(error).splitlines()[0][:200]}); choose another features-side."
+            ) from None
+
+
+def _of(features: str) -> _Fixed:
+    backbone = Backbone.parse(features)
+    if backbone is None:
+        return _FIXED[features]
+    return _Fixed(partial(FrozenBackbone, backbone), backbone.words, _BACKBONE_WIDTH)
 
 
 def row_width(features: str, channels: int, size: int) -> int:
     """k + 1, entries of a row of features."""
-    return min(_FIXED[features].width, coefficient_count(features, channels, size)) + 1
+    return min(_of(features).width, coefficient_count(features, channels, size)) + 1
 
 
 def build_linear(features: str, classes: int, channels: int, size: int) -> Classifier:

@@ -42,7 +42,7 @@ class ClassifierHeader(Header):
     """Of `student.safetensors`."""
 
     kind: Literal["classifier"]
-    architecture: Annotated[str, Field(max_length=100)]
+    architecture: Annotated[str, Field(max_length=200)]
     classes: _Classes
     channels: _Channels
     size: _Side

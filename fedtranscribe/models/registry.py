@@ -8,16 +8,16 @@ from fedtranscribe.errors import (
     ModelMismatchError,
     WeightsNotFoundError,
 )
+from fedtranscribe.models.backbones import Backbone
 from fedtranscribe.models.classifier import Classifier
-from fedtranscribe.models.fixed_features import FIXED, build_linear
+from fedtranscribe.models.fixed_features import build_linear, is_fixed
 from fedtranscribe.models.headers import expect_fit
 from fedtranscribe.models.initialise import fixed_randomness
 from fedtranscribe.models.small import build_small
 from fedtranscribe.models.weights import State, load_state, restore
-from fedtranscribe.models.zoo import build_zoo
+from fedtranscribe.models.zoo import AUXILIARY, build_zoo
 
 IMAGENET = "imagenet"
-_AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
 
 
 def available() -> list[str]:
@@ -37,7 +37,7 @@ def build(
     """A classifier for images [n, channels, size, size] in [0, 1], in training mode.
 
     Args:
-        name: one of `available()`.
+        name: one of `available()`, or of a `Backbone`, for a linear classifier on its features.
         classes: how many logits.
         channels: 1 for grey, 3 for colour; other counts work too.
         size: pixels a side.
@@ -46,7 +46,7 @@ def build(
         seed: fixes fresh weights.
 
     Raises:
-        ConfigError: a count below its minimum.
+        ConfigError: a count below its minimum, or images that the features cannot have.
         UnknownArchitectureError: no such name; the message suggests close ones.
         WeightsNotFoundError: the weights are neither here nor to be fetched.
         CorruptWeightsError: the file is truncated, holds NaN or another network.
@@ -58,13 +58,15 @@ def build(
     if size < 8:
         raise ConfigError(f"Expected image size={size} >= 8 pixels.")
     with fixed_randomness(seed):
-        if name in NETWORKS:
+        if Backbone.parse(name):
+            model = build_linear(name, classes, channels, size)
+        elif name in NETWORKS:
             if weights == IMAGENET:
                 raise WeightsNotFoundError(
                     f"There are no ImageNet weights for our own {name!r}; "
                     f"choose a torchvision architecture or leave them out."
                 )
-            make = build_linear if name in FIXED else build_small
+            make = build_linear if is_fixed(name) else build_small
             model = make(name, classes, channels, size)
         elif name in torchvision_networks():
             model = build_zoo(name, classes, channels, size, pretrained=weights == IMAGENET)
@@ -95,7 +97,7 @@ def expect_classifier(
         CorruptWeightsError: other layers than the architecture has.
         ModelMismatchError: the same layers in other shapes.
     """
-    if name in NETWORKS:
+    if name in NETWORKS or Backbone.parse(name):
         expect_fit(lambda: build(name, classes, channels, size), state, path)
         return
     head = state.get("head.weight")
@@ -128,7 +130,7 @@ def _in_our_layout(state: State, original_head: str | None) -> State:
         return state
     renamed: State = {}
     for key, tensor in state.items():
-        if key.startswith(_AUXILIARY):
+        if key.startswith(AUXILIARY):
             continue
         layer, _, kind = key.rpartition(".")
         if layer == original_head:

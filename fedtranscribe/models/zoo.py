@@ -17,15 +17,23 @@ IMAGENET_CLASSES = 1000
 _SMALLEST_SIDE = 32
 # Filters learnt at 224 pixels find little in 32; 96 is what two cores can bear.
 _SMALLEST_PRETRAINED_SIDE = 96
+_USUAL_PRETRAINED_SIDE = 224
 # torchvision states 224 for these although smaller inputs run through them.
 _SMALLER_THAN_STATED = {"swin": 64, "alexnet": 64}
 _PATCHES_PER_SIDE = 4
 _SQUEEZENET_WIDTH = 512
 _WITH_AUXILIARIES = ("googlenet", "inception_v3")
+AUXILIARY = ("aux1.", "aux2.", "AuxLogits.")
+"""What the weights of auxiliary outputs start with, in torchvision's files."""
 
 
 def build_zoo(
-    name: str, classes: int, channels: int, size: int, pretrained: bool = False
+    name: str,
+    classes: int,
+    channels: int,
+    size: int,
+    pretrained: bool = False,
+    side: int | None = None,
 ) -> Classifier:
     """A torchvision classifier without its last layer, and a new last layer of ours.
 
@@ -40,12 +48,13 @@ def build_zoo(
         channels: channels of the input.
         size: pixels a side of the input.
         pretrained: fetch torchvision's ImageNet weights for all but the last layer.
+        side: pixels that images are brought to, instead of those.
 
     Raises:
         WeightsNotFoundError: ImageNet weights can be neither found nor fetched.
         UnknownArchitectureError: the architecture has no final linear layer that we know of.
     """
-    side = _working_side(name, size, pretrained)
+    side = side or _working_side(name, size, pretrained)
     whole = _instance(name, side, pretrained)
     if name in _WITH_AUXILIARIES:
         _drop_auxiliaries(whole)
@@ -88,6 +97,16 @@ def _working_side(name: str, size: int, pretrained: bool) -> int:
         return 224  # its windows fit no other size
     smallest = _SMALLEST_PRETRAINED_SIDE if pretrained else _SMALLEST_SIDE
     return max(size, smallest, _stated_minimum(name))
+
+
+def usual_side(name: str, size: int) -> int:
+    """Pixels a side for images of `size` where weights are given: no more than most need.
+
+    Args:
+        name: of the architecture.
+        size: of the images.
+    """
+    return _working_side(name, min(size, _USUAL_PRETRAINED_SIDE), pretrained=True)
 
 
 def _stated_minimum(name: str) -> int:

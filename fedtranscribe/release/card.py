@@ -16,7 +16,7 @@ from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.release.accounting import agree
 from fedtranscribe.release.describe import told
 from fedtranscribe.release.stamp import LOUD
-from fedtranscribe.release.statement import Choice, LedgerTotal, PrivacyStatement
+from fedtranscribe.release.statement import Choice, LedgerTotal, PrivacyStatement, PublicWeights
 from fedtranscribe.result_parts import OWN_LABELS
 from fedtranscribe.runs.finished import FinishedRun
 from fedtranscribe.text import markdown
@@ -120,6 +120,8 @@ def privacy_section(said: PrivacyStatement) -> str:
         "\n".join(f"- {_choice(choice)}" for choice in said.data_dependent_choices)
         or "- none is known",
     ]
+    if said.public_weights is not None:
+        parts.append(_vouched(said.public_weights))
     if said.published is not None:
         parts.append(f"Why the published figure is no guarantee: {markdown(said.published.reason)}")
     parts.append(
@@ -183,6 +185,15 @@ def _ledger_rows(ledger: LedgerTotal) -> list[tuple[str, str]]:
         ("ε of all runs on these data", bound),
         ("booked by all runs on these data, when this one ended", f"{total} ({by})"),
     ]
+
+
+def _vouched(used: PublicWeights) -> str:
+    """On whose word the features count as public."""
+    return (
+        f"The student is linear in features of `{used.network}` at {used.side} pixels, whose "
+        f"weights have SHA-256 `{used.sha256}`. {_escaped(used.declared_by)} declares that these "
+        "weights never saw the private records. Where that is wrong, no ε above holds."
+    )
 
 
 def _answers(said: PrivacyStatement) -> str:

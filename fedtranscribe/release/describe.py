@@ -24,6 +24,7 @@ from fedtranscribe.release.statement import (
     HolderRelease,
     LedgerTotal,
     PrivacyStatement,
+    PublicWeights,
     Published,
     ReleaseRecord,
 )
@@ -104,10 +105,16 @@ def _describe(run: FinishedRun, choices: Sequence[str]) -> PrivacyStatement:
         shards=_shards(result),
         data=str(result.data) if told(run) else _OWN_DATA,
         public_data=_public_data(result.public_data),
+        public_weights=_public_weights(result),
         class_names=_class_names(run),
         files={},
     )
     return said.model_copy(update={"stamp": stamp_of(said)})
+
+
+def _public_weights(result: Result) -> PublicWeights | None:
+    used = result.features
+    return None if used is None else PublicWeights.model_validate(used.model_dump())
 
 
 def told(run: FinishedRun) -> bool:

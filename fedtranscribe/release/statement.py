@@ -55,6 +55,7 @@ _ClassName = Annotated[
 _Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9.+-]{0,99}$")]
 # Letters that make no path: what a statement lists can only lie in its own folder.
 _FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
+_Network = Annotated[str, Field(pattern=r"^(timm/)?[A-Za-z0-9_.-]{1,80}$")]
 _Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -108,6 +109,17 @@ class Choice(_Part):
     stated: bool = Field(
         description="true: the publisher says that it was made; false: the run made it possible, "
         "and by leaving it out the publisher says that it was not made"
+    )
+
+
+class PublicWeights(_Part):
+    """The network whose features the student is linear in; the guarantee takes it as public."""
+
+    network: _Network
+    side: _Count = Field(description="pixels a side that images are brought to")
+    sha256: _Sha256 = Field(description="of the file of its weights")
+    declared_by: _Name = Field(
+        description="who declares that these weights never saw the private records"
     )
 
 
@@ -165,6 +177,9 @@ class PrivacyStatement(_Part):
     shards: dict[_Name, _Count] = Field(description="disjoint teachers, by holder")
     data: _Name
     public_data: _Name | None
+    public_weights: PublicWeights | None = Field(
+        default=None, description="null: no network was used that had learned from data"
+    )
     class_names: tuple[_ClassName, ...] | None = Field(
         default=None, description="what the classes are called, in order; null: nobody named them"
     )

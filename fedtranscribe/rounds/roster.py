@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping
 from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.config import FederationSettings, RoundSettings, StudentSettings
 from fedtranscribe.errors import ConfigError, ProtocolError, QuorumError
-from fedtranscribe.models.fixed_features import FIXED
+from fedtranscribe.models.backbones import Backbone
+from fedtranscribe.models.fixed_features import FIXED, is_fixed
 from fedtranscribe.privacy.units import NoiseMode, Unit
 from fedtranscribe.query import Kind
 from fedtranscribe.refusals import RefusalCode
@@ -84,6 +85,8 @@ def starts(settings: FederationSettings, roster: Mapping[str, Capabilities]) -> 
     if not why:
         without = [name for name, facts in roster.items() if Kind.MOMENTS not in facts.kinds]
         why = f"holder {without[0]} allows no sums over its records" if without else ""
+        if why and settings.features:
+            raise ConfigError(f"Expected no features={settings.features}: {why}.")
     return not why, f"no sums over the records are asked first: {why}" if why else ""
 
 
@@ -98,10 +101,11 @@ def against_start(settings: StudentSettings) -> str:
         why = "start=none"
     elif settings.unit != Unit.RECORD:
         why = f"unit={settings.unit}, and a sum over records hides no whole holder"
-    elif settings.student not in (None, *FIXED):
+    elif settings.student is not None and not is_fixed(settings.student):
         why = f"student={settings.student}, and sums teach students {' and '.join(FIXED)} only"
-    if why and settings.start == "moments":
-        raise ConfigError(f"start=moments does not go with {why}; leave one of the two out.")
+    if why and (settings.start == "moments" or settings.features):
+        asked = f"features={settings.features}" if settings.features else "start=moments"
+        raise ConfigError(f"{asked} does not go with {why}; leave one of the two out.")
     return why
 
 
@@ -132,6 +136,9 @@ def _unfit(
         )
     if kind not in facts.kinds:
         return f"it gives no {kind} answers"
+    backbone = Backbone.parse(settings.student)
+    if backbone is not None and backbone.told not in facts.features:
+        return f"its policy does not allow features of {backbone.network} with these weights"
     if settings.noise == NoiseMode.CENTRAL and facts.noise is not NoiseMode.CENTRAL:
         return "its policy does not trust the server to add the noise; set noise=local"
     if settings.noise == NoiseMode.SECAGG:

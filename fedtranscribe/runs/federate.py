@@ -38,6 +38,7 @@ from fedtranscribe.runs.learning import (
     learn,
     mixture_facts,
 )
+from fedtranscribe.runs.public_features import public_features
 from fedtranscribe.runs.student_side import public_images
 from fedtranscribe.tracking import Report, ignore
 
@@ -149,6 +150,7 @@ def _result(
         class_names=None if test is None else test.images.class_names,
         public_data=settings.public_data,
         mixture=mixture_facts(plan),
+        features=public_features(settings),
         accuracy=learned.accuracy or Accuracy.of({}),
         confusion=learned.confusion,
         curve=AccuracyCurve(rows=tuple(curve[0]), accuracy=tuple(curve[1])),
@@ -194,6 +196,7 @@ def _capabilities(facts: dict[str, Any]) -> Capabilities:
         "kinds": kinds,
         "noise": NoiseMode(facts["noise"]),
         "trainers": tuple(facts["trainers"]),
+        "features": tuple(facts["features"]),
     }
     return Capabilities(**{**facts, **typed})
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.models import is_small
-from fedtranscribe.models.fixed_features import FIXED, features_for, row_width, words_for
+from fedtranscribe.models.fixed_features import features_for, is_fixed, row_width, words_for
 from fedtranscribe.privacy.units import Unit
 from fedtranscribe.query import Kind
 from fedtranscribe.rounds.plan import Plan
@@ -71,6 +71,11 @@ def with_source(settings: TranscribeSettings) -> TranscribeSettings:
         }
         if start == "moments":
             _expect_startable(settings)
+        elif settings.features is not None:
+            raise ConfigError(
+                f"Expected no --features {settings.features} where teachers alone are asked: sums "
+                "over records set a student on them; add --start moments, or leave it out."
+            )
         else:
             picked["student"] = settings.student_architecture
     elif against:
@@ -127,7 +132,7 @@ def _against_moments(settings: TranscribeSettings) -> str:
         "--start": "none" if settings.start == "none" else None,
         "--teachers-share": settings.teachers_share,
         "--teacher-weights": settings.teacher_weights,
-        "--student": None if settings.student in FIXED else settings.student,
+        "--student": None if is_fixed(settings.student) else settings.student,
         "--shards": settings.shards,
         "--rows": settings.rows,
         "--top-k": settings.top_k,

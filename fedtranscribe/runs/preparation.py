@@ -39,6 +39,7 @@ from fedtranscribe.runs.picking import (
     training_mode,
     with_source,
 )
+from fedtranscribe.runs.public_features import load_weights, with_features
 from fedtranscribe.runs.student_side import public_images
 from fedtranscribe.synthesize.pool import GivenGenerator
 from fedtranscribe.teachers import Ensemble, Manifest, load_manifest
@@ -136,10 +137,12 @@ def prepare(settings: TranscribeSettings, generator: GivenGenerator | None = Non
             "the generator's pretrain_data", generator.public, private, "choose another generator."
         )
     train = split.train
+    settings = with_features(settings, train.size)
     if settings.source == "moments" or settings.start == "moments":
         student = features_for(settings.student, train.channels)
         settings = settings.model_copy(update={"student": student})
-    build(settings.student_architecture, train.classes, train.channels, train.size)
+    student = build(settings.student_architecture, train.classes, train.channels, train.size)
+    load_weights(student, settings)
     kind = kind_of(settings)
     shards, mode = 0, None
     if kind is not Kind.MOMENTS:

@@ -37,6 +37,7 @@ from fedtranscribe.privacy.units import NoiseMode, Unit
 from fedtranscribe.rounds.roster import against_start
 from fedtranscribe.runs.picking import training_mode
 from fedtranscribe.runs.preparation import make_manifest
+from fedtranscribe.runs.public_features import given_backbones
 from fedtranscribe.runs.single_node import TRAINERS
 from fedtranscribe.secagg.key_files import SUFFIX, Identity, new_pair
 from fedtranscribe.teachers import Ensemble, Manifest, train_teachers
@@ -131,10 +132,11 @@ def open_holder(
         teachers=settings.teachers,
     )
     manifest = make_manifest(described, part, settings.shards, mode)
-    teachers = TrainedWhenAsked(part, manifest, folder / "teachers", device)
+    backbones = given_backbones(settings)
+    teachers = TrainedWhenAsked(part, manifest, folder / "teachers", device, backbones.names)
     if against_start(settings) or settings.teachers_share:
         teachers.train()
-    sums = of_records(part, device, folder, moments)
+    sums = of_records(part, device, folder, moments, backbones=backbones)
     return Node(
         holder_name(number),
         {**of_teachers(teachers), **sums},
@@ -155,11 +157,18 @@ class TrainedWhenAsked:
         manifest: describes the teachers.
         folder: for their weights; those that lie there are not trained again.
         device: where to train and run them.
+        features: public networks that the holder allows.
     """
 
     def __init__(
-        self, part: ImageSet, manifest: Manifest, folder: Path, device: torch.device
+        self,
+        part: ImageSet,
+        manifest: Manifest,
+        folder: Path,
+        device: torch.device,
+        features: tuple[str, ...] = (),
     ) -> None:
+        self._features = features
         self._part = part
         self._manifest = manifest
         self._folder = folder
@@ -176,6 +185,7 @@ class TrainedWhenAsked:
             shards=self._manifest.shards,
             positional_ids=self._part.positional,
             records=len(self._part),
+            features=self._features,
         )
 
     def logits(self, images: Tensor) -> Iterator[Tensor]:

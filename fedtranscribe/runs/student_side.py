@@ -14,7 +14,9 @@ from fedtranscribe.errors import ConfigError
 from fedtranscribe.methods.moments import fit_public_map
 from fedtranscribe.methods.pretraining import GeneratorPretraining, train_classifier
 from fedtranscribe.models import Classifier, Generator, build
-from fedtranscribe.models.fixed_features import FIXED, PATCHES
+from fedtranscribe.models.backbones import Backbone
+from fedtranscribe.models.fixed_features import PATCHES, is_fixed
+from fedtranscribe.runs.public_features import load_weights
 from fedtranscribe.tracking import Progress, silent
 
 _PUBLIC_SHAPES, _FEWEST_SHAPES, _USUAL_SIDE = 8_000, 1_000, 64
@@ -89,7 +91,8 @@ def _axes_images(
 ) -> Tensor:
     """Public images whose principal axes fixed features begin with: those given, or drawn ones."""
     drawn = public is None or public.name == PUBLIC_SHAPES
-    if drawn and features == PATCHES:
+    # What photographs are for small patches, they are for networks that learned from photographs.
+    if drawn and channels == 3 and (features == PATCHES or Backbone.parse(features)):
         count, rng = min(_LEAVES, _shape_count(size)), torch.Generator().manual_seed(seed)
         return draw_leaves(count, channels, size, rng)
     if public is None:
@@ -125,7 +128,9 @@ def build_student_side(
     """
     rng = torch.Generator().manual_seed(settings.seed)
     architecture = settings.student_architecture
-    student = build(architecture, classes, channels, size, seed=settings.seed).to(device)
+    student = build(architecture, classes, channels, size, seed=settings.seed)
+    load_weights(student, settings)
+    student = student.to(device)
     generator = Generator(
         settings.dpsd.latent_dim,
         channels,
@@ -133,7 +138,7 @@ def build_student_side(
         settings.dpsd.generator_width,
         seed=settings.seed,
     ).to(device)
-    if architecture in FIXED and fresh:
+    if is_fixed(architecture) and fresh:
         images = _axes_images(architecture, public, channels, size, settings.seed)
         fit_public_map(student, images, settings.seed)
     if public is not None and fresh and pretrain:

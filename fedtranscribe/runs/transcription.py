@@ -38,6 +38,7 @@ from fedtranscribe.run_directory import STUDENT, RunDirectory, check_writable
 from fedtranscribe.runs.learning import HeldOut, Learned, finish_generator, learn, mixture_facts
 from fedtranscribe.runs.own_holder import OwnHolder
 from fedtranscribe.runs.preparation import OWN, Prepared, make_manifest
+from fedtranscribe.runs.public_features import given_backbones, public_features
 from fedtranscribe.teachers import Ensemble, ensemble_accuracy, train_teachers
 from fedtranscribe.tracking import Progress, Tracker, silent
 
@@ -191,7 +192,8 @@ def _private_side(
 ) -> tuple[Mapping[Kind, Statistic[Any]], Callable[[], dict[str, float]]]:
     """What the holder computes answers from, and how good that is by itself."""
     test = prepared.split.test
-    sums = of_records(prepared.split.train, prepared.device, run.private)
+    train, backbones = prepared.split.train, given_backbones(prepared.settings)
+    sums = of_records(train, prepared.device, run.private, backbones=backbones)
     if prepared.plan.teachers is None:
         return sums, dict
     teachers = _teachers(prepared, run, progress)
@@ -245,6 +247,7 @@ def _result(prepared: Prepared, run: RunDirectory, holder: Holder, learned: Lear
         public_data=settings.public_data if prepared.generator is None else None,
         generator=_generator(prepared),
         mixture=mixture_facts(plan),
+        features=public_features(settings),
         accuracy=learned.accuracy,
         accuracy_on=(
             "held-out images of a published benchmark, declared public"

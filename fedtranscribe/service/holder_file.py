@@ -17,6 +17,7 @@ from fedtranscribe.holder.masking import Masking
 from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.holder.round_store import RoundStore
 from fedtranscribe.holder.trainings import OpenLedger, Trainings
+from fedtranscribe.models.backbones import Backbones
 from fedtranscribe.names import expect_name
 from fedtranscribe.privacy.ledger_place import LedgerPlace
 from fedtranscribe.privacy.units import NoiseMode
@@ -56,6 +57,10 @@ class HolderPlace(OwnData):
         ge=0,
         le=MOST_RECORDS,
         description="about how many records there are, told to servers; 0: untold",
+    )
+    features: dict[str, Path] = Field(
+        default_factory=dict,
+        description="public networks that sums may be taken on, with the files of their weights",
     )
     ledger: Path = Field(description="budget book of the data: it outlives runs and teachers")
     socket: Path = Field(description="where the SuperNode's user asks; all it may reach")
@@ -99,6 +104,9 @@ class HolderFile(HolderPolicy):
             for name in ("teachers", "records", "ledger", "socket", "log", "key", "roster", "ids")
             if (value := getattr(file.holder, name)) is not None
         }
+        features = {
+            network: home / path.expanduser() for network, path in file.holder.features.items()
+        }
         if len(str(places["socket"]).encode()) > _LONGEST_SOCKET:
             raise ConfigError(
                 f"Expected [holder] socket={str(places['socket'])!r} to have at most "
@@ -113,7 +121,8 @@ class HolderFile(HolderPolicy):
             )
         if file.trainers and file.holder.records is None:
             raise ConfigError("Expected [holder] records with trainers: they train on the images.")
-        return file.model_copy(update={"holder": file.holder.model_copy(update=places)})
+        update = {**places, "features": features}
+        return file.model_copy(update={"holder": file.holder.model_copy(update=update)})
 
     @property
     def rounds(self) -> Path:
@@ -235,6 +244,14 @@ class HolderFile(HolderPolicy):
                 f"{place.records} has {train.classes}."
             )
         return train
+
+    def backbones(self) -> Backbones:
+        """The public networks that the holder allows, known by the digests of their files.
+
+        Raises:
+            ModelError: a network or a file that is not there.
+        """
+        return Backbones.of(self.holder.features)
 
     def masking(self) -> Masking | None:
         """The holder's part in masked sums; None where it has no key.

@@ -53,6 +53,8 @@ def examine(path: Path) -> list[Finding]:
         words = f"{m.shards} of {m.architecture}, {m.classes} classes of {m.channels}x{m.size}"
         findings[-1] = Finding("teachers", True, words)
         findings.append(_settled("ledger", lambda: _ledger(file, m))[1])
+    if file.holder.features:
+        findings.append(_settled("features", lambda: _features(file))[1])
     if file.holder.key is not None:
         findings.append(_settled("masked sums", lambda: _masks(file))[1])
         findings.append(_not_for_others("key's folder", file.holder.key.parent))
@@ -125,6 +127,10 @@ def _teachers(file: HolderFile) -> Ensemble:
     teachers = Ensemble(file.holder.teachers, pick_device(file.holder.device))
     teachers.verify()
     return teachers
+
+
+def _features(file: HolderFile) -> str:
+    return "sums may be taken on " + ", ".join(file.backbones().names)
 
 
 def _masks(file: HolderFile) -> str:

@@ -33,6 +33,7 @@ from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.replies import reply_to
 from fedtranscribe.holder.statistics import Statistic, of_records, of_teachers
 from fedtranscribe.models import pick_device
+from fedtranscribe.models.backbones import Backbones
 from fedtranscribe.query import Kind
 from fedtranscribe.refusals import Refusal, RefusalCode
 from fedtranscribe.service.holder_file import HolderFile
@@ -153,10 +154,11 @@ def open_node(file: HolderFile) -> tuple[Node, KeptLedger]:
     ledger = KeptLedger(file.holder.ledger, manifest.data_id, file.policy.budget)
     ledger.prove()
     place.mark()
-    facts = replace(teachers.facts, records=file.holder.declared)
+    backbones = file.backbones()
+    facts = replace(teachers.facts, records=file.holder.declared, features=backbones.names)
     node = Node(
         file.holder.name,
-        {**of_teachers(teachers), **_sums(file, manifest)},
+        {**of_teachers(teachers), **_sums(file, manifest, backbones)},
         lambda: facts,
         file.policy,
         ledger,
@@ -167,7 +169,9 @@ def open_node(file: HolderFile) -> tuple[Node, KeptLedger]:
     return node, ledger
 
 
-def _sums(file: HolderFile, manifest: Manifest) -> Mapping[Kind, Statistic[Any]]:
+def _sums(
+    file: HolderFile, manifest: Manifest, backbones: Backbones
+) -> Mapping[Kind, Statistic[Any]]:
     """Sums over the records, where the policy allows them and the records can be read."""
     if file.summed is None:
         if file.sums_wanted and file.holder.records is not None:
@@ -175,7 +179,7 @@ def _sums(file: HolderFile, manifest: Manifest) -> Mapping[Kind, Statistic[Any]]
         return {}
     scratch = file.holder.ledger.with_name("scratch")
     device = pick_device(file.holder.device)
-    return of_records(file.records(manifest), device, scratch)
+    return of_records(file.records(manifest), device, scratch, backbones=backbones)
 
 
 def _expect_closed(folder: Path) -> None:

@@ -179,6 +179,7 @@ def tell_capabilities(capabilities: Capabilities) -> Message:
     facts["kinds"] = [kind.value for kind in capabilities.kinds]
     facts["noise"] = capabilities.noise.value
     facts["trainers"] = list(capabilities.trainers)
+    facts["features"] = list(capabilities.features)
     return Message.of({name.replace("_", "-"): value for name, value in facts.items()})
 
 
@@ -220,6 +221,7 @@ def read_capabilities(content: Message) -> Capabilities:
             masks=get(terms, "masks", bool),
             trainers=tuple(str(name) for name in get(terms, "trainers", list)),
             records=get(terms, "records", int),
+            features=tuple(str(name) for name in get(terms, "features", list)),
         )
     except (ConfigError, KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"A holder's capabilities make no sense ({error}).") from None

@@ -18,6 +18,7 @@ from fedtranscribe.data import load
 from fedtranscribe.errors import ConfigError, CorruptLedgerError, SecondLedgerError, StorageError
 from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.flower.relay import make_relay_app
+from fedtranscribe.models.backbones import file_digest
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.units import NoiseMode
@@ -32,6 +33,7 @@ from fedtranscribe.service.service import HolderService, serve
 from fedtranscribe.teachers import train_teachers
 from fedtranscribe.wire import queries
 from fedtranscribe.wire.frames import pack, unpack
+from tests.conftest import NETWORK
 from tests.federation.local_grid import LocalGrid
 
 PLAN = NoisePlan(NoiseMode.CENTRAL, 0.5, 1)
@@ -523,3 +525,26 @@ def test_a_stale_socket_does_not_stop_a_start(file):
     assert is_serving(file.holder.socket)
     stop.set()
     thread.join(60)
+
+
+def test_a_policy_names_public_networks_by_their_files(policy_file, public_weights, tiny_data):
+    text = policy_file.read_text().replace('kinds = ["vote"]', 'kinds = ["moments"]')
+    text += f'records = "{tiny_data}"\nfeatures = {{ {NETWORK} = "net.pth" }}\n'
+    policy_file.write_text(text)
+    wrong = {finding.name: finding.words for finding in examine(policy_file) if not finding.ok}
+    assert list(wrong) == ["features"]
+    assert "net.pth" in wrong["features"]
+    shutil.copy(public_weights, policy_file.with_name("net.pth"))
+    (found,) = (finding for finding in examine(policy_file) if finding.name == "features")
+    digest = file_digest(public_weights)
+    assert found.words == f"sums may be taken on {NETWORK}@{digest}"
+    file = HolderFile.read(policy_file)
+    journal = Journal(file.holder.log)
+    service = HolderService(file, journal)
+    try:
+        asked = pack(queries.ask_capabilities(0))
+        facts = queries.read_capabilities(unpack(service.handle(wire.CAPABILITIES, asked)))
+        assert facts.features == (f"{NETWORK}@{digest}",)
+    finally:
+        service.close()
+        journal.close()

@@ -14,6 +14,7 @@ from fedtranscribe.holder.statistics.mixture import Mixture
 from fedtranscribe.holder.statistics.moments import Moments
 from fedtranscribe.holder.statistics.statistic import Statistic
 from fedtranscribe.holder.statistics.votes import MeanVotes
+from fedtranscribe.models.backbones import NO_BACKBONES, Backbones
 from fedtranscribe.query import Kind
 from fedtranscribe.teachers import Teachers
 
@@ -37,7 +38,12 @@ def of_teachers(teachers: Teachers) -> Mapping[Kind, Statistic[Any]]:
 
 
 def of_records(
-    images: ImageSet, device: torch.device, scratch: Path, moments: Moments | None = None
+    images: ImageSet,
+    device: torch.device,
+    scratch: Path,
+    moments: Moments | None = None,
+    *,
+    backbones: Backbones = NO_BACKBONES,
 ) -> Mapping[Kind, Statistic[Any]]:
     """Everything that can be summed over records.
 
@@ -46,8 +52,9 @@ def of_records(
         device: where to compute features.
         scratch: see `RecordRows`.
         moments: of these records, whose features are there already.
+        backbones: see `RecordRows`.
     """
-    moments = moments or Moments(images, device, scratch)
+    moments = moments or Moments(images, device, scratch, backbones)
     return by_kind([moments, Descent(moments.rows), Mixture(images)])
 
 

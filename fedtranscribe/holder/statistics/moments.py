@@ -10,6 +10,7 @@ from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError, ModelMismatchError
 from fedtranscribe.holder.statistics.record_rows import RecordRows
 from fedtranscribe.mechanisms import Mechanism, gaussian_mechanism, moment_sums, moments_bound
+from fedtranscribe.models.backbones import NO_BACKBONES, Backbones
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.query import MOST_FEATURES, Kind, MomentsQuery, Scalar
 
@@ -18,7 +19,7 @@ class Moments:
     """Second moments of the records' features and, if asked, their sums by class.
 
     Args:
-        images, device, scratch: of `RecordRows`.
+        images, device, scratch, backbones: of `RecordRows`.
 
     Attributes:
         rows: of the records, which other sums may share.
@@ -29,9 +30,15 @@ class Moments:
 
     kind = Kind.MOMENTS
 
-    def __init__(self, images: ImageSet, device: torch.device, scratch: Path | None = None) -> None:
+    def __init__(
+        self,
+        images: ImageSet,
+        device: torch.device,
+        scratch: Path | None = None,
+        backbones: Backbones = NO_BACKBONES,
+    ) -> None:
         self._images = images
-        self.rows = RecordRows(images, device, scratch)
+        self.rows = RecordRows(images, device, scratch, backbones)
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]], terms: Mapping[str, Scalar]) -> int:
         """See `Statistic`."""

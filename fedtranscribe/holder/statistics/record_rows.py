@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError, ModelMismatchError
 from fedtranscribe.mechanisms import exact_product, id_weights
+from fedtranscribe.models.backbones import NO_BACKBONES, Backbone, Backbones, FrozenBackbone
 from fedtranscribe.models.fixed_features import (
     FIXED,
     coefficient_count,
@@ -38,6 +39,7 @@ class RecordRows:
         scratch: the holder's own folder, for features and the rows of the last query, so that
             the next one need not compute them again; without one, or where they do not fit, it
             does.
+        backbones: public networks that the holder allows.
 
     Guarantee:
         The row of a record is a function of the record and the public query alone, wherever the
@@ -47,10 +49,18 @@ class RecordRows:
         weight.
     """
 
-    def __init__(self, images: ImageSet, device: torch.device, scratch: Path | None = None) -> None:
+    def __init__(
+        self,
+        images: ImageSet,
+        device: torch.device,
+        scratch: Path | None = None,
+        backbones: Backbones = NO_BACKBONES,
+    ) -> None:
         self.images = images
+        self._backbones = backbones
         self._device = device
         self._scratch = scratch
+        self._network: tuple[str, nn.Module] | None = None
         self._raw: tuple[str, _Blocks] | None = None
         self._mapped: tuple[str, Tensor, Tensor, _Blocks] | None = None
 
@@ -58,17 +68,23 @@ class RecordRows:
         """d, of an image's features.
 
         Raises:
-            ConfigError: nobody here knows such features.
+            ConfigError: nobody here knows such features, or they are not allowed.
         """
-        if not isinstance(features, str) or features not in FIXED:
-            raise ConfigError(f"Expected features={features!r} as one of {', '.join(FIXED)}.")
+        if not isinstance(features, str) or not self._allows(features):
+            known = ", ".join((*FIXED, *self._backbones.names))
+            raise ConfigError(f"Expected features={features!r} as one of {known}.")
         return coefficient_count(features, self.images.channels, self.images.size)
+
+    def _allows(self, features: str) -> bool:
+        backbone = Backbone.parse(features)
+        return features in FIXED if backbone is None else self._backbones.allows(backbone)
 
     def check(self, query: FeaturesQuery) -> None:
         """Refuse a query about unknown features, or images of another size.
 
         Raises:
             ConfigError, ModelMismatchError: name both.
+            ModelError: a backbone's file is not what it was when the holder allowed it.
         """
         images, numbers = self.images, self.numbers(query.features)
         if len(query.centre) != numbers:
@@ -76,11 +92,12 @@ class RecordRows:
                 f"Expected a centre of {numbers} numbers for the features {query.features} of "
                 f"{images.channels}x{images.size}x{images.size} images, got {len(query.centre)}."
             )
+        self._network_of(query.features)
 
     @torch.no_grad()
     def blocks(self, query: FeaturesQuery) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Rows float32 [b, k + 1] of norm one, labels int64 [b] and weights int64 [b]."""
-        fixed = fixed_features(query.features, self.images.channels).to(self._device)
+        fixed = self._network_of(query.features)
         weights = id_weights(self.images.ids)
         centre = query.centre.to(self._device).double()
         mapped = query.map.to(self._device).double()
@@ -92,6 +109,15 @@ class RecordRows:
                 rows = unit_rows_of(found.double(), centre, mapped, exact_product).float()
                 known.keep(number, rows)
             yield rows[: len(picked)], self.images.labels[picked], weights[picked]
+
+    def _network_of(self, features: str) -> nn.Module:
+        """What computes features; weights are read before anything is charged, and once."""
+        if self._network is None or self._network[0] != features:
+            fixed = fixed_features(features, self.images.channels)
+            if isinstance(fixed, FrozenBackbone):
+                self._backbones.load(fixed)
+            self._network = features, fixed.to(self._device)
+        return self._network[1]
 
     def _blocks_of(self, query: FeaturesQuery) -> "_Blocks":
         """Where the rows of this query lie, if it maps records as the last one did."""
@@ -118,7 +144,10 @@ class RecordRows:
         if found is None:
             images = self.images.images[picked]
             filled = torch.cat([images, images.new_zeros(BATCH - len(images), *images.shape[1:])])
-            found = fixed(filled.to(self._device).float() / 255)
+            # A public network's kernels may treat images of a batch differently.
+            size = 1 if isinstance(fixed, FrozenBackbone) else BATCH
+            shown = filled.to(self._device).float() / 255
+            found = torch.cat([fixed(part) for part in shown.split(size)])
             raw.keep(number, found)
         return found
 

@@ -1,0 +1,257 @@
+"""Public networks whose features stand in for our own fixed ones: frozen, and known by digest.
+
+    resnet18/96@<SHA-256 of the weights' file>
+
+names a network, the side that images are brought to, and exactly these weights. Whoever computes
+features under that name has the file, or computes nothing.
+"""
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from fedtranscribe.catalogue import torchvision_networks, unknown_network
+from fedtranscribe.errors import ConfigError, ModelMismatchError, WeightsNotFoundError
+from fedtranscribe.models.parts import parts
+from fedtranscribe.models.timm_zoo import TIMM, build_timm, expect_timm, timm_side
+from fedtranscribe.models.weights import State, load_state, restore
+from fedtranscribe.models.zoo import AUXILIARY, build_zoo, usual_side
+
+SMALLEST_SIDE, LARGEST_SIDE = 8, 512
+"""Pixels a side that a network may be given; a holder's time grows with its square."""
+
+_NAME = re.compile(r"((?:timm/)?[A-Za-z0-9_.-]{1,80})/([0-9]{1,4})@([0-9a-f]{64})")
+_TOLD = re.compile(r"(?:timm/)?[A-Za-z0-9_.-]{1,80}@[0-9a-f]{64}")
+_CHUNK = 2**20
+# Images whose maps fit into memory with large networks, too.
+_TOGETHER = 32
+
+
+@dataclass(frozen=True)
+class Backbone:
+    """Which features: part of a question's digest, of a ledger's line and of a student's file.
+
+    Attributes:
+        network: torchvision's name, or timm's after `TIMM`.
+        side: pixels; images of other sizes are brought to it.
+        digest: SHA-256 of the weights' file, in hexadecimal.
+    """
+
+    network: str
+    side: int
+    digest: str
+
+    @classmethod
+    def parse(cls, name: str | None) -> "Backbone | None":
+        """The backbone that a name stands for; None for any other name.
+
+        Raises:
+            ConfigError: a side out of bounds.
+        """
+        found = _NAME.fullmatch(name or "")
+        if found is None:
+            return None
+        backbone = cls(found[1], int(found[2]), found[3])
+        expect_side(backbone.side)
+        return backbone
+
+    @property
+    def name(self) -> str:
+        """`parse` is the inverse."""
+        return f"{self.network}/{self.side}@{self.digest}"
+
+    @property
+    def told(self) -> str:
+        """Network and digest, as holders tell which they allow."""
+        return f"{self.network}@{self.digest}"
+
+    @property
+    def words(self) -> str:
+        """For people: enough of the digest to tell two files apart."""
+        return f"features of {self.network} at {self.side} pixels (weights {self.digest[:12]}…)"
+
+
+def expect_told(name: str) -> None:
+    """Refuse what cannot be a `Backbone.told`; servers read these off the wire.
+
+    Raises:
+        ConfigError: names it.
+    """
+    if _TOLD.fullmatch(name) is None:
+        raise ConfigError(f"Expected features as NETWORK@SHA-256, got {name[:200]!r}.")
+
+
+def expect_side(side: int) -> None:
+    """Refuse images too small or too large for a network.
+
+    Raises:
+        ConfigError: names the bounds.
+    """
+    if not SMALLEST_SIDE <= side <= LARGEST_SIDE:
+        raise ConfigError(
+            f"Expected features-side={side} within {SMALLEST_SIDE}..{LARGEST_SIDE} pixels."
+        )
+
+
+def backbone_of(network: str, weights: Path, size: int, side: int | None = None) -> Backbone:
+    """The backbone that a network and a file make.
+
+    Args:
+        network: torchvision's name, or timm's after `TIMM`.
+        weights: the file.
+        size: pixels a side of the images at hand.
+        side: pixels that they are brought to; picked by network and size if not given.
+
+    Raises:
+        UnknownArchitectureError: no such network.
+        WeightsNotFoundError: no such file.
+        ConfigError: a side out of bounds.
+    """
+    expect_backbone(network)
+    timm = network.startswith(TIMM)
+    if side is None:
+        side = timm_side(network.removeprefix(TIMM)) if timm else usual_side(network, size)
+    expect_side(side)
+    return Backbone(network, side, file_digest(weights))
+
+
+def expect_backbone(network: str) -> None:
+    """Refuse a name that neither library has.
+
+    Raises:
+        UnknownArchitectureError: suggests close names, or the extra that is missing.
+    """
+    if network.startswith(TIMM):
+        expect_timm(network.removeprefix(TIMM))
+    elif network not in torchvision_networks():
+        raise unknown_network(network)
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file of weights, in hexadecimal.
+
+    Raises:
+        WeightsNotFoundError: no such file.
+    """
+    if not path.is_file():
+        raise WeightsNotFoundError(f"No weights file {str(path)!r}; check the path.")
+    digest = hashlib.sha256()
+    with path.open("rb") as stream:
+        while chunk := stream.read(_CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+class FrozenBackbone(nn.Module):
+    """Images [n, ch, s, s] in [0, 1] -> [n, d]: what the network's last layer would see.
+
+    Its weights are part of the student's, so that a released student needs no other file. They are
+    never trained, and statistics of batches are never taken. But a library's kernels may round an
+    image by its place in a batch: whoever sums over records gives them one at a time.
+
+    Args:
+        backbone: which network, at which side.
+        channels: 1, which is repeated, or 3.
+
+    Raises:
+        ConfigError: other channels.
+        UnknownArchitectureError: a network that neither library knows.
+    """
+
+    def __init__(self, backbone: Backbone, channels: int) -> None:
+        super().__init__()
+        if channels not in (1, 3):
+            raise ConfigError(
+                f"Expected images of 1 or 3 channels for {backbone.network}, got {channels}."
+            )
+        self.backbone = backbone
+        if backbone.network.startswith(TIMM):
+            network = backbone.network.removeprefix(TIMM)
+            self.adapter, self.layers, self._last = build_timm(network, channels, backbone.side)
+        else:
+            whole = build_zoo(backbone.network, 2, channels, backbone.side, side=backbone.side)
+            self.adapter, self.layers = whole.adapter, whole.backbone
+            self._last = (f"{whole.original_head}.", *AUXILIARY)
+        self.requires_grad_(False)
+        self.eval()
+
+    def train(self, mode: bool = True) -> "FrozenBackbone":
+        """Stay in evaluation mode, whatever the classifier around it does."""
+        return super().train(False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """float [n, ch, s, s] -> float [n, d]."""
+        return torch.cat([self.layers(self.adapter(part)) for part in parts(images, _TOGETHER)])
+
+    def load(self, path: Path) -> None:
+        """Take the weights of a file, which must be the one that the features are called by.
+
+        Args:
+            path: in the layout of the network's library, or of a classifier of ours; its last
+                layer is left out.
+
+        Raises:
+            WeightsNotFoundError: no such file.
+            ModelMismatchError: another file, or another size of the same network.
+            CorruptWeightsError: truncated, with NaN, or another network's.
+        """
+        found = file_digest(path)
+        if found != self.backbone.digest:
+            raise ModelMismatchError(
+                f"Expected weights with SHA-256 {self.backbone.digest}, {str(path)!r} has {found}; "
+                "give the file that the run began with."
+            )
+        restore(self.layers, self._own_layout(load_state(path)), path)
+
+    def _own_layout(self, state: State) -> State:
+        """What belongs to the layers below the last, by the names that they have here."""
+        ours, last = "backbone.", ("head.", "adapter.")
+        if not any(key.startswith(ours) for key in state):
+            ours, last = "", self._last
+        return {k.removeprefix(ours): t for k, t in state.items() if not k.startswith(last)}
+
+
+@dataclass(frozen=True)
+class Backbones:
+    """The public networks that a holder allows, or that a run was given.
+
+    Attributes:
+        files: of weights, by network.
+        digests: of the files, by network.
+    """
+
+    files: Mapping[str, Path] = field(default_factory=dict)
+    digests: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, files: Mapping[str, Path]) -> "Backbones":
+        """Read the files once, to know them by their digests.
+
+        Raises:
+            UnknownArchitectureError: a network that neither library knows.
+            WeightsNotFoundError: a file that is not there.
+        """
+        for network in files:
+            expect_backbone(network)
+        return cls(files, {network: file_digest(path) for network, path in files.items()})
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Network and digest of each, as holders tell them."""
+        return tuple(f"{network}@{digest}" for network, digest in sorted(self.digests.items()))
+
+    def allows(self, backbone: Backbone) -> bool:
+        """Whether the backbone is one of these, weights and all."""
+        return self.digests.get(backbone.network) == backbone.digest
+
+    def load(self, frozen: FrozenBackbone) -> None:
+        """Give a backbone its weights; raises like `FrozenBackbone.load`."""
+        frozen.load(self.files[frozen.backbone.network])
+
+
+NO_BACKBONES = Backbones()
