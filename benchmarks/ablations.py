@@ -131,7 +131,7 @@ def _run(
     dpsd = settings.dpsd.model_copy(update={"rows": plan.rows, **changes.get("settings", {})})
     method = DPSD(
         side.student,
-        side.generator,
+        side.network,
         kind=KINDS[settings.privacy],
         settings=dpsd,
         rng=side.rng,

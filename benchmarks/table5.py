@@ -306,7 +306,7 @@ def _no_noise(
     )
     method = DPSD(
         side.student,
-        side.generator,
+        side.network,
         kind=KINDS["vote"],
         settings=_CLEAN,
         rng=side.rng,
@@ -357,7 +357,7 @@ def _baseline(
         assert public is not None
         distil(student, networks, public.images, baseline, baseline.distil_steps, side.rng)
     if method == "dense":
-        dense(student, side.generator, networks, baseline, side.rng, lambda *_: None)
+        dense(student, side.network, networks, baseline, side.rng, lambda *_: None)
     return accuracy(student, unseen.images, unseen.labels)
 
 

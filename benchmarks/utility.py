@@ -282,7 +282,7 @@ def measure(
     plan = plan_of(settings, facts_of(train, case.shards))
     method = DPSD(
         side.student,
-        side.generator,
+        side.network,
         kind=KINDS[settings.privacy],
         settings=case.dpsd,
         rng=side.rng,

@@ -46,9 +46,12 @@ def test_broken_toml_is_one_error(tmp_path: Path):
 def test_what_may_change_on_resume():
     """A name that joins must change no answer, and no result but by how it was computed."""
     anywhere = {"device", "data_root", "download", "max_gib", "tensorboard", "tracker"}
-    assert marked(Mark.RESUMABLE, TranscribeSettings) == anywhere | {"out", "with_generator"}
+    assert marked(Mark.RESUMABLE, TranscribeSettings) == anywhere | {
+        *("out", "with_generator", "features_weights"),
+    }
     assert marked(Mark.RESUMABLE, FederationSettings) == anywhere | {
         *("out", "with_generator", "resume", "force", "abandon", "quorum", "slice_seconds"),
+        "features_weights",
         *("timeout", "first_timeout", "retries", "retry_after"),
     }
     assert marked(Mark.RESUMABLE, SynthesizeSettings) == anywhere | {
@@ -59,6 +62,7 @@ def test_what_may_change_on_resume():
 def test_what_is_not_told_and_what_makes_no_run_another():
     waiting = {"timeout", "first_timeout", "retries", "retry_after", "resume", "force"}
     place = {"out", "device", "data_root", "download", "ledger", "tensorboard", "tracker"}
+    place |= {"features_weights"}
     assert marked(Mark.UNTOLD, *OF_RUNS) == waiting | place | {
         *("data", "ids", "generator", "teacher_weights"),
     }

@@ -265,7 +265,13 @@ def test_what_a_run_on_a_benchmark_leaves_is_listed(kind, benchmark, tmp_path, l
         assert (
             {"version"}
             <= added
-            <= {*("mixture", "start", "version"), "sums_stds", "abandoned_rows", "confusion"}
+            <= {
+                *("mixture", "start", "version"),
+                "sums_stds",
+                "abandoned_rows",
+                "confusion",
+                "features",
+            }
         )
         assert not json.loads(before.read_text()).keys() - told.keys()
 

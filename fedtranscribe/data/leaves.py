@@ -16,7 +16,7 @@ _MARGIN = 1 / 4  # leaves whose centre lies outside of the image, in image sides
 _LEAST_ASPECT = 0.3
 _TINT = 0.25  # std of a channel about the leaf's grey
 _SLOPE = 0.64  # std of its shading, per image side
-_CHUNK = 500
+_MOST, _PIXELS = 500, 500 * 32**2  # that are drawn at a time
 
 
 def draw_leaves(n: int, channels: int, size: int, rng: torch.Generator) -> Tensor:
@@ -31,7 +31,8 @@ def draw_leaves(n: int, channels: int, size: int, rng: torch.Generator) -> Tenso
     Returns:
         uint8 images [n, channels, size, size].
     """
-    parts = [_draw_chunk(min(_CHUNK, n - i), channels, size, rng) for i in range(0, n, _CHUNK)]
+    chunk = max(1, min(_MOST, _PIXELS // size**2))
+    parts = [_draw_chunk(min(chunk, n - i), channels, size, rng) for i in range(0, n, chunk)]
     return torch.cat(parts)
 
 

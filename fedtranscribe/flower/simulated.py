@@ -173,7 +173,7 @@ def _serve_baseline(
         grid,
         addresses,
         side.student,
-        side.generator,
+        side.network,
         settings.baseline,
         public=public.images if public is not None else None,
         rng=side.rng,

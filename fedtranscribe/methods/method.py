@@ -59,7 +59,7 @@ class Method(Protocol[Q]):
         ...
 
     @property
-    def generator(self) -> Generator | GaussianMixture:
+    def generator(self) -> Generator | GaussianMixture | None:
         """A network that is trained in place, or a mixture that the answers are."""
         ...
 

@@ -75,7 +75,8 @@ class MomentsMethod:
 
     Args:
         student: linear on fixed features, on the axes of public images; trained in place.
-        generator: maps z [n, latent] to images [n, ch, h, w] in [0, 1]; trained in place.
+        generator: maps z [n, latent] to images [n, ch, h, w] in [0, 1]; trained in place. None
+            where a mixture stands in for it.
         settings: public hyper-parameters of the generator.
         rng: source of z; it needs no secrecy.
         run: prefix of query ids, unique for the ledger.
@@ -85,7 +86,7 @@ class MomentsMethod:
     def __init__(
         self,
         student: Classifier,
-        generator: Generator,
+        generator: Generator | None,
         *,
         settings: DpsdSettings,
         rng: torch.Generator,
@@ -151,24 +152,26 @@ class MomentsMethod:
 
         A run that was stopped before the last answer has no such student.
         """
-        images, settings = self._public, self._settings
+        images, settings, generator = self._public, self._settings, self.generator
+        if generator is None:
+            return
 
         def on_public() -> Course:
             assert images is not None
-            return GeneratorPretraining(self.generator, images, settings.pretrain_steps, self.rng)
+            return GeneratorPretraining(generator, images, settings.pretrain_steps, self.rng)
 
         def on_moments() -> Course:
             sums = moments_of(*self._learned[-1])
-            return MomentsMatching(self.generator, self.student, sums, settings, self.rng)
+            return MomentsMatching(generator, self.student, sums, settings, self.rng)
 
         courses = [*([] if images is None else [on_public]), *([on_moments] * self.finished)]
-        run_courses(courses, self.generator, self.rng, show, kept)
+        run_courses(courses, generator, self.rng, show, kept)
 
     def state(self) -> dict[str, Any]:
         """Everything `load_state` needs to go on as if nothing had happened; tensors on CPU."""
         return {
             "student": self.student.state_dict(),
-            "generator": self.generator.state_dict(),
+            "generator": None if self.generator is None else self.generator.state_dict(),
             "rng": self.rng.get_state(),
             "learned": stored_answers(self._learned),
         }
@@ -176,7 +179,8 @@ class MomentsMethod:
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from `state()` of the same plan."""
         self.student.load_state_dict(state["student"])
-        self.generator.load_state_dict(state["generator"])
+        if self.generator is not None:
+            self.generator.load_state_dict(state["generator"])
         self.rng.set_state(state["rng"])
         self._learned = read_answers(state["learned"], MomentsQuery)
 

@@ -93,7 +93,7 @@ class Started:
         return self._teachers.student
 
     @property
-    def generator(self) -> Generator | GaussianMixture:
+    def generator(self) -> Generator | GaussianMixture | None:
         """Both have the same network; a mixture stays as the sums have made it."""
         return self._sums.generator
 

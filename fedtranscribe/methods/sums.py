@@ -70,8 +70,8 @@ class SumsMethod:
         return self._moments.student
 
     @property
-    def generator(self) -> Generator | GaussianMixture:
-        """The mixture; the network of the moments where none is asked, or not completely yet."""
+    def generator(self) -> Generator | GaussianMixture | None:
+        """The mixture; the moments' network, if any, where none is asked or not completely yet."""
         if self._mixture is None or not self._mixture.finished:
             return self._moments.generator
         return self._mixture.mixture

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from fedtranscribe.catalogue import torchvision_networks, unknown_network
-from fedtranscribe.errors import ConfigError, ModelMismatchError, WeightsNotFoundError
-from fedtranscribe.models.parts import parts
+from fedtranscribe.errors import ConfigError, WeightsNotFoundError
+from fedtranscribe.models.image_batches import parts
 from fedtranscribe.models.timm_zoo import TIMM, build_timm, expect_timm, timm_side
 from fedtranscribe.models.weights import State, load_state, restore
 from fedtranscribe.models.zoo import AUXILIARY, build_zoo, usual_side
@@ -25,7 +25,8 @@ from fedtranscribe.models.zoo import AUXILIARY, build_zoo, usual_side
 SMALLEST_SIDE, LARGEST_SIDE = 8, 512
 """Pixels a side that a network may be given; a holder's time grows with its square."""
 
-_NAME = re.compile(r"((?:timm/)?[A-Za-z0-9_.-]{1,80})/([0-9]{1,4})@([0-9a-f]{64})")
+# One spelling only: another one would be another question about the same features.
+_NAME = re.compile(r"((?:timm/)?[A-Za-z0-9_.-]{1,80})/([1-9][0-9]{0,3})@([0-9a-f]{64})")
 _TOLD = re.compile(r"(?:timm/)?[A-Za-z0-9_.-]{1,80}@[0-9a-f]{64}")
 _CHUNK = 2**20
 # Images whose maps fit into memory with large networks, too.
@@ -165,6 +166,8 @@ class FrozenBackbone(nn.Module):
 
     def __init__(self, backbone: Backbone, channels: int) -> None:
         super().__init__()
+        # Both libraries make more than classifiers, and fetch weights for some of it.
+        expect_backbone(backbone.network)
         if channels not in (1, 3):
             raise ConfigError(
                 f"Expected images of 1 or 3 channels for {backbone.network}, got {channels}."
@@ -200,13 +203,8 @@ class FrozenBackbone(nn.Module):
             ModelMismatchError: another file, or another size of the same network.
             CorruptWeightsError: truncated, with NaN, or another network's.
         """
-        found = file_digest(path)
-        if found != self.backbone.digest:
-            raise ModelMismatchError(
-                f"Expected weights with SHA-256 {self.backbone.digest}, {str(path)!r} has {found}; "
-                "give the file that the run began with."
-            )
-        restore(self.layers, self._own_layout(load_state(path)), path)
+        state = load_state(path, self.backbone.digest)
+        restore(self.layers, self._own_layout(state), path)
 
     def _own_layout(self, state: State) -> State:
         """What belongs to the layers below the last, by the names that they have here."""

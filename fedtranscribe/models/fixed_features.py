@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.models.backbones import Backbone, FrozenBackbone
 from fedtranscribe.models.classifier import Classifier, InputAdapter
+from fedtranscribe.models.image_batches import LARGEST_SIDE
 from fedtranscribe.models.patches import Patches
 from fedtranscribe.models.scattering import Scattering
 
@@ -63,6 +64,12 @@ def features_for(student: str | None, channels: int) -> str:
     if student is not None and is_fixed(student):
         return student
     return PATCHES if channels == 3 else SCATTER
+
+
+def side_seen(features: str, size: int) -> int:
+    """Pixels a side that features see of images of `size`: public images need no more."""
+    backbone = Backbone.parse(features)
+    return min(size, LARGEST_SIDE if backbone is None else backbone.side)
 
 
 def words_for(features: str) -> str:
@@ -142,12 +149,13 @@ def coefficient_count(features: str, channels: int, size: int) -> int:
     with torch.no_grad(), torch.device("meta"):
         try:
             fixed = fixed_features(features, channels).to("meta")
-            return fixed(torch.zeros(1, channels, size, size)).shape[1]
+            _, numbers = fixed(torch.zeros(1, channels, size, size)).shape
         except (AssertionError, RuntimeError, ValueError) as error:  # a network's own refusal
             raise ConfigError(
                 f"There are no {words_for(features)}: the network cannot take such images "
                 f"({str(error).splitlines()[0][:200]}); choose another features-side."
             ) from None
+    return numbers
 
 
 def _of(features: str) -> _Fixed:

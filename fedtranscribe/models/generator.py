@@ -8,6 +8,8 @@ from fedtranscribe.models.initialise import fixed_randomness, xavier_
 
 # Side of the first map and how often it is doubled.
 _PLANS = {28: (7, 2), 32: (8, 2), 64: (8, 3)}
+GENERATED = tuple(_PLANS)
+"""Sides that images of a `Generator` can have."""
 
 
 class Generator(nn.Module):

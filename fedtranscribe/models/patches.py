@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.models.parts import parts
+from fedtranscribe.models.image_batches import parts, shrunk
 
 BANK = Path(__file__).with_suffix(".safetensors")
 """Of channels 1 and 3: filters float32 [ch · p · p, q] of normalised patches, thresholds [q]."""
@@ -35,6 +35,8 @@ _TINY = 1e-12
 
 class Patches(nn.Module):
     """Images [n, ch, s, s] in [0, 1] -> [n, d]: by part of the image, sign and filter.
+
+    Large images are brought to 64 pixels a side.
 
     Args:
         channels: 1, or 3 for colour.
@@ -67,6 +69,7 @@ class Patches(nn.Module):
         return torch.cat([self._pooled(image) for image in parts(images, 1)])
 
     def _pooled(self, images: Tensor) -> Tensor:
+        images = shrunk(images)
         found = contrasts(F.unfold(images, SIDE, stride=_STRIDE).transpose(1, 2))
         found = found @ self.filters + self.offsets
         pool = _averages((images.shape[-1] - SIDE) // _STRIDE + 1).to(found)

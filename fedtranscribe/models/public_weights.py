@@ -30,10 +30,13 @@ def find_weights(given: str, network: str) -> Path:
         return _from_torchvision(network)
     if given.startswith(_HUB):
         return _from_hub(given)
-    path = Path(given).expanduser().absolute()
-    if not path.is_file():
-        raise WeightsNotFoundError(f"No weights file {given!r}; check the path.")
-    return path
+    try:
+        path = Path(given).expanduser().absolute()
+        if path.is_file():
+            return path
+    except (OSError, RuntimeError, ValueError):
+        pass  # too long, or the home of nobody
+    raise WeightsNotFoundError(f"No weights file {given[:200]!r}; check the path.")
 
 
 def _from_torchvision(network: str) -> Path:
@@ -66,12 +69,13 @@ def _from_hub(given: str) -> Path:
     if importlib.util.find_spec("huggingface_hub") is None:
         raise ConfigError(f"{given} needs huggingface-hub: pip install 'fedtranscribe[hub]'.")
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
     repository, file, revision = found.groups()
     try:
         return Path(hf_hub_download(repository, file, revision=revision))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+    # Names out of order are ValueErrors, too.
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise WeightsNotFoundError(
             f"{given} is not here and could not be fetched ({type(error).__name__}); check the "
             "name, connect to a network, or name a file."

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtranscribe.models.correlation import correlate
-from fedtranscribe.models.parts import parts
+from fedtranscribe.models.image_batches import parts, shrunk
 
 _ORIENTATIONS = 8
 _SLANT = 0.5  # width of a wavelet along its wave over that across
@@ -26,6 +26,8 @@ _TOGETHER = 40
 
 class Scattering(nn.Module):
     """Images [n, ch, s, s] in [0, 1] -> scattering coefficients [n, d] of two scales.
+
+    Large images are brought to 64 pixels a side.
 
     Per channel 81 maps: the average, 16 of first order, 64 of second.
     """
@@ -49,6 +51,7 @@ class Scattering(nn.Module):
         return torch.cat([self._coefficients(part) for part in parts(images, _TOGETHER)])
 
     def _coefficients(self, images: Tensor) -> Tensor:
+        images = shrunk(images)
         fine = _modulus(images, self.fine, 1)
         coarse = _modulus(images, self.coarse, 2)
         second = _modulus(fine, self.coarse, 2)

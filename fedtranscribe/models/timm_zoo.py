@@ -29,6 +29,10 @@ def expect_timm(network: str) -> None:
         close = difflib.get_close_matches(network, timm.list_models(), n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else "see timm.list_models()."
         raise UnknownArchitectureError(f"timm makes no network {network!r}; {hint}")
+    try:
+        timm.get_pretrained_cfg(network)
+    except (RuntimeError, ValueError) as error:  # a tag after the dot that it does not know
+        raise UnknownArchitectureError(f"timm makes no network {network!r}: {error}") from None
 
 
 def timm_side(network: str) -> int:

@@ -1,8 +1,10 @@
 """Weights on disk: safetensors written in one go, and nothing that could run code read back."""
 
+import io
 import pickle
 import zipfile
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 
 import safetensors.torch
@@ -31,19 +33,31 @@ def save(module: nn.Module, path: Path, metadata: Mapping[str, str] | None = Non
     write_atomically(path, safetensors.torch.save(state, dict(metadata or {})))
 
 
-def load_state(path: Path) -> State:
+def load_state(path: Path, digest: str | None = None) -> State:
     """Read a state dictionary, on the CPU, and check that it is finite.
 
     `.safetensors` is read as such; anything else as torch's own format with `weights_only`,
     so that no pickled code runs.
 
+    Args:
+        path: of the file.
+        digest: SHA-256 in hexadecimal that the very bytes must have which are read.
+
     Raises:
         WeightsNotFoundError: no such file.
+        ModelMismatchError: another digest.
         CorruptWeightsError: truncated, foreign, or with NaN or infinite values.
     """
     if not path.is_file():
         raise WeightsNotFoundError(f"No weights file {str(path)!r}; check the path.")
-    state = _read_safetensors(path) if path.suffix == ".safetensors" else _read_torch(path)
+    content = path.read_bytes() if digest is not None else None
+    if content is not None and (found := sha256(content).hexdigest()) != digest:
+        raise ModelMismatchError(
+            f"Expected weights with SHA-256 {digest}, {str(path)!r} has {found}; give the file "
+            "that the run began with."
+        )
+    read = _read_safetensors if path.suffix == ".safetensors" else _read_torch
+    state = read(path, content)
     for name, tensor in state.items():
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
             raise _not_finite(name, path)
@@ -115,16 +129,19 @@ def expect_shapes(expected: Mapping[str, Tensor], state: State, path: Path) -> N
             )
 
 
-def _read_safetensors(path: Path) -> State:
+def _read_safetensors(path: Path, content: bytes | None) -> State:
     try:
+        if content is not None:
+            return safetensors.torch.load(content)
         return safetensors.torch.load_file(path)
     except (SafetensorError, OSError, ValueError) as error:
         raise _corrupt(path, error) from error
 
 
-def _read_torch(path: Path) -> State:
+def _read_torch(path: Path, given: bytes | None) -> State:
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        source = path if given is None else io.BytesIO(given)
+        content = torch.load(source, map_location="cpu", weights_only=True)
     except (
         pickle.UnpicklingError,
         zipfile.BadZipFile,

@@ -15,7 +15,7 @@ from fedtranscribe.data import is_benchmark
 from fedtranscribe.errors import AuditError, ConfigError, PrivacyError, StorageError
 from fedtranscribe.reading import read_json, read_json_lines
 from fedtranscribe.release.accounting import agree, by_adjacency, by_holder, by_unit, recompute
-from fedtranscribe.release.loading import classes_of
+from fedtranscribe.release.loading import classes_of, unvouched
 from fedtranscribe.release.stamp import stamp_of
 from fedtranscribe.release.statement import (
     COMPOSITION,
@@ -109,6 +109,11 @@ def _describe(run: FinishedRun, choices: Sequence[str]) -> PrivacyStatement:
         class_names=_class_names(run),
         files={},
     )
+    if (wrong := unvouched(run.student, said)) is not None:
+        raise PrivacyError(
+            f"Of the run in {run.path}, {wrong}; a file was changed, so nothing can be released "
+            "from it."
+        )
     return said.model_copy(update={"stamp": stamp_of(said)})
 
 

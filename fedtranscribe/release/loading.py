@@ -18,6 +18,7 @@ from fedtranscribe.errors import (
     StorageError,
 )
 from fedtranscribe.models import Classifier, Generator, load_network
+from fedtranscribe.models.backbones import Backbone
 from fedtranscribe.models.diffusion import Synthesizer, load_synthesizer
 from fedtranscribe.models.inference import labelled_samples, predict
 from fedtranscribe.models.mixture import GaussianMixture
@@ -165,6 +166,8 @@ def load(folder: Path, verify: bool = True) -> Release:
     if statement.stamp is not None:
         warnings.warn(statement.stamp, stacklevel=3)
     student, generator = load_student(folder, statement), load_generator(folder, statement)
+    if (wrong := unvouched(student, statement)) is not None:
+        raise PrivacyError(f"{folder}: {wrong}; fetch the release again.")
     named = statement.class_names
     if named is not None and len(named) != classes_of(student, generator):
         raise PrivacyError(
@@ -172,6 +175,23 @@ def load(folder: Path, verify: bool = True) -> Release:
             f"{classes_of(student, generator)}; fetch the release again."
         )
     return Release(folder, student, generator, statement)
+
+
+def unvouched(student: Classifier | None, statement: PrivacyStatement) -> str | None:
+    """What is wrong with what is said of public weights, in words.
+
+    Nobody may leave out whose word a guarantee rests on.
+
+    Args:
+        student: of the release.
+        statement: its `privacy.json`.
+    """
+    architecture = None if student is None else student.architecture
+    used = architecture if Backbone.parse(architecture) else None
+    said = None if statement.public_weights is None else statement.public_weights.student
+    if used == said:
+        return None
+    return f"the student's features are {used or 'our own'}, privacy.json vouches for {said}"
 
 
 def _misstated(statement: PrivacyStatement) -> str | None:

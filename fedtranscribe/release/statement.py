@@ -122,6 +122,11 @@ class PublicWeights(_Part):
         description="who declares that these weights never saw the private records"
     )
 
+    @property
+    def student(self) -> str:
+        """The architecture of a student that is linear in these features."""
+        return f"{self.network}/{self.side}@{self.sha256}"
+
 
 class LedgerLimit(_Part):
     """The ε of all runs on the same data together, whatever was chosen by what was seen."""

@@ -16,7 +16,7 @@ from fedtranscribe.reading import read_bounded
 from fedtranscribe.release.accounting import first_disagreement
 from fedtranscribe.release.card import CARD, complaints
 from fedtranscribe.release.digests import first_difference, unlisted
-from fedtranscribe.release.loading import load_generator, load_student
+from fedtranscribe.release.loading import load_generator, load_student, unvouched
 from fedtranscribe.release.onnx_export import agrees
 from fedtranscribe.release.stamp import stamp_of
 from fedtranscribe.release.statement import STATEMENT, PrivacyStatement, read_statement
@@ -108,6 +108,8 @@ def _networks(folder: Path, said: PrivacyStatement) -> str:
         _expect(student is None, "it has a student beside a diffusion model, which no method gives")
         return f"diffusion model {generator.denoiser.size_name}, all finite"
     assert student is not None
+    wrong = unvouched(student, said)
+    _expect(wrong is None, str(wrong))
     if generator is not None:
         shapes = [(n.channels, n.size) for n in (student, generator)]
         _expect(shapes[0] == shapes[1], "the generator makes images that the student cannot read")

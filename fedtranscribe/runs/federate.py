@@ -37,6 +37,7 @@ from fedtranscribe.runs.learning import (
     finish_generator,
     learn,
     mixture_facts,
+    needs_network,
 )
 from fedtranscribe.runs.public_features import public_features
 from fedtranscribe.runs.student_side import public_images
@@ -93,7 +94,8 @@ def federate(
             log.info("%s", words)
     plan.refuse_if_hopeless(force=settings.force, insist="Set force=true")
     # Where this machine knows the records, its app has compared them before anybody was asked.
-    public = public_images(settings, plan.facts.channels, plan.facts.size, None)
+    facts, shapes = plan.facts, needs_network(settings, plan)
+    public = public_images(settings, facts.channels, facts.size, None, shapes=shapes)
 
     def progress(stage: str, done: int, total: int) -> None:
         report({"stage": stage, "done": done, "total": total})

@@ -22,6 +22,7 @@ from fedtranscribe.methods.sums import SumsMethod
 from fedtranscribe.models import pick_device, save_network
 from fedtranscribe.models.confusion import confusion_of
 from fedtranscribe.models.fixed_features import features_for
+from fedtranscribe.models.generator import GENERATED
 from fedtranscribe.models.inference import accuracy, labelled_samples
 from fedtranscribe.privacy.units import Unit
 from fedtranscribe.result_parts import Accuracy, Confusion, MixtureFacts
@@ -67,8 +68,13 @@ class Learned:
     method: Method[Any]
 
 
+def needs_network(settings: StudentSettings, plan: Plan) -> bool:
+    """Whether a generator has to be trained: where no mixture stands in for it, or for teachers."""
+    return plan.teachers is not None or (settings.with_generator and not plan.mixture)
+
+
 def expect_generator(settings: StudentSettings, plan: Plan) -> None:
-    """Refuse to do without a generator where teachers are asked about its images.
+    """Refuse to do without a generator where one is needed, and one of images it cannot make.
 
     Raises:
         ConfigError: names the setting.
@@ -78,6 +84,20 @@ def expect_generator(settings: StudentSettings, plan: Plan) -> None:
             "Expected with_generator=true where teachers are asked: it makes the images that they "
             "are asked about. Only a run on moments can do without (--no-generator)."
         )
+    size = plan.facts.size
+    if size in GENERATED or not needs_network(settings, plan):
+        return
+    sides = ", ".join(map(str, GENERATED))
+    if plan.teachers is not None:
+        raise ConfigError(
+            f"Expected images of {sides} pixels a side where teachers are asked, got {size}: a "
+            "network makes the images that they are asked about. Resize them (--image-size 64 "
+            "for a folder), or ask sums over records alone, for images of any size."
+        )
+    raise ConfigError(
+        f"Expected images of {sides} pixels a side for a generator without a mixture, got {size}; "
+        "leave the generator out (--no-generator), or allow the mixture a share."
+    )
 
 
 def learn(
@@ -178,6 +198,8 @@ def finish_generator(method: Method[Any], run: RunDirectory, progress: Progress 
         progress: shows it.
     """
     method.finish_generator(progress, run.generator_state)
+    if method.generator is None:
+        return
     save_network(method.generator, run.path / GENERATOR)
     if figures_available():
         images, labels = labelled_samples(method.generator, method.student, _POOL, seed=0)

@@ -71,6 +71,11 @@ def with_source(settings: TranscribeSettings) -> TranscribeSettings:
         }
         if start == "moments":
             _expect_startable(settings)
+        elif settings.features is not None and settings.unit != Unit.RECORD:
+            raise ConfigError(
+                f"Expected no --features {settings.features} with --unit {settings.unit}: a sum "
+                "over records hides no whole holder."
+            )
         elif settings.features is not None:
             raise ConfigError(
                 f"Expected no --features {settings.features} where teachers alone are asked: sums "

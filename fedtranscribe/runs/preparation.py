@@ -22,13 +22,14 @@ from fedtranscribe.data import (
 )
 from fedtranscribe.errors import ConfigError, ModelMismatchError
 from fedtranscribe.models import build, pick_device
+from fedtranscribe.models.backbones import Backbone
 from fedtranscribe.models.fixed_features import features_for
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.query import Kind
 from fedtranscribe.rounds.plan import Plan
 from fedtranscribe.rounds.planning import Asked, make_plan
-from fedtranscribe.runs.learning import expect_generator
+from fedtranscribe.runs.learning import expect_generator, needs_network
 from fedtranscribe.runs.picking import (
     TEACHER,
     TrainingMode,
@@ -163,7 +164,8 @@ def prepare(settings: TranscribeSettings, generator: GivenGenerator | None = Non
         with_sums = _facts(train, records, shards, (kind, *sums))
         started = make_plan(replace(asked, start=True), {OWN: with_sums})
     if generator is None:
-        public = public_images(settings, facts.channels, facts.size, private)
+        shapes = needs_network(settings, plan)
+        public = public_images(settings, facts.channels, facts.size, private, shapes=shapes)
     else:
         public = generator.samples
         if (public.channels, public.size) != (facts.channels, facts.size):
@@ -193,6 +195,11 @@ def _ensemble(
     facts = split.train
     if folder is None or manifest is None:
         assert settings.teacher is not None  # with_source fills it in
+        if Backbone.parse(settings.teacher):
+            raise ConfigError(
+                f"Expected --teacher as a network that teachers learn, got {settings.teacher}: "
+                "only a student is linear in public features."
+            )
         # Unknown names, missing weights and missing networks are found here, before any work.
         shape = facts.classes, facts.channels, facts.size
         build(settings.teacher, *shape, weights=settings.teacher_weights)

@@ -15,7 +15,8 @@ from fedtranscribe.methods.moments import fit_public_map
 from fedtranscribe.methods.pretraining import GeneratorPretraining, train_classifier
 from fedtranscribe.models import Classifier, Generator, build
 from fedtranscribe.models.backbones import Backbone
-from fedtranscribe.models.fixed_features import PATCHES, is_fixed
+from fedtranscribe.models.fixed_features import PATCHES, is_fixed, side_seen
+from fedtranscribe.models.generator import GENERATED
 from fedtranscribe.runs.public_features import load_weights
 from fedtranscribe.tracking import Progress, silent
 
@@ -30,17 +31,34 @@ class StudentSide:
 
     Attributes:
         student: the classifier to be.
-        generator: maps z to images.
+        generator: maps z to images; None for images of a size that it cannot make.
         rng: goes on where the pre-training stopped.
     """
 
     student: Classifier
-    generator: Generator
+    generator: Generator | None
     rng: torch.Generator
+
+    @property
+    def network(self) -> Generator:
+        """The generator, for methods that cannot do without.
+
+        Raises:
+            ConfigError: images of a size that it cannot make.
+        """
+        if self.generator is None:
+            sides, size = ", ".join(map(str, GENERATED)), self.student.size
+            raise ConfigError(f"Expected images of {sides} pixels a side, got {size}; resize them.")
+        return self.generator
 
 
 def public_images(
-    settings: StudentSettings, channels: int, size: int, private: NamedData | None
+    settings: StudentSettings,
+    channels: int,
+    size: int,
+    private: NamedData | None,
+    *,
+    shapes: bool = True,
 ) -> ImageSet | None:
     """The public set that generator and student start from; None where there is none.
 
@@ -50,6 +68,7 @@ def public_images(
         size: of the private images, in pixels.
         private: the records, which cannot be public at the same time; None only at a server,
             which knows none.
+        shapes: whether drawn ones are of use.
 
     Raises:
         DataNotFoundError: unknown or absent.
@@ -69,6 +88,8 @@ def public_images(
                 "another --public-data, or 'none'."
             )
         return public
+    if not shapes:
+        return None
     asked = math.ceil(settings.dpsd.public_share * (settings.rows or settings.dpsd.rows))
     images = _shapes(channels, size, settings.seed, max(_shape_count(size), asked))
     # Nominal labels: nobody trains on them.
@@ -131,17 +152,15 @@ def build_student_side(
     student = build(architecture, classes, channels, size, seed=settings.seed)
     load_weights(student, settings)
     student = student.to(device)
-    generator = Generator(
-        settings.dpsd.latent_dim,
-        channels,
-        size,
-        settings.dpsd.generator_width,
-        seed=settings.seed,
-    ).to(device)
+    generator = None
+    if size in GENERATED:
+        latent, width = settings.dpsd.latent_dim, settings.dpsd.generator_width
+        generator = Generator(latent, channels, size, width, seed=settings.seed).to(device)
     if is_fixed(architecture) and fresh:
-        images = _axes_images(architecture, public, channels, size, settings.seed)
+        seen = side_seen(architecture, size)
+        images = _axes_images(architecture, public, channels, seen, settings.seed)
         fit_public_map(student, images, settings.seed)
-    if public is not None and fresh and pretrain:
+    if public is not None and generator is not None and fresh and pretrain:
         steps = settings.dpsd.pretrain_steps
         course = GeneratorPretraining(generator, public.images, steps, rng)
         while course.done < steps:

@@ -7,12 +7,13 @@ manifest into a card or an answer then leaks nothing by it.
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
 from fedtranscribe.capabilities import MOST_SHARDS
 from fedtranscribe.config import OwnData, Settings, TeacherSettings
 from fedtranscribe.errors import ModelError, StorageError
 from fedtranscribe.files import write_atomically
+from fedtranscribe.models.backbones import Backbone
 from fedtranscribe.models.headers import MOST_CHANNELS, MOST_CLASSES, MOST_SIDE
 from fedtranscribe.reading import read_json
 
@@ -43,6 +44,14 @@ class Manifest(Settings):
     own_data: OwnData = OwnData()
     settings: TeacherSettings
     complete: bool = False
+
+    @field_validator("architecture")
+    @classmethod
+    def _learns(cls, architecture: str) -> str:
+        """Refuse what names weights of its own: only a student is linear in public features."""
+        if Backbone.parse(architecture):
+            raise ValueError("expected a network that teachers learn, not a student's features")
+        return architecture
 
     def save(self, folder: Path) -> None:
         """Write to `folder/manifest.json`, atomically."""

@@ -141,7 +141,7 @@ def test_public_rooms_are_there(site: Path):
     wanted = {
         "privacy": ("Guarantee", "Ledger", "gaussian_epsilon", "published.dpsd_theorem1"),
         "mechanisms": ("LocalNoise", "MaskedShare", "dpsgd.DpSgdStep"),
-        "query": ("ImageQuery", "Answer"),
+        "query": ("ImageQuery", "MomentsQuery"),
         "secagg": ("unmask",),
         "runs": ("transcribe", "finished.FinishedRun"),
         "synthesize": ("synthesize",),

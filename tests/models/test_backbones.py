@@ -1,8 +1,10 @@
 """Frozen public networks: which weights they have, and that nothing else changes what they see."""
 
+import json
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from torchvision import models
 from torchvision.transforms import functional
@@ -93,6 +95,44 @@ def test_a_name_says_network_side_and_weights(backbone, public_weights):
 def test_other_names_are_no_backbones(name):
     assert Backbone.parse(name) is None
     assert not is_fixed(name)
+
+
+def test_a_name_has_one_spelling(backbone):
+    assert Backbone.parse(backbone.name.replace("/40@", "/040@")) is None
+
+
+@pytest.mark.parametrize("name", ["fcos_resnet50_fpn", "cnn", "scatter", "timm/resnet18.nothing"])
+def test_a_file_cannot_have_other_networks_made_or_fetched(tmp_path, name):
+    header = {"kind": "classifier", "architecture": f"{name}/64@{64 * '0'}"}
+    header |= {"classes": 2, "channels": 3, "size": 8}
+    path = tmp_path / "student.safetensors"
+    content = {"x": torch.zeros(1)}
+    path.write_bytes(safetensors.torch.save(content, {"network": json.dumps(header)}))
+    with pytest.raises(UnknownArchitectureError):
+        load_network(path)
+
+
+def test_the_bytes_that_are_used_are_those_that_the_digest_is_of(
+    backbone, public_weights, tmp_path, monkeypatch
+):
+    mine, other = tmp_path / "mine.pth", tmp_path / "other.pth"
+    mine.write_bytes(public_weights.read_bytes())
+    state = torch.load(public_weights, weights_only=True)
+    torch.save(state | {"features.0.bias": state["features.0.bias"] + 1}, other)
+    whole = Path.read_bytes
+
+    def swapped(path):
+        content = whole(path)
+        if path == mine and other.exists():
+            other.replace(mine)
+        return content
+
+    monkeypatch.setattr(Path, "read_bytes", swapped)
+    frozen = FrozenBackbone(backbone, 1)
+    frozen.load(mine)
+    assert torch.equal(frozen.layers.state_dict()["features.0.bias"], state["features.0.bias"])
+    with pytest.raises(ModelMismatchError):
+        frozen.load(mine)
 
 
 @pytest.mark.parametrize("side", [7, 513, 9_999])
@@ -228,6 +268,18 @@ def test_the_hubs_files_are_taken_from_its_cache(public_weights, tmp_path, monke
         find_weights("hub:owner/net/other.pth", NETWORK)
     with pytest.raises(ConfigError, match="hub:OWNER/NAME/FILE"):
         find_weights("hub:owner", NETWORK)
+
+
+@pytest.mark.parametrize("given", ["~nobody-here/x.pth", 5_000 * "x", "a\0b"])
+def test_what_is_no_path_is_told_in_one_line(given):
+    with pytest.raises(WeightsNotFoundError, match="check the path"):
+        find_weights(given, NETWORK)
+
+
+def test_a_hubs_file_stays_in_its_repository():
+    pytest.importorskip("huggingface_hub")
+    with pytest.raises(WeightsNotFoundError, match="could not be fetched"):
+        find_weights("hub:a/b/../../x", NETWORK)
 
 
 def test_a_path_that_leads_nowhere_is_named(tmp_path):

@@ -1,18 +1,20 @@
 """A student on a public network's features: one run through ledger, audit, release and resume."""
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from fedtranscribe.config import FederationSettings, TranscribeSettings
-from fedtranscribe.errors import ConfigError, FedtranscribeError, ModelMismatchError
+from fedtranscribe.errors import ConfigError, FedtranscribeError, ModelMismatchError, PrivacyError
 from fedtranscribe.holder.answering import Holder
 from fedtranscribe.models.backbones import Backbone, file_digest
 from fedtranscribe.release import make_release, verify
 from fedtranscribe.release.card import CARD
 from fedtranscribe.release.loading import load
-from fedtranscribe.release.statement import read_statement
+from fedtranscribe.release.statement import STATEMENT, read_statement
+from fedtranscribe.result import METRICS
 from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.runs.public_features import with_features
 from tests.conftest import NETWORK
@@ -73,6 +75,35 @@ def test_without_public_weights_nobody_vouches(settings, tmp_path):
     assert "never saw" not in (folder / CARD).read_text()
 
 
+@pytest.mark.parametrize("forged", [None, "another"])
+def test_nobody_leaves_out_or_changes_on_whose_word_a_guarantee_rests(settings, tmp_path, forged):
+    transcribe(prepare(settings), tmp_path / "run")
+    folder = make_release(tmp_path / "run").folder
+    for path, key in (
+        (folder / STATEMENT, "public_weights"),
+        (tmp_path / "run" / METRICS, "features"),
+    ):
+        told = json.loads(path.read_text())
+        told[key] = None if forged is None else told[key] | {"sha256": 64 * "0"}
+        path.write_text(json.dumps(told))
+    networks = next(check for check in verify(folder).checks if check.name == "networks")
+    assert not networks.ok
+    assert "vouches for" in networks.words
+    with pytest.raises(PrivacyError, match="vouches for"):
+        load(folder)
+    with pytest.raises(PrivacyError, match="nothing can be released"):
+        make_release(tmp_path / "run", tmp_path / "again")
+
+
+def test_teachers_have_no_public_features(settings, public_weights, tmp_path):
+    name = Backbone(NETWORK, SIDE, file_digest(public_weights)).name
+    plain = {"features": None, "features_weights": None, "features_side": None}
+    plain |= {"features_declared_by": None, "descent_rounds": None, "with_generator": True}
+    asked = settings.model_copy(update={**plain, "teacher": name, "shards": 3, "rows": 40})
+    with pytest.raises(ConfigError, match="a network that teachers learn"):
+        prepare(asked)
+
+
 def test_a_resumed_run_pays_once_and_wants_the_same_weights(
     settings, public_weights, tmp_path, monkeypatch
 ):
@@ -118,6 +149,7 @@ def test_a_resumed_run_pays_once_and_wants_the_same_weights(
         ({"features_weights": "nowhere.pth"}, "No weights file 'nowhere.pth'"),
         ({"features_side": 5}, "features-side=5 within 8..512"),
         ({"student": "scatter"}, "no --student scatter with --features"),
+        ({"unit": "holder"}, "no --features squeezenet1_1 with --unit holder"),
         ({"teacher": "cnn-small"}, "no --features squeezenet1_1 where teachers alone are asked"),
         ({"student": "x/32@" + 64 * "0"}, "no --student x/32@|another student|began with"),
     ],
