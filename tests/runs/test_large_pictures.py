@@ -63,7 +63,7 @@ def test_a_run_without_a_generator_goes_on_without_one(settings, tmp_path):
     ("changed", "named"),
     [
         (
-            {"teacher": "cnn-small", "shards": 20, "rows": 40},
+            {"teacher": "cnn-small", "descent_rounds": None},
             r"28, 32, 64 .*got 224.*image-size 64",
         ),
         ({"mixture_share": 0.0}, r"without a mixture, got 224; .*--no-generator"),
