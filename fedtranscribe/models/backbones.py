@@ -28,7 +28,6 @@ SMALLEST_SIDE, LARGEST_SIDE = 8, 512
 # One spelling only: another one would be another question about the same features.
 _NAME = re.compile(r"((?:timm/)?[A-Za-z0-9_.-]{1,80})/([1-9][0-9]{0,3})@([0-9a-f]{64})")
 _TOLD = re.compile(r"(?:timm/)?[A-Za-z0-9_.-]{1,80}@[0-9a-f]{64}")
-_CHUNK = 2**20
 # Images whose maps fit into memory with large networks, too.
 _TOGETHER = 32
 
@@ -141,11 +140,8 @@ def file_digest(path: Path) -> str:
     """
     if not path.is_file():
         raise WeightsNotFoundError(f"No weights file {str(path)!r}; check the path.")
-    digest = hashlib.sha256()
     with path.open("rb") as stream:
-        while chunk := stream.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 class FrozenBackbone(nn.Module):

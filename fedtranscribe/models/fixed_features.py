@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.models.backbones import Backbone, FrozenBackbone
 from fedtranscribe.models.classifier import Classifier, InputAdapter
-from fedtranscribe.models.image_batches import LARGEST_SIDE
+from fedtranscribe.models.image_batches import SIDE_SEEN
 from fedtranscribe.models.patches import Patches
 from fedtranscribe.models.scattering import Scattering
 
@@ -69,7 +69,7 @@ def features_for(student: str | None, channels: int) -> str:
 def side_seen(features: str, size: int) -> int:
     """Pixels a side that features see of images of `size`: public images need no more."""
     backbone = Backbone.parse(features)
-    return min(size, LARGEST_SIDE if backbone is None else backbone.side)
+    return min(size, SIDE_SEEN if backbone is None else backbone.side)
 
 
 def words_for(features: str) -> str:

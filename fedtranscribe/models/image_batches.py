@@ -6,8 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-LARGEST_SIDE = 64
-"""Pixels a side that our own features look at; a linear classifier cannot use finer texture."""
+SIDE_SEEN = 64
+"""Pixels a side that our own features look at, at most; finer texture is averaged away."""
 
 
 def parts(images: Tensor, size: int) -> Sequence[Tensor]:
@@ -21,11 +21,11 @@ def parts(images: Tensor, size: int) -> Sequence[Tensor]:
 
 
 def shrunk(images: Tensor) -> Tensor:
-    """Larger images averaged to `LARGEST_SIDE` pixels a side; others as they are.
+    """Larger images averaged to `SIDE_SEEN` pixels a side; others as they are.
 
     Args:
         images: float [n, ch, s, s].
     """
-    if images.shape[-1] <= LARGEST_SIDE:
+    if images.shape[-1] <= SIDE_SEEN:
         return images
-    return F.adaptive_avg_pool2d(images, LARGEST_SIDE)
+    return F.adaptive_avg_pool2d(images, SIDE_SEEN)
