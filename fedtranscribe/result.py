@@ -92,6 +92,8 @@ class Result(_Head):
         data: name of the records.
         data_id: of the records, where it may be known.
         class_names: what labels are called; None where nobody said.
+        logit_scale: that a student's logits were given, so that it is as sure as it is right; None
+            where no answer said how sure it may be.
         accuracy: None, or empty, where it may not be told.
         accuracy_on: which images it was measured on, in words.
         confusion: of the student; None where it may not be told.
@@ -110,6 +112,7 @@ class Result(_Head):
     generator: CountedGenerator | None = None
     mixture: MixtureFacts | None = None
     features: PublicFeatures | None = None
+    logit_scale: Annotated[float | None, Why.OUTPUT] = None
     ledger: LedgerFacts | None = None
     accuracy: Accuracy | None = None
     accuracy_on: Annotated[str | None, Why.COURSE] = None

@@ -36,7 +36,7 @@ STUDENT = "student.safetensors"
 GENERATOR = "generator.safetensors"
 DENOISER = "denoiser.safetensors"
 # Of checkpoints.
-_VERSION = 5
+_VERSION = 6
 
 DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What goes wrong where a run's files hold values of other types than a run writes."""

@@ -11,14 +11,16 @@ Guarantee:
     None of its own: a function of private answers.
 """
 
+from dataclasses import astuple
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedtranscribe.methods.calibration import Slope, calibrated_scale
 from fedtranscribe.methods.method import Combined
-from fedtranscribe.methods.moments import MomentsMethod, damped
+from fedtranscribe.methods.moments import MomentsMethod, damped, records_in
 from fedtranscribe.models import Classifier
 from fedtranscribe.query import DescentQuery, Kind
 
@@ -41,6 +43,7 @@ class DescentMethod:
         self._rounds = rounds
         self._run = run
         self._heads: list[Tensor] = []
+        self._slopes: list[Slope] = []
 
     @property
     def round(self) -> int:
@@ -52,6 +55,14 @@ class DescentMethod:
         """Whether all of them have been."""
         return self.round == self._rounds
 
+    @property
+    def logit_scale(self) -> float | None:
+        """What the finished student's logits are scaled by; None until then."""
+        if not self.finished:
+            return None
+        records = records_in(*self._moments.last)
+        return calibrated_scale(self._slopes[self._rounds // 2 :], records)
+
     def ask(self) -> DescentQuery:
         """The gradient at the head as it is."""
         last, _ = self._moments.last
@@ -59,24 +70,31 @@ class DescentMethod:
         return DescentQuery(name, Kind.DESCENT, last.centre, last.map, last.features, head)
 
     def learn(self, query: DescentQuery, answer: Combined) -> dict[str, float]:
-        """Take a step; after the last one the student is the mean of the later half of heads."""
+        """Take a step; after the last one the student is the mean of the later half of heads.
+
+        That mean is scaled by what the later answers say of its confidence.
+        """
         gradient = answer.values[0].double().reshape(query.entries, query.classes)
-        head = query.head.double() - _STEP * (self._preconditioner @ gradient)
+        at = query.head.double()
+        self._slopes.append(Slope(float((at * gradient).sum()), answer.noise * float(at.norm())))
+        head = at - _STEP * (self._preconditioner @ gradient)
         self._heads.append(head)
-        later = self._heads[self._rounds // 2 :] if self.finished else [head]
-        student = self._moments.student
+        scale, student = self.logit_scale, self._moments.student
+        if scale is not None:
+            head = scale * torch.stack(self._heads[self._rounds // 2 :]).mean(0)
         with torch.no_grad():
-            student.head.weight.copy_(torch.stack(later).mean(0).T)
+            student.head.weight.copy_(head.T)
             student.head.bias.zero_()
         return {}
 
     def state(self) -> dict[str, Any]:
         """Everything `load_state` needs; the student is stored by the moments."""
-        return {"heads": list(self._heads)}
+        return {"heads": list(self._heads), "slopes": [astuple(slope) for slope in self._slopes]}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from `state()` of the same plan."""
         self._heads = list(state["heads"])
+        self._slopes = [Slope(*slope) for slope in state["slopes"]]
 
     def _head(self) -> Tensor:
         if self._heads:

@@ -234,6 +234,11 @@ def damped(query: MomentsQuery, answer: Combined) -> Tensor:
     return moments_of(query, answer).second + _ridge(query, answer)
 
 
+def records_in(query: MomentsQuery, answer: Combined) -> float:
+    """About how many records were summed up: every row has norm one, so the trace counts them."""
+    return float(moments_of(query, answer).second.trace())
+
+
 def _ridge(query: MomentsQuery, answer: Combined) -> Tensor:
     edge = _noise_edge(answer.noise, query.entries)
     return _RIDGE * edge * torch.eye(query.entries, dtype=torch.float64)

@@ -61,6 +61,7 @@ class SumsMethod:
         mixture: MixtureMethod | None = None,
     ) -> None:
         self._moments = moments
+        self._descent = descent
         self._mixture = mixture
         self._turns: Sequence[_Asks] = [x for x in (moments, descent, mixture) if x is not None]
 
@@ -68,6 +69,11 @@ class SumsMethod:
     def student(self) -> Classifier:
         """That of the moments."""
         return self._moments.student
+
+    @property
+    def logit_scale(self) -> float | None:
+        """See `DescentMethod`; None where no gradients have been asked, or not all of them yet."""
+        return None if self._descent is None else self._descent.logit_scale
 
     @property
     def generator(self) -> Generator | GaussianMixture | None:

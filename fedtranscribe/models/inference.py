@@ -24,12 +24,12 @@ def predict(network: Classifier, images: Tensor) -> Tensor:
 
 
 def logits_of(network: Classifier, images: Tensor) -> Tensor:
-    """What the network says of uint8 images [n, ch, s, s]: [n, classes], on the CPU."""
-    device = next(network.parameters()).device
+    """What the network says of images [n, ch, s, s], uint8 or in [0, 1]: [n, classes], on CPU."""
+    device, whole = next(network.parameters()).device, images.dtype == torch.uint8
     network.eval()
     with torch.no_grad():
-        parts = [network(part.to(device).float() / 255).cpu() for part in images.split(_BATCH)]
-    return torch.cat(parts)
+        parts = (part.to(device).float() for part in images.split(_BATCH))
+        return torch.cat([network(part / 255 if whole else part).cpu() for part in parts])
 
 
 def labelled_samples(

@@ -17,6 +17,7 @@ from fedtranscribe.release.accounting import agree
 from fedtranscribe.release.describe import told
 from fedtranscribe.release.stamp import LOUD
 from fedtranscribe.release.statement import Choice, LedgerTotal, PrivacyStatement, PublicWeights
+from fedtranscribe.result import Result
 from fedtranscribe.result_parts import OWN_LABELS
 from fedtranscribe.runs.finished import FinishedRun
 from fedtranscribe.text import markdown
@@ -249,9 +250,20 @@ def _facts(run: FinishedRun) -> dict[str, Any]:
         "channels": student.channels,
         "size": student.size,
         "parameters": sum(p.numel() for p in student.parameters()),
+        "confidence": _confidence(run.result),
         "generator": generator is not None,
         "mixture": _mixture(generator) if isinstance(generator, GaussianMixture) else None,
     }
+
+
+def _confidence(result: Result) -> str:
+    """How far the student's probabilities may be trusted."""
+    if result.logit_scale is None:
+        return "not calibrated: its probabilities order the classes, and say no more"
+    return (
+        f"calibrated on average over the private records: the noisy gradients, which the student "
+        f"was learned from, set the scale of its logits (times {result.logit_scale:.2f})"
+    )
 
 
 def _mixture(generator: GaussianMixture) -> str:

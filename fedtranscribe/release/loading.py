@@ -20,15 +20,13 @@ from fedtranscribe.errors import (
 from fedtranscribe.models import Classifier, Generator, load_network
 from fedtranscribe.models.backbones import Backbone
 from fedtranscribe.models.diffusion import Synthesizer, load_synthesizer
-from fedtranscribe.models.inference import labelled_samples, predict
+from fedtranscribe.models.inference import labelled_samples, logits_of
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.release.accounting import first_disagreement
 from fedtranscribe.release.digests import first_difference
 from fedtranscribe.release.stamp import stamp_of
 from fedtranscribe.release.statement import PrivacyStatement, read_statement
 from fedtranscribe.run_directory import DENOISER, GENERATOR, STUDENT
-
-_BATCH = 250
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,14 +73,30 @@ class Release:
             InvalidDataError: another type, or values outside of [0, 1].
         """
         if not names:
-            return self._predicted(images)
+            return self._logits(images).argmax(-1)
         if self.class_names is None:
             raise ConfigError(
                 f"The release in {self.path} does not name its classes; leave out names=True."
             )
-        return [self.class_names[label] for label in self._predicted(images).tolist()]
+        return [self.class_names[label] for label in self.predict(images).tolist()]
 
-    def _predicted(self, images: Tensor) -> Tensor:
+    def probabilities(self, images: Tensor) -> Tensor:
+        """How likely the student takes each class to be; the card says how far to trust it.
+
+        Args:
+            images: as for `predict`.
+
+        Returns:
+            float32 [n, classes], rows that add up to one, on the CPU.
+
+        Raises:
+            ConfigError: the release has no student.
+            ModelMismatchError: as for `predict`.
+            InvalidDataError: as for `predict`.
+        """
+        return self._logits(images).softmax(-1)
+
+    def _logits(self, images: Tensor) -> Tensor:
         student = self.student
         if student is None:
             raise ConfigError(
@@ -95,22 +109,15 @@ class Release:
                 f"Expected images [n, {', '.join(map(str, shape))}], got {list(images.shape)}."
             )
         if not len(images):
-            return torch.empty(0, dtype=torch.int64)
-        if images.dtype == torch.uint8:
-            return predict(student, images)
+            return torch.empty(0, student.classes)
         # Not a number fails this comparison too.
-        if not images.is_floating_point() or not bool(((images >= 0) & (images <= 1)).all()):
+        whole, real = images.dtype == torch.uint8, images.is_floating_point()
+        if not whole and not (real and bool(((images >= 0) & (images <= 1)).all())):
             raise InvalidDataError(
                 f"Expected images of uint8, or floating point in [0, 1], got {images.dtype}"
-                f"{' outside of it' if images.is_floating_point() else ''}."
+                f"{' outside of it' if real else ''}."
             )
-        device = next(student.parameters()).device
-        with torch.no_grad():
-            parts = [
-                student(part.to(device, torch.float32)).argmax(-1).cpu()
-                for part in images.split(_BATCH)
-            ]
-        return torch.cat(parts)
+        return logits_of(student, images)
 
     def sample(self, n: int, seed: int | None = None) -> tuple[Tensor, Tensor]:
         """Synthetic images and their labels: costs no privacy.

@@ -153,6 +153,7 @@ def _result(
         public_data=settings.public_data,
         mixture=mixture_facts(plan),
         features=public_features(settings),
+        logit_scale=learned.logit_scale,
         accuracy=learned.accuracy or Accuracy.of({}),
         confusion=learned.confusion,
         curve=AccuracyCurve(rows=tuple(curve[0]), accuracy=tuple(curve[1])),

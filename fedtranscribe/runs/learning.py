@@ -67,6 +67,11 @@ class Learned:
     confusion: Confusion | None
     method: Method[Any]
 
+    @property
+    def logit_scale(self) -> float | None:
+        """What the student's logits were scaled by; None where no answer says how sure it is."""
+        return self.method.logit_scale if isinstance(self.method, SumsMethod) else None
+
 
 def needs_network(settings: StudentSettings, plan: Plan) -> bool:
     """Whether a generator has to be trained: where no mixture stands in for it, or for teachers."""

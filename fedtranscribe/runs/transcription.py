@@ -248,6 +248,7 @@ def _result(prepared: Prepared, run: RunDirectory, holder: Holder, learned: Lear
         generator=_generator(prepared),
         mixture=mixture_facts(plan),
         features=public_features(settings),
+        logit_scale=learned.logit_scale,
         accuracy=learned.accuracy,
         accuracy_on=(
             "held-out images of a published benchmark, declared public"

@@ -81,12 +81,32 @@ def test_the_student_is_the_mean_of_the_later_heads(records):
             heads.append(query.head.double())
         asking.learn(query, answered(records, query))
     # The fourth head is nobody's question; it follows from the mean of the last two.
-    fourth = 2 * asking.student.head.weight.detach().double().T - heads[3]
+    mean = asking.student.head.weight.detach().double().T / asking.logit_scale
+    fourth = 2 * mean - heads[3]
     gradient = answered(records, asking_at(heads[3], query)).values[0].reshape(501, CLASSES)
     rows, _ = records
     step = heads[3] - fourth
     assert torch.allclose(rows.T @ rows @ step, 6.0 * gradient, atol=1.0)
     assert float(step.norm()) > 0
+
+
+def test_the_student_is_made_as_sure_as_the_later_answers_say(records):
+    asking, slopes = method(), []
+    while not asking.finished:
+        assert asking.logit_scale is None
+        query = asking.ask()
+        answer = answered(records, query)
+        if isinstance(query, DescentQuery):
+            gradient = answer.values[0].reshape(query.head.shape)
+            slopes.append(float((query.head.double() * gradient).sum()) / len(records[0]))
+        asking.learn(query, answer)
+    expected = torch.tensor(-sum(slopes[2:]) / 2).exp()
+    assert asking.logit_scale == pytest.approx(float(expected), rel=1e-3)
+    assert asking.logit_scale > 1
+    surer = loss(asking, records)
+    with torch.no_grad():
+        asking.student.head.weight /= asking.logit_scale
+    assert surer < loss(asking, records)
 
 
 def asking_at(head: torch.Tensor, query: DescentQuery) -> DescentQuery:
@@ -108,6 +128,7 @@ def test_a_stored_state_goes_on_as_if_nothing_had_happened(records, after):
         asking.learn(query, answered(records, query))
         again.learn(other, answered(records, other))
     assert torch.equal(asking.student.head.weight, again.student.head.weight)
+    assert asking.logit_scale == again.logit_scale is not None
 
 
 def test_noise_alone_gives_a_finite_student():

@@ -62,6 +62,17 @@ def test_bytes_and_numbers_in_0_to_1_are_predicted_alike(made_once):
     assert not torch.equal(release.sample(300)[0], release.sample(300)[0])
 
 
+def test_probabilities_go_with_the_classes(made_once):
+    release = fedtranscribe.load(made_once)
+    images, labels = release.sample(300, seed=1)
+    likely = release.probabilities(images)
+    assert likely.dtype == torch.float32
+    assert torch.allclose(likely.sum(1), torch.ones(300), atol=1e-5)
+    assert torch.equal(likely.argmax(1), labels)
+    assert torch.equal(release.probabilities(images.float() / 255), likely)
+    assert release.probabilities(images[:0]).shape == (0, likely.shape[1])
+
+
 @pytest.mark.parametrize(
     ("images", "error"),
     [
@@ -74,8 +85,10 @@ def test_bytes_and_numbers_in_0_to_1_are_predicted_alike(made_once):
     ],
 )
 def test_images_that_do_not_fit_are_refused(made_once, images, error):
-    with pytest.raises(error, match="Expected images"):
-        fedtranscribe.load(made_once).predict(images)
+    release = fedtranscribe.load(made_once)
+    for ask in (release.predict, release.probabilities):
+        with pytest.raises(error, match="Expected images"):
+            ask(images)
 
 
 def test_too_few_samples_are_refused(made_once):

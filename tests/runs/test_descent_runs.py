@@ -68,6 +68,19 @@ def test_its_books_and_its_noise_stand_up_to_an_audit(settings: TranscribeSettin
     assert verify(make_release(tmp_path / "run").folder).ok
 
 
+def test_the_card_says_how_far_probabilities_may_be_trusted(
+    settings: TranscribeSettings, tmp_path: Path
+):
+    scale = transcribe(prepare(settings), tmp_path / "run").to_json()["logit_scale"]
+    folder = make_release(tmp_path / "run").folder
+    assert f"(times {scale:.2f})" in (folder / "card.md").read_text(encoding="utf-8")
+    plain = settings.model_copy(update={"descent_rounds": 0, "budget": 150})
+    told = transcribe(prepare(plain), tmp_path / "plain").to_json()
+    assert told.get("logit_scale") is None
+    folder = make_release(tmp_path / "plain").folder
+    assert "Probabilities: not calibrated" in (folder / "card.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("crash_after", [2, 3, 4, 5])
 def test_an_interrupted_run_comes_to_the_same_end_and_pays_once(
     settings: TranscribeSettings,
