@@ -13,7 +13,7 @@ import pytest
 
 from fedtranscribe.errors import SimulationError
 from fedtranscribe.flower import superlink
-from fedtranscribe.flower.keeper import lives
+from fedtranscribe.flower.keeper import LOG, lives
 from fedtranscribe.flower.superlink import PrivateSuperLink, RunStatus
 
 TOY = Path(__file__).parent / "toy_app"
@@ -31,6 +31,7 @@ subprocess.run([sys.executable, "-c", orphan], env={{}})
 print("the program has started", flush=True)
 time.sleep(600)
 """
+SAID = "the program has started"
 KEEP = """
 import sys
 from pathlib import Path
@@ -57,8 +58,9 @@ def keeper_command(folder: Path) -> list[str]:
 
 
 def family(folder: Path) -> list[psutil.Process]:
-    """The two deaf processes, once both are there."""
+    """The two deaf processes, once both are there and the program has said so."""
     until(lambda: len(list((folder / "pids").iterdir())) == 2)
+    until(lambda: SAID in (folder / "home" / LOG).read_text())
     return [psutil.Process(int(entry.name)) for entry in (folder / "pids").iterdir()]
 
 
@@ -71,7 +73,7 @@ def test_the_keeper_ends_orphans_in_other_sessions(tmp_path: Path) -> None:
         assert keeper.wait(60) == 128 + signal.SIGTERM
     assert not any(lives(member) for member in members)
     assert not (tmp_path / "home").exists()
-    assert "the program has started" in (tmp_path / "kept.log").read_text()
+    assert SAID in (tmp_path / "kept.log").read_text()
 
 
 def test_a_caller_that_is_killed_leaves_nothing_behind(tmp_path: Path) -> None:
