@@ -116,6 +116,8 @@ def main() -> None:
             if method in ONCE and seed:
                 continue
             for chosen in STARTS if method in SHARES else [{}]:
+                if chosen and options.alpha not in (None, chosen["alpha"]):
+                    continue
                 key = {"data": options.data, "method": method, "seed": seed, **chosen}
                 if any(key.items() <= x.items() for x in done):
                     continue
@@ -135,6 +137,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="method, or data:method")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--seed", type=int, nargs="*", help="these seeds instead")
+    parser.add_argument("--alpha", type=float, help="of the lines with sums, this skew alone")
     return parser.parse_args()
 
 

@@ -62,6 +62,7 @@ def sums_plan(asked: Asked, roster: Mapping[str, Capabilities], share: float = 1
         bound = gradients_bound(width, facts.classes)
         noise = _noise(asked, roster, on_gradients / rounds, bound)
         descent = (Part(Kind.DESCENT, 1, noise, width, facts.classes),) * rounds
+        gradients += _seen_of_gradients(descent[0], roster, facts.classes)
     mixture, words = (), why
     if ours:
         mixture, words = _mixture_parts(asked, roster, ours * share, why)
@@ -98,6 +99,15 @@ def _descent_rounds(
         return 0, f"no gradients are asked for: holder {without} does not allow them"
     rounds = said or _DESCENT_ROUNDS
     return rounds, f"{rounds} rounds of gradients get {_DESCENT_SHARE:.0%} of the student's budget"
+
+
+def _seen_of_gradients(part: Part, roster: Mapping[str, Capabilities], classes: int) -> str:
+    """How far the records of a class, all missed alike, stand above the noise of their gradient."""
+    if not _declared(roster):
+        return ""
+    noise = part.combined_std(len(roster)) * math.sqrt(part.width)
+    ratio = in_short(_declared(roster) / classes / noise)
+    return f" (a class that the student misses stands {ratio} times above the noise of each)"
 
 
 def mixture_share(asked: Asked, roster: Mapping[str, Capabilities]) -> tuple[float, str]:

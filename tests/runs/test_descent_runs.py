@@ -9,6 +9,7 @@ from fedtranscribe.config.evaluation import AuditSettings
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.evaluation.audit import audit
 from fedtranscribe.holder.answering import Holder
+from fedtranscribe.privacy.forecasts import in_short
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.query import Kind
@@ -40,7 +41,10 @@ def test_one_budget_pays_for_moments_gradients_and_mixture(
     plan = prepare(settings).plan
     kinds = [Kind.MOMENTS] * 2 + [Kind.DESCENT] * ROUNDS + [Kind.MIXTURE] * 3
     assert [part.kind for part in plan.parts] == kinds
-    assert "3 rounds of gradients get 50% of the student's budget" in plan.words
+    assert "3 rounds of gradients get 50% of the student's budget (a class that" in plan.words
+    noise = plan.descent[0].noise.strength * plan.descent[0].width ** 0.5
+    each = plan.facts.records / plan.facts.classes
+    assert f" stands {in_short(each / noise)} times above the noise of each)" in plan.words
     plain = prepare(settings.model_copy(update={"descent_rounds": 0})).plan
     for one, other in zip(plan.parts[:2], plain.parts[:2], strict=True):
         assert (one.noise.strength / other.noise.strength) ** 2 == pytest.approx(2)
