@@ -271,6 +271,7 @@ def test_what_a_run_on_a_benchmark_leaves_is_listed(kind, benchmark, tmp_path, l
                 "abandoned_rows",
                 "confusion",
                 "features",
+                "logit_scale",
             }
         )
         assert not json.loads(before.read_text()).keys() - told.keys()
