@@ -25,7 +25,6 @@ from utility import NoisyHolder, facts_of, plan_of
 from fedtranscribe.config import DpsdSettings, TranscribeSettings
 from fedtranscribe.data import DataSplit, NamedData, load
 from fedtranscribe.holder.answering import Holder
-from fedtranscribe.holder.statistics import MeanGradients, by_kind
 from fedtranscribe.mechanisms import RowBound
 from fedtranscribe.methods.distillation import classic_distillation, gradient_of
 from fedtranscribe.methods.dpsd import DPSD, GeneratorLoss, generator_loss
@@ -37,6 +36,7 @@ from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.rounds.planning import KINDS
 from fedtranscribe.runs.preparation import make_manifest
 from fedtranscribe.runs.student_side import build_student_side, public_images
+from fedtranscribe.statistics import MeanGradients, by_kind
 from fedtranscribe.teachers import Ensemble, train_teachers
 from fedtranscribe.teachers.training import shard_file
 from fedtranscribe.tracking import silent

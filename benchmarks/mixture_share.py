@@ -19,7 +19,6 @@ import torch
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.data import ImageSet, load
 from fedtranscribe.holder.answering import Holder
-from fedtranscribe.holder.statistics import Moments, by_kind
 from fedtranscribe.mechanisms import moments_bound
 from fedtranscribe.methods.method import Combined
 from fedtranscribe.methods.moments import MomentsMethod
@@ -33,6 +32,7 @@ from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.runs.student_side import build_student_side, public_images
+from fedtranscribe.statistics import Moments, by_kind
 
 RESULTS = Path(__file__).parent / "results"
 DATA = ("digits", "mnist", "fashion-mnist", "cifar10-jpeg")

@@ -34,7 +34,6 @@ from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.errors import HopelessPlanError
 from fedtranscribe.flower.baselines import load_mean, train_locally
 from fedtranscribe.holder.node import Node
-from fedtranscribe.holder.statistics import Moments
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.ensemble_distillation import dense, distil
 from fedtranscribe.models import Classifier, build, load_network
@@ -47,6 +46,7 @@ from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.runs.learning import HeldOut
 from fedtranscribe.runs.simulation import open_holder, partitions
 from fedtranscribe.runs.student_side import build_student_side, public_images
+from fedtranscribe.statistics import Moments
 from fedtranscribe.teachers import Ensemble, ensemble_accuracy
 from fedtranscribe.tracking import silent
 

@@ -33,7 +33,6 @@ from fedtranscribe.capabilities import Capabilities, Facts
 from fedtranscribe.config import DpsdSettings, TeacherSettings, TranscribeSettings
 from fedtranscribe.data import DataSplit, ImageSet, NamedData, load
 from fedtranscribe.holder.answering import Holder
-from fedtranscribe.holder.statistics import of_teachers
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.method import Combined
 from fedtranscribe.models.inference import accuracy
@@ -47,6 +46,7 @@ from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.runs.finished import FinishedRun
 from fedtranscribe.runs.preparation import OWN, make_manifest
 from fedtranscribe.runs.student_side import build_student_side, public_images
+from fedtranscribe.statistics import of_teachers
 from fedtranscribe.teachers import Ensemble, ensemble_accuracy, train_teachers
 from fedtranscribe.tracking import silent
 

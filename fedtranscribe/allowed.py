@@ -52,6 +52,7 @@ KEYS: Mapping[str, Listed] = {
         "*.noise *.rows_per_message *.rows_per_run *.dropouts *.colluders *.masks *.trainers "
         "*.records *.features",
     },
+    "trainers.json": {Why.SETTING: "holders"},
     "checkpoints/secagg-keys.json": {Why.SETTING: "*"},
     "checkpoints/secagg-round.json": {
         Why.COURSE: "query survivors signatures.*",
@@ -94,7 +95,7 @@ FILES: Mapping[Why, str] = {
     Why.SETTING: "config.toml",
     Why.COURSE: "superlink.log",
     Why.OUTPUT: "student.safetensors generator.safetensors denoiser.safetensors images.png "
-    "samples.png inversion.png checkpoints/state.pt checkpoints/answer.pt "
+    "samples.npz samples.png inversion.png checkpoints/state.pt checkpoints/answer.pt "
     "checkpoints/generator.pt "
     "release/student.safetensors release/generator.safetensors release/denoiser.safetensors "
     "release/student.onnx",

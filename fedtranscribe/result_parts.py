@@ -145,6 +145,26 @@ class Federation(Part):
     holder: Annotated[str | None, Why.SETTING] = None
 
 
+class PrivateStart(Part):
+    """What a training on private records began with.
+
+    Attributes:
+        share: of μ², for the mixture.
+        components: Gaussians per class.
+        noise: std on each question's sums.
+        samples: images of the mixture that the network was pre-trained on.
+        epsilon_of_start: ε of the mixture alone.
+        epsilon_of_training: ε of the rest alone; both together cost less than the sum.
+    """
+
+    share: Annotated[float, Why.SETTING]
+    components: Annotated[int, Why.SETTING]
+    noise: Annotated[tuple[float, ...], Why.COST]
+    samples: Annotated[int, Why.SETTING]
+    epsilon_of_start: Annotated[float, Why.COST]
+    epsilon_of_training: Annotated[float, Why.COST]
+
+
 class Diffusion(Part):
     """A diffusion model that was trained on the records themselves.
 
@@ -157,6 +177,7 @@ class Diffusion(Part):
         sampling: how images are drawn.
         sha256: of the network's file.
         resolved: settings of the method.
+        private_start: None without one.
     """
 
     sigma: Annotated[float, Why.COST]
@@ -170,6 +191,7 @@ class Diffusion(Part):
     sampling: Annotated[dict[str, Any], Why.SETTING]
     sha256: Annotated[str, Why.OUTPUT]
     resolved: Annotated[dict[str, Any], Why.SETTING]
+    private_start: PrivateStart | None = None
 
 
 class CountedGenerator(Part):

@@ -35,6 +35,8 @@ from fedtranscribe.result_parts import Confusion
 STUDENT = "student.safetensors"
 GENERATOR = "generator.safetensors"
 DENOISER = "denoiser.safetensors"
+HOLDERS = "holders"
+"""Folders, each a whole run, where every holder has trained a network of its own."""
 # Of checkpoints.
 _VERSION = 6
 

@@ -72,8 +72,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     train = features.train_features
     monkeypatch.setattr(features, "train_features", lambda public: train(public, steps=2))
     features.registered.cache_clear()
-    monkeypatch.setattr("fedtranscribe.runs.single_node._JUDGED", 30)
-    monkeypatch.setattr("fedtranscribe.runs.single_node._JUDGE_STEPS", 2)
+    monkeypatch.setattr("fedtranscribe.runs.pooled._JUDGED", 30)
+    monkeypatch.setattr("fedtranscribe.runs.pooled._JUDGE_STEPS", 2)
 
 
 # ---------------------------------------------------------------- kinds of runs
@@ -113,6 +113,18 @@ def dp_promise(data: str, out: Path) -> None:
     steps = {"boundary": 980, "phase1_batch": 4, "phase1_epochs": 0.25, "copies": 2}
     options = DpPromiseOptions(**steps, phase2_batch=4, phase2_epochs=0.25)
     synthesized(data, out, dp_promise=options)
+
+
+def started(data: str, out: Path) -> None:
+    steps = {"phase1": False, "phase2_batch": 4, "phase2_epochs": 0.25, "copies": 1}
+    synthesized(
+        data,
+        out,
+        start="mixture",
+        start_share=0.5,
+        pretrain_epochs=0.004,
+        dp_promise=DpPromiseOptions(**steps),
+    )
 
 
 def dp_sad(data: str, out: Path) -> None:
@@ -155,11 +167,16 @@ def simulated(data: str, out: Path, **options: Any) -> None:
     _serve(grid, settings_from(config), out)
 
 
-def trained_by_a_holder(data: str, out: Path) -> None:
+def trained_by_every_holder(data: str, out: Path) -> None:
+    trained_by_a_holder(data, out, trainer="all", holders=2)
+
+
+def trained_by_a_holder(data: str, out: Path, **others: Any) -> None:
     steps = {"phase1": False, "phase2-batch": 4, "phase2-epochs": 0.3, "copies": 1}
     options = {f"training.dp-promise.{name}": value for name, value in steps.items()}
     shape = {"training.size": "tiny", "training.sampling-steps": 2, "holders": 1, "shards": 1}
-    simulated(data, out, method="dp-promise", **shape, **options)
+    shape["training.pretrain-epochs"] = 0.004
+    simulated(data, out, method="dp-promise", **{**shape, **options, **others})
 
 
 KINDS: dict[str, Callable[[str, Path], None]] = {
@@ -179,6 +196,8 @@ KINDS: dict[str, Callable[[str, Path], None]] = {
         for method in ("fedavg", "feddf")
     },
     "dp-promise at a holder": trained_by_a_holder,
+    "dp-promise at every holder": trained_by_every_holder,
+    "dp-promise after a mixture": started,
 }
 
 
@@ -186,10 +205,13 @@ KINDS: dict[str, Callable[[str, Path], None]] = {
 
 
 def outside(folder: Path) -> Iterator[str]:
-    """Every file that is not under `private/`, by its path in the folder."""
+    """Every file that is not under `private/`, by its path in the folder.
+
+    Each folder under `holders/` is a run of its own, and looked at as such.
+    """
     for path in sorted(folder.rglob("*")):
         name = path.relative_to(folder).as_posix()
-        if path.is_file() and not name.startswith("private/"):
+        if path.is_file() and not name.startswith(("private/", "holders/")):
             yield name
 
 
@@ -248,8 +270,11 @@ def lines_drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_what_a_run_on_a_benchmark_leaves_is_listed(kind, benchmark, tmp_path, lines_drawn):
     run = tmp_path / "run"
     KINDS[kind](benchmark, run)
-    assert not_listed(run) == []
-    assert leaks(run) == []
+    owns = sorted(run.glob("holders/*"))
+    assert len(owns) == (2 if kind == "dp-promise at every holder" else 0)
+    for folder in (run, *owns):
+        assert not_listed(folder) == []
+        assert leaks(folder) == []
     assert set(lines_drawn) <= {"public set alone"}
     scores = json.loads((run / "private" / "accuracy.json").read_text())
     if kind.startswith(("teachers", "simulated")):
@@ -272,6 +297,7 @@ def test_what_a_run_on_a_benchmark_leaves_is_listed(kind, benchmark, tmp_path, l
                 "confusion",
                 "features",
                 "logit_scale",
+                "private_start",
             }
         )
         assert not json.loads(before.read_text()).keys() - told.keys()

@@ -59,7 +59,8 @@ class FederationSettings(StudentSettings, RoundSettings):
         description="dp-promise and dp-sad train at one holder; the others have no privacy.",
     )
     trainer: str | None = Field(
-        default=None, description="Holder that trains; none: the first that can."
+        default=None,
+        description="Holder that trains; none: the first that can; all: each, its own network.",
     )
     slice_seconds: Annotated[float, Mark.RESUMABLE] = Field(
         default=60.0,

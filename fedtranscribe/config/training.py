@@ -37,7 +37,7 @@ class DpPromiseOptions(RecordOptions):
     """dp-promise alone, table [dp_promise]; what is left out is the profile's."""
 
     boundary: int | None = Field(
-        default=None, description="S, first time step of Phase I; T + 1 leaves Phase I out."
+        default=None, gt=0, description="S, first time step of Phase I; T + 1 leaves Phase I out."
     )
     phase1: bool = Field(default=True, description="Without, Phase II over all steps.")
     noisy_images: Literal["fresh", "cached"] = Field(
@@ -69,7 +69,7 @@ class DpSadOptions(RecordOptions):
     time_steps: Annotated[int | None, Mark.NO_OPTION] = Field(
         default=None, gt=0, le=_MOST_TIME_STEPS, description="T of the diffusion."
     )
-    start: Annotated[Literal["xavier", "teacher"] | None, Mark.NO_OPTION] = None
+    student_start: Annotated[Literal["xavier", "teacher"] | None, Mark.NO_OPTION] = None
     teacher_guidance: FileNumber = Field(default=None, ge=0, description="w of Eq. 5.")
     teacher_weight: FileNumber = Field(default=None, ge=0, description="MSE-T; 0 leaves it out.")
     data_weight: FileNumber = Field(default=None, ge=0, description="MSE; 0 leaves it out.")
@@ -104,6 +104,13 @@ class TrainingOptions(Settings):
     )
     size: Literal["tiny", "small", "medium", "large"] | None = Field(
         default=None, description="Of the U-Net."
+    )
+    start: Literal["mixture", "none"] | None = Field(
+        default=None,
+        description="mixture: pre-train on samples of a private mixture; default where it helps.",
+    )
+    start_share: float | None = Field(
+        default=None, gt=0, lt=1, description="Of μ², for the mixture; the rest trains."
     )
     pretrain_data: str | None = Field(default=None, description=PUBLIC_IMAGES)
     pretrain_epochs: float | None = Field(

@@ -20,7 +20,7 @@ from fedtranscribe.run_directory import RunDirectory
 from fedtranscribe.runs.federate import federate
 from fedtranscribe.runs.learning import HeldOut
 from fedtranscribe.runs.public_features import with_features
-from fedtranscribe.runs.single_node import TRAINERS, train_at_holder
+from fedtranscribe.runs.single_node import TRAINERS, train_at_holders
 from fedtranscribe.tracking import Tracker, check_tracking
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
     )
     report = Tracker(out, settings)
     if settings.method in TRAINERS:
-        result = train_at_holder(settings, transport, run, test=test, report=report)
+        result = train_at_holders(settings, transport, run, test=test, report=report)
     else:
         expected = settings.holders
         # It is of a published benchmark, or there is none.

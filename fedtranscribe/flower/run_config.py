@@ -8,6 +8,8 @@ from typing import Any, get_args
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from fedtranscribe.config import FederationSettings, build
 from fedtranscribe.errors import ConfigError, FedtranscribeError
@@ -29,7 +31,7 @@ def settings_from(run_config: Mapping[str, Any]) -> FederationSettings:
     values: dict[str, Any] = {}
     for key, value in run_config.items():
         *tables, name = key.replace("-", "_").split(".")
-        if not tables and _is_unset(name, value):
+        if _is_unset(_field(tables, name), value):
             continue
         inner = values
         for table in tables:
@@ -38,9 +40,20 @@ def settings_from(run_config: Mapping[str, Any]) -> FederationSettings:
     return build(FederationSettings, values)
 
 
-def _is_unset(name: str, value: Any) -> bool:
+def _field(tables: list[str], name: str) -> FieldInfo | None:
+    """What a setting may be; None where there is no such setting."""
+    kind: type[BaseModel] = FederationSettings
+    for table in tables:
+        inner = kind.model_fields.get(table)
+        found = None if inner is None else inner.annotation
+        if not (isinstance(found, type) and issubclass(found, BaseModel)):
+            return None
+        kind = found
+    return kind.model_fields.get(name)
+
+
+def _is_unset(field: FieldInfo | None, value: Any) -> bool:
     """Whether a value stands for null, which run-config lacks: "", or 0 or -1 if out of bounds."""
-    field = FederationSettings.model_fields.get(name)
     if field is None or type(None) not in get_args(field.annotation):
         return False
     bounds = [bound for bound in field.metadata if hasattr(bound, "ge") or hasattr(bound, "gt")]

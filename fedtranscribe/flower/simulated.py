@@ -36,7 +36,7 @@ from fedtranscribe.runs.simulation import (
     load_data,
     partitions,
 )
-from fedtranscribe.runs.single_node import TRAINERS, train_at_holder
+from fedtranscribe.runs.single_node import TRAINERS, train_at_holders
 from fedtranscribe.runs.student_side import build_student_side, public_images
 from fedtranscribe.teachers import Ensemble, ensemble_accuracy
 from fedtranscribe.tracking import Tracker, check_tracking
@@ -89,7 +89,7 @@ def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
         return
     addresses = _addresses(grid, settings.holders)
     if settings.method in TRAINERS:
-        train_at_holder(
+        train_at_holders(
             settings,
             OverFlower(grid, addresses, settings.timeout, settings.first_timeout),
             run,

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from fedtranscribe.answer import Answer, RawAnswer, Summand
 from fedtranscribe.errors import ConfigError, CorruptLedgerError
-from fedtranscribe.holder.statistics import Statistic
 from fedtranscribe.mechanisms import (
     BitSource,
     CentralNoise,
@@ -29,6 +28,7 @@ from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.query import Kind, Query
+from fedtranscribe.statistics import Statistic
 
 
 class Holder:

@@ -14,7 +14,6 @@ from fedtranscribe.errors import ProtocolError
 from fedtranscribe.holder.answering import Holder, decode
 from fedtranscribe.holder.masking import Masking
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.holder.statistics import Statistic
 from fedtranscribe.holder.trainings import Trainings
 from fedtranscribe.mechanisms import BitSource, MaskedShare, NoiseSource, OsBits, OsNoise
 from fedtranscribe.mechanisms.masked import residues
@@ -25,6 +24,7 @@ from fedtranscribe.query import Kind, Query, Scalar
 from fedtranscribe.refusals import Refusal, RefusalCode, refusing
 from fedtranscribe.secagg import Advert, Task
 from fedtranscribe.secagg.masks import Residues
+from fedtranscribe.statistics import Statistic
 from fedtranscribe.synthesize.training import training_id
 from fedtranscribe.wire.trainings import TrainedNetwork, TrainingProgress
 

@@ -26,6 +26,7 @@ from fedtranscribe.data import DataSplit, ImageSet, is_published
 from fedtranscribe.errors import ConfigError, ProtocolError, StorageError
 from fedtranscribe.mechanisms import BitSource, NoiseSource
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.units import Adjacency
 from fedtranscribe.reading import read_json_lines
 from fedtranscribe.result import Result, TrainedFacts
 from fedtranscribe.run_directory import DENOISER, RunDirectory
@@ -112,6 +113,7 @@ class Trainings:
         if strange := sorted(set(asked) - CHOSEN):
             raise ConfigError(f"{strange[0][:80]} is not for a server to choose; leave it out.")
         _expect_public(asked.get("pretrain_data"))
+        _expect_counted(asked.get("adjacency"))
         own = {"data": self._records().name, "ledger": self._ledger, "device": self._device}
         return build(SynthesizeSettings, {**asked, **own})
 
@@ -229,4 +231,13 @@ def _expect_public(name: object) -> None:
         raise ConfigError(
             f"Expected pretrain_data={name!r} to be the name of a published set, {PUBLIC_SHAPES!r} "
             "or 'none': a server cannot call files of this holder public."
+        )
+
+
+def _expect_counted(adjacency: object) -> None:
+    """A training counts its records, and its batches and the server learn the number."""
+    if adjacency == Adjacency.ADD_REMOVE:
+        raise ConfigError(
+            "Expected adjacency=zero-out or replace: a holder's training counts its records, and "
+            "add-remove would have to hide how many there are."
         )

@@ -14,7 +14,6 @@ Guarantee:
 """
 
 import math
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,45 +21,17 @@ from torch import Tensor
 
 from fedtranscribe.mechanisms.blocks import block_matrices
 from fedtranscribe.methods.method import Combined, read_answers, stored_answers
+from fedtranscribe.methods.mixture_shapes import AXES, FREQUENCIES
 from fedtranscribe.models.frequencies import frequency_count, lowest
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.query import CONSTANT, Kind, MixtureQuery
 
-FREQUENCIES = 200
-"""The lowest ones, among which axes are looked for."""
-AXES = 40
 # Public: what pictures are taken to be like before anything is known. Of white = 1.
 _GREY, _CONTRAST = 0.25, 0.4
 # Of the root mean square length of a record on the axes.
 _RADIUS = 1.4
 _TEXTURE_RADIUS = 0.35
 _LEAST_SQUARE = 1e-3
-
-
-@dataclass(frozen=True)
-class QuestionShape:
-    """What a plan has to know of a question before it is asked.
-
-    Attributes:
-        share: of the mixture's budget, in μ².
-        width: numbers in a mapped record, with the constant.
-        blocks: of products; None asks for squares.
-    """
-
-    share: float
-    width: int
-    blocks: int | None
-
-
-def question_shapes(channels: int, size: int, classes: int, cuts: int) -> tuple[QuestionShape, ...]:
-    """Axes, classes, components where there are any, texture: all that `MixtureMethod` will ask."""
-    d = frequency_count(channels, size)
-    looked_at = min(FREQUENCIES, d)
-    wide = min(AXES, looked_at) + 1
-    shares = (0.2, 0.15, 0.6, 0.05) if cuts else (0.25, 0.7, 0.05)
-    blocks = (classes, classes * 2**cuts) if cuts else (classes,)
-    shapes = ((looked_at + 1, 1), *((wide, count) for count in blocks), (d, None))
-    return tuple(QuestionShape(s, *shape) for s, shape in zip(shares, shapes, strict=True))
 
 
 class MixtureMethod:

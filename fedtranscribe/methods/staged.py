@@ -258,7 +258,7 @@ class StagedTraining(ABC, Generic[Stage, Settings]):
         Raises:
             ConfigError: a checkpoint of other settings or another number of records.
         """
-        saved = state["plan"]
+        saved = state.get("plan", {})  # none before the mixture of a private start is there
         for name, value in self._plan().items():
             if saved.get(name) != value:
                 raise ConfigError(

@@ -1,7 +1,7 @@
 """How much noise private diffusion needs for a target ε; what its Phase I leaves of a budget."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from enum import StrEnum
@@ -13,6 +13,7 @@ from fedtranscribe.privacy.accountant import epsilon as epsilon_of_plan
 from fedtranscribe.privacy.accountant import epsilon_rdp
 from fedtranscribe.privacy.checks import expect_delta, expect_epsilon
 from fedtranscribe.privacy.diffusion import DpPromisePlan, DpSadPlan
+from fedtranscribe.privacy.events import Event
 from fedtranscribe.privacy.released_images import ReleasedImages
 from fedtranscribe.privacy.responses import GRID
 from fedtranscribe.privacy.units import Adjacency
@@ -52,6 +53,7 @@ def calibrated(
     delta: float,
     adjacency: Adjacency = Adjacency.ZERO_OUT,
     by: CalibrateBy = CalibrateBy.SOUND,
+    before: Sequence[Event] = (),
 ) -> DiffusionPlan:
     """The plan with the smallest noise at which it costs at most ε; its own sigma is not used.
 
@@ -61,6 +63,7 @@ def calibrated(
         delta: target.
         adjacency: in which the target is meant; the papers' formulas know none.
         by: whether the target is the sound figure or what the paper's formula prints.
+        before: what the same run releases besides, in this adjacency; the sound ε is of it all.
 
     Raises:
         ConfigError: a value is out of range, epsilon is too small to be told from 0, or no noise
@@ -79,17 +82,17 @@ def calibrated(
         candidate = replace(plan, sigma=sigma)
         if by is CalibrateBy.PUBLISHED:
             return candidate.published(delta).epsilon
-        return sound_epsilon(candidate, delta, adjacency)
+        return epsilon_of_plan([*before, candidate.event(adjacency)], delta)
 
     if isinstance(plan, DpPromisePlan) and by is CalibrateBy.SOUND:
-        expect_phase1_fits(plan, epsilon, delta, adjacency)
+        expect_phase1_fits(plan, epsilon, delta, adjacency, before)
     start = float(plan.dilution) if isinstance(plan, DpSadPlan) else 1.0
     if by is CalibrateBy.PUBLISHED:
         return replace(plan, sigma=_smallest_sigma(cost, epsilon, start))
 
     @cache
     def bound(sigma: float) -> float:
-        return epsilon_rdp([replace(plan, sigma=sigma).event(adjacency)], delta)
+        return epsilon_rdp([*before, replace(plan, sigma=sigma).event(adjacency)], delta)
 
     # The bound in Rényi DP takes milliseconds where a composition takes seconds, and leads to
     # within a few per cent of the noise that is sought, but for an ε too small for its orders.
@@ -100,35 +103,46 @@ def calibrated(
 
 
 def expect_phase1_fits(
-    plan: DpPromisePlan, epsilon: float, delta: float, adjacency: Adjacency = Adjacency.ZERO_OUT
+    plan: DpPromisePlan,
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency = Adjacency.ZERO_OUT,
+    before: Sequence[Event] = (),
 ) -> None:
-    """Refuse a plan whose Phase I leaves nothing of the budget for Phase II.
+    """Refuse a plan whose Phase I, and what comes `before`, leave nothing of ε for Phase II.
 
     At most one composition: at a holder's node a server may ask for this as often as it likes.
 
     Raises:
         ConfigError: names a boundary that fits.
     """
-    if plan.has_phase1 and not _fits(plan, epsilon, delta, adjacency):
-        cost = _phase1_cost(plan, epsilon, delta, adjacency)
-        smallest = smallest_boundary(plan, epsilon, delta, adjacency, plan.boundary)
+    if plan.has_phase1 and not _fits(plan, epsilon, delta, adjacency, before):
+        cost = _phase1_cost(plan, epsilon, delta, adjacency, before)
+        smallest = smallest_boundary(plan, epsilon, delta, adjacency, plan.boundary, before)
+        who = "Phase I and the private start cost" if before else "Phase I alone costs"
         last = " (no Phase I at all)" if smallest > plan.time_steps else ""
         if last and not plan.cached:
             last = " (no Phase I at all; a smaller one may do)"
         raise ConfigError(
-            f"Expected boundary={plan.boundary} >= {smallest}{last}: Phase I alone costs "
+            f"Expected boundary={plan.boundary} >= {smallest}{last}: {who} "
             f"{cost} ({adjacency.value}, delta={delta:g}); raise the boundary, train fewer "
             f"epochs in Phase I, or allow a larger epsilon."
         )
 
 
-def _phase1_cost(plan: DpPromisePlan, epsilon: float, delta: float, adjacency: Adjacency) -> str:
+def _phase1_cost(
+    plan: DpPromisePlan,
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency,
+    before: Sequence[Event],
+) -> str:
     event = plan.phase1_event(adjacency)
     assert event is not None
     # Where one step is too much already, composing all of them takes minutes and adds nothing.
     if isinstance(event, ReleasedImages) and event.exceeds(epsilon, delta):
         return f"more than epsilon={epsilon:g} in every step"
-    return f"epsilon={epsilon_of_plan([event], delta):.4g} of {epsilon:g}"
+    return f"epsilon={epsilon_of_plan([*before, event], delta):.4g} of {epsilon:g}"
 
 
 def smallest_boundary(
@@ -137,12 +151,13 @@ def smallest_boundary(
     delta: float,
     adjacency: Adjacency = Adjacency.ZERO_OUT,
     above: int = 0,
+    before: Sequence[Event] = (),
 ) -> int:
     """The smallest S whose Phase I is known to cost less than ε, 1..T + 1, without composing it.
 
     The plan's own S is not used. Images that are drawn anew are bounded in Rényi DP, which takes
     milliseconds where a composition takes seconds: S may be a few steps larger than need be.
-    `above` is an S that is known not to fit.
+    `above` is an S that is known not to fit; `before` as for `calibrated`.
 
     Raises:
         ConfigError: a value is out of range.
@@ -152,7 +167,7 @@ def smallest_boundary(
     fails, fits = above, plan.time_steps + 1
     while fits - fails > 1:
         middle = (fails + fits) // 2
-        if _surely_fits(replace(plan, boundary=middle), epsilon, delta, adjacency):
+        if _surely_fits(replace(plan, boundary=middle), epsilon, delta, adjacency, before):
             fits = middle
         else:
             fails = middle
@@ -160,16 +175,28 @@ def smallest_boundary(
     return plan.time_steps + 1 if fits == plan.time_steps else fits
 
 
-def _fits(plan: DpPromisePlan, epsilon: float, delta: float, adjacency: Adjacency) -> bool:
+def _fits(
+    plan: DpPromisePlan,
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency,
+    before: Sequence[Event],
+) -> bool:
     event = plan.phase1_event(adjacency)
-    if event is None or _surely_fits(plan, epsilon, delta, adjacency):
+    if event is None or _surely_fits(plan, epsilon, delta, adjacency, before):
         return True
     if isinstance(event, ReleasedImages) and event.exceeds(epsilon, delta):
         return False  # spares a long composition
-    return epsilon_of_plan([event], delta) < epsilon * (1 - 2 * _CLOSE)
+    return epsilon_of_plan([*before, event], delta) < epsilon * (1 - 2 * _CLOSE)
 
 
-def _surely_fits(plan: DpPromisePlan, epsilon: float, delta: float, adjacency: Adjacency) -> bool:
+def _surely_fits(
+    plan: DpPromisePlan,
+    epsilon: float,
+    delta: float,
+    adjacency: Adjacency,
+    before: Sequence[Event],
+) -> bool:
     """Whether Phase I is seen to fit at once: by its closed form, or by its bound in Rényi DP."""
     event = plan.phase1_event(adjacency)
     if event is None:
@@ -177,9 +204,9 @@ def _surely_fits(plan: DpPromisePlan, epsilon: float, delta: float, adjacency: A
     if isinstance(event, ReleasedImages):
         if event.exceeds(epsilon, delta):
             return False
-        bound = epsilon_rdp([event], delta)
+        bound = epsilon_rdp([*before, event], delta)
     else:
-        bound = epsilon_of_plan([event], delta)
+        bound = epsilon_of_plan([*before, event], delta)
     return bound < epsilon * (1 - 2 * _CLOSE)
 
 
@@ -197,7 +224,8 @@ def _smallest_sigma(
         if high > _LARGEST_SIGMA:
             raise ConfigError(
                 f"Expected a noise multiplier below {_LARGEST_SIGMA:g} to reach "
-                f"epsilon={epsilon:g}; allow a larger epsilon, or train fewer epochs."
+                f"epsilon={epsilon:g}; allow a larger epsilon, train fewer epochs, or lower "
+                "start_share where there is a private start."
             )
     while low == high or cost(low) <= epsilon:
         low, high = low * factor, low

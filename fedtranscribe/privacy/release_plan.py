@@ -1,12 +1,12 @@
 """What a run releases: each mechanism's events, by unit and adjacency; what the ledger books."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from fedtranscribe.errors import ConfigError, UnsupportedAdjacencyError
 from fedtranscribe.privacy.checks import expect
-from fedtranscribe.privacy.events import MOST_COUNT, Event, event_from_json
+from fedtranscribe.privacy.events import MOST_COUNT, Event, Together, event_from_json
 from fedtranscribe.privacy.units import Adjacency, Unit
 
 
@@ -80,6 +80,33 @@ class Release:
         except (KeyError, TypeError, ValueError, AttributeError):
             raise ConfigError("Expected a release with mechanism, rows and costs.") from None
         return cls(mechanism, rows, events)
+
+
+def together(mechanism: str, releases: Sequence[Release]) -> Release:
+    """Several releases of one run as one, all of them fixed before the first.
+
+    Args:
+        mechanism: name of the whole.
+        releases: at least one.
+
+    Guarantee:
+        That of `Together`, in each unit and adjacency in which every release has one.
+
+    Raises:
+        ConfigError: there is no unit and adjacency in which all of them have a guarantee.
+    """
+    first = releases[0].costs
+    costs = {
+        unit: {
+            adjacency: Together(tuple(each.event(unit, adjacency) for each in releases))
+            for adjacency in by
+            if all(adjacency in each.costs.get(unit, {}) for each in releases)
+        }
+        for unit, by in first.items()
+    }
+    shared = {unit: by for unit, by in costs.items() if by}
+    expect(len(shared) > 0, "releases with a guarantee for one unit under one adjacency")
+    return Release(mechanism, 1, shared)
 
 
 @dataclass(frozen=True)

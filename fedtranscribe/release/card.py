@@ -18,7 +18,7 @@ from fedtranscribe.release.describe import told
 from fedtranscribe.release.stamp import LOUD
 from fedtranscribe.release.statement import Choice, LedgerTotal, PrivacyStatement, PublicWeights
 from fedtranscribe.result import Result
-from fedtranscribe.result_parts import OWN_LABELS
+from fedtranscribe.result_parts import OWN_LABELS, Diffusion
 from fedtranscribe.runs.finished import FinishedRun
 from fedtranscribe.text import markdown
 
@@ -239,6 +239,7 @@ def _facts(run: FinishedRun) -> dict[str, Any]:
             "parameters": sum(p.numel() for p in denoiser.parameters()),
             "time_steps": generator.schedule.steps,
             "labels": markdown(OWN_LABELS if trained is None else trained.labels),
+            "private_start": trained and _private_start(trained),
             "sampling": f"DDIM, {sampling.steps} steps, eta {sampling.eta:g}, "
             f"guidance {sampling.guidance:g}",
         }
@@ -254,6 +255,19 @@ def _facts(run: FinishedRun) -> dict[str, Any]:
         "generator": generator is not None,
         "mixture": _mixture(generator) if isinstance(generator, GaussianMixture) else None,
     }
+
+
+def _private_start(trained: Diffusion) -> str | None:
+    """The parts of what such a training cost."""
+    start = trained.private_start
+    if start is None:
+        return None
+    return (
+        f"{start.components} Gaussians per class from noisy sums over the records "
+        f"(ε = {start.epsilon_of_start:.4g} alone); the network was pre-trained on "
+        f"{start.samples:,} samples of them, then trained on the records "
+        f"(ε = {start.epsilon_of_training:.4g} alone)"
+    )
 
 
 def _confidence(result: Result) -> str:

@@ -225,6 +225,9 @@ def _key_figures(facts: RunFacts) -> list[Figure]:
 def _of_training(facts: RunFacts, trained: Diffusion) -> list[Figure]:
     """Of a diffusion model: what its images teach, and how it was trained."""
     found = [] if facts.taught is None else [Figure("CNN on its images", percent(facts.taught))]
+    if trained.private_start is not None:
+        share = f"{trained.private_start.share:.0%}"
+        found.append(Figure("private start", share, "of μ², for a mixture to begin with"))
     if trained.sigma:
         found.append(Figure("noise", f"{trained.sigma:.4g}", "multiplier of every step"))
     steps = sum(trained.steps.values())

@@ -6,10 +6,15 @@ from collections.abc import Mapping
 from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.mechanisms import Bound, gradients_bound
-from fedtranscribe.mechanisms.blocks import mixture_bound, triangle_length
+from fedtranscribe.mechanisms.blocks import mixture_bound
 from fedtranscribe.mechanisms.masked import masked_noise_std
 from fedtranscribe.mechanisms.moments import moments_bound
-from fedtranscribe.methods.mixture import question_shapes
+from fedtranscribe.methods.mixture_shapes import (
+    QuestionShape,
+    fits,
+    picked_cuts,
+    question_shapes,
+)
 from fedtranscribe.models.fixed_features import features_for, row_width
 from fedtranscribe.privacy.calibrate import ROUNDING
 from fedtranscribe.privacy.closed_forms import gaussian_mu
@@ -17,7 +22,7 @@ from fedtranscribe.privacy.forecasts import in_short, moments_forecast
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.privacy.zcdp import zcdp_rho
-from fedtranscribe.query import MOST_NUMBERS, Kind
+from fedtranscribe.query import Kind
 from fedtranscribe.rounds.asked import Asked
 from fedtranscribe.rounds.plan import Part, Plan
 
@@ -27,9 +32,6 @@ _FIRST_SHARE = 0.3
 # the student's sums would stand so far above their noise that it hardly misses half of its budget.
 _GREY_SHARE, _COLOUR_SHARE, _AMPLE_SHARE = 0.3, 0.1, 0.5
 _AMPLE = 100.0
-# A component is cut in two where either half still stands so many times above the noise.
-_WORTH_A_CUT = 100.0
-_MOST_CUTS = 3
 # Rounds of gradients, and their share of the student's budget; the same for few and many records.
 _DESCENT_ROUNDS, _DESCENT_SHARE = 10, 0.5
 
@@ -126,7 +128,7 @@ def mixture_share(asked: Asked, roster: Mapping[str, Capabilities]) -> tuple[flo
         )
     if said == 0:
         return 0.0, ""
-    if not _fits(facts, 0):
+    if not fits(facts.channels, facts.size, facts.classes):
         if said:
             raise ConfigError(
                 f"Expected fewer classes for a mixture, got {facts.classes:,}: its sums would be "
@@ -179,44 +181,23 @@ def _mixture_parts(
     """The questions of a mixture, and in words what they can show."""
     facts = next(iter(roster.values()))
 
-    def parts(cuts: int) -> tuple[Part, ...]:
-        shapes = question_shapes(facts.channels, facts.size, facts.classes, cuts)
-        return tuple(
-            Part(
-                Kind.MIXTURE,
-                1,
-                _noise(asked, roster, share * s.share, mixture_bound(s.width, s.blocks)),
-                s.width,
-                s.blocks,
-            )
-            for s in shapes
-        )
+    def part(shape: QuestionShape) -> Part:
+        noise = _noise(asked, roster, share * shape.share, mixture_bound(shape.width, shape.blocks))
+        return Part(Kind.MIXTURE, 1, noise, shape.width, shape.blocks)
 
-    def stands(made: tuple[Part, ...]) -> float:
-        last = made[-2]
-        assert last.classes is not None
-        return _above_noise(last, roster, last.classes)
+    def stands(shape: QuestionShape) -> float:
+        assert shape.blocks is not None
+        return _above_noise(part(shape), roster, shape.blocks)
 
-    cuts = next(
-        (
-            n
-            for n in range(_MOST_CUTS, 0, -1)
-            if _fits(facts, n) and stands(parts(n)) >= _WORTH_A_CUT
-        ),
-        0,
+    cuts = picked_cuts(facts.channels, facts.size, facts.classes, stands)
+    shapes = question_shapes(facts.channels, facts.size, facts.classes, cuts)
+    high = (
+        f", each {in_short(stands(shapes[-2]))} times above its noise" if _declared(roster) else ""
     )
-    made = parts(cuts)
-    high = f", each {in_short(stands(made))} times above its noise" if _declared(roster) else ""
-    return made, (
+    return tuple(part(shape) for shape in shapes), (
         f"{share:.0%} of the budget goes to a generator ({why}): a mixture of {2**cuts} "
         f"{'Gaussian' if cuts == 0 else 'Gaussians'} per class{high}"
     )
-
-
-def _fits(facts: Capabilities, cuts: int) -> bool:
-    """Whether every answer of such a mixture is short enough to be asked for."""
-    shapes = question_shapes(facts.channels, facts.size, facts.classes, cuts)
-    return all((s.blocks or 0) * triangle_length(s.width) <= MOST_NUMBERS for s in shapes)
 
 
 def _declared(roster: Mapping[str, Capabilities]) -> int:

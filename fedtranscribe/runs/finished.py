@@ -8,14 +8,14 @@ from torch import Tensor
 
 from fedtranscribe.config import OwnData, build
 from fedtranscribe.data import DataSplit, is_published, load
-from fedtranscribe.errors import ConfigError, CorruptWeightsError
+from fedtranscribe.errors import ConfigError, CorruptWeightsError, StorageError
 from fedtranscribe.models import Classifier, Generator, load_network
 from fedtranscribe.models.diffusion import Synthesizer, load_synthesizer
 from fedtranscribe.models.inference import labelled_samples
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.result import Result
 from fedtranscribe.result_parts import OWN_LABELS
-from fedtranscribe.run_directory import DENOISER, GENERATOR, STUDENT
+from fedtranscribe.run_directory import DENOISER, GENERATOR, HOLDERS, STUDENT
 from fedtranscribe.tracking import Progress, silent
 
 _DIFFUSION_SAMPLES = 3_000
@@ -42,10 +42,15 @@ class FinishedRun:
         """Read the run in a folder.
 
         Raises:
-            StorageError: there is no run, or it is not finished.
+            StorageError: there is no run, it is not finished, or it has a network per holder.
             ModelError: a network's file is damaged.
         """
         result = Result.read(path)
+        if (path / HOLDERS).is_dir() and not (path / DENOISER).exists():
+            raise StorageError(
+                f"The run in {path} has a network of each holder: give one of the folders in "
+                f"{path / HOLDERS}, or read {path / 'samples.npz'}."
+            )
         if (path / DENOISER).exists():
             return cls(path, result, None, load_synthesizer(path / DENOISER))
         student = load_network(path / STUDENT)

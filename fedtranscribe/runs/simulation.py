@@ -28,7 +28,6 @@ from fedtranscribe.holder.masking import Masking
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.holder.round_store import RoundStore
-from fedtranscribe.holder.statistics import Moments, of_records, of_teachers
 from fedtranscribe.holder.trainings import Trainings
 from fedtranscribe.mechanisms import BitSource, NoiseSource
 from fedtranscribe.models import pick_device
@@ -40,6 +39,7 @@ from fedtranscribe.runs.preparation import make_manifest
 from fedtranscribe.runs.public_features import given_backbones
 from fedtranscribe.runs.single_node import TRAINERS
 from fedtranscribe.secagg.key_files import SUFFIX, Identity, new_pair
+from fedtranscribe.statistics import Moments, of_records, of_teachers
 from fedtranscribe.teachers import Ensemble, Manifest, train_teachers
 
 # What simulated holders bear in masked sums, unless the settings say otherwise.

@@ -1,34 +1,31 @@
-"""A private training at one holder, as the server orchestrates it: plan, progress, network.
+"""Private trainings at holders, as the server orchestrates them: plan, progress, network.
 
 The server sends settings and gets counts of steps, and in the end the network that the holder's
-ledger has booked. It never sees a record, a gradient or a loss.
+ledger has booked. It never sees a record, a gradient or a loss. One holder trains, or with
+`trainer = "all"` each of them a network of its own; what becomes of several is `runs.pooled`.
 """
 
-import hashlib
+import json
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
-
-import torch
+from typing import Any, TypeVar
 
 from fedtranscribe import wire
+from fedtranscribe.allowed import expect_allowed
 from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.config import FederationSettings
 from fedtranscribe.data import ImageSet
-from fedtranscribe.errors import ConfigError, HopelessPlanError, ProtocolError, QuorumError
-from fedtranscribe.figures import draw_images, figures_available
+from fedtranscribe.errors import ConfigError, HopelessPlanError, QuorumError, StorageError
 from fedtranscribe.files import write_atomically
-from fedtranscribe.methods.local_training import train_locally
-from fedtranscribe.models import build, pick_device
-from fedtranscribe.models.diffusion import load_synthesizer
-from fedtranscribe.models.inference import accuracy
+from fedtranscribe.names import expect_name
+from fedtranscribe.reading import read_json
 from fedtranscribe.refusals import Refusal, RefusalCode
 from fedtranscribe.result import Result
-from fedtranscribe.result_parts import Accuracy, Federation
+from fedtranscribe.result_parts import Federation
 from fedtranscribe.rounds.transport import Transport
-from fedtranscribe.run_directory import DENOISER, RunDirectory
-from fedtranscribe.synthesize.samples import ALL, chosen_labels
+from fedtranscribe.run_directory import RunDirectory
+from fedtranscribe.runs.pooled import Tested, keep, pool
 from fedtranscribe.tracking import Report, ignore
 from fedtranscribe.wire import Message
 from fedtranscribe.wire.trainings import (
@@ -44,9 +41,14 @@ log = logging.getLogger(__name__)
 
 TRAINERS = ("dp-promise", "dp-sad")
 
-_GRID = 50
-# Samples that a small CNN sees before it is tested, and its steps.
-_JUDGED, _JUDGE_STEPS = 3_000, 1_000
+TRAINING_HOLDERS = "trainers.json"
+"""Names who trains in a run."""
+
+EVERY = "all"
+"""As the trainer: every holder that can, each its own network."""
+
+Reply = TypeVar("Reply")
+
 _WORDS = {
     RefusalCode.POLICY: "its policy does not allow this training, or not at this cost",
     RefusalCode.BUDGET: "its budget does not allow this ε; ask for less",
@@ -55,7 +57,7 @@ _WORDS = {
 }
 
 
-def train_at_holder(
+def train_at_holders(
     settings: FederationSettings,
     transport: Transport,
     run: RunDirectory,
@@ -65,7 +67,7 @@ def train_at_holder(
     data_id: str | None = None,
     report: Report = ignore,
 ) -> Result:
-    """Have one holder train a private diffusion model, and fetch it.
+    """Have holders train private diffusion models, and fetch them.
 
     Args:
         settings: of the run; `training` goes to the holder as it is.
@@ -80,34 +82,45 @@ def train_at_holder(
         The result, as written to `metrics.json`.
 
     Raises:
-        QuorumError: no holder that can, or it fell silent; the run can be resumed.
-        ConfigError, HopelessPlanError: the holder refused.
-        ProtocolError: what it sent makes no sense.
+        QuorumError: no holder that can, or one fell silent; the run can be resumed.
+        ConfigError, HopelessPlanError: a holder refused.
+        ProtocolError: what one sent makes no sense, or does not fit the others' networks.
     """
-    holder = _chosen(transport.capabilities(), settings)
-    log.info("%s trains %s", holder, settings.method)
+    holders = _fixed(run, _able(transport.capabilities(), settings), settings)
+    log.info("%s with %s", settings.method, ", ".join(holders))
     asked = asked_of(settings)
 
     def plan(number: int, name: str) -> Message:
         return ask_train(number, run.run_id, asked, settings.slice_seconds)
 
-    finished = False
-    while not finished:
-        standing: TrainingProgress = _ask(
-            transport, settings, wire.TRAIN, holder, plan, read_progress
-        )
-        report({"stage": standing.stage, "done": standing.done, "total": standing.total})
-        finished = standing.finished
-    trained = _ask(
+    standing: dict[str, TrainingProgress] = {}
+    while left := [h for h in holders if h not in standing or not standing[h].finished]:
+        standing |= _ask(transport, settings, wire.TRAIN, left, plan, read_progress)
+        report(_told_of(list(standing.values())))
+    trained: dict[str, TrainedNetwork] = _ask(
         transport,
         settings,
         wire.MODEL,
-        holder,
+        holders,
         lambda number, name: ask_model(number, run.run_id),
         read_trained,
     )
-    told = Federation(holders=1, holder=holder, bytes=transport.payload)
-    return _keep(settings, run, trained, told, data_id, test, declared_public)
+    trained = {holder: trained[holder] for holder in holders}  # not in the order of the replies
+    tested = Tested(test, declared_public, data_id)
+    if settings.trainer != EVERY:
+        (holder,) = holders
+        told = Federation(holders=1, holder=holder, bytes=transport.payload)
+        return keep(settings, run, trained[holder], told, tested)
+    return pool(settings, run, trained, transport.payload, tested)
+
+
+def _told_of(standing: list[TrainingProgress]) -> dict[str, Any]:
+    """How far one training is, or several together."""
+    if len(standing) == 1:
+        (one,) = standing
+        return {"stage": one.stage, "done": one.done, "total": one.total}
+    done, total = sum(s.steps_done for s in standing), sum(s.steps for s in standing)
+    return {"stage": f"training at {len(standing)} holders", "done": done, "total": total}
 
 
 def asked_of(settings: FederationSettings) -> dict[str, Any]:
@@ -117,112 +130,87 @@ def asked_of(settings: FederationSettings) -> dict[str, Any]:
     return {**chosen, **own}
 
 
-def _chosen(told: dict[str, Any], settings: FederationSettings) -> str:
-    able = [
+def _able(told: dict[str, Any], settings: FederationSettings) -> list[str]:
+    return [
         name
         for name, facts in sorted(told.items())
         if isinstance(facts, Capabilities) and settings.method in facts.trainers
     ]
-    if settings.trainer is not None and settings.trainer not in able:
+
+
+def _fixed(run: RunDirectory, able: list[str], settings: FederationSettings) -> list[str]:
+    """Who trains: settled when the run first starts, because another holder would pay anew."""
+    path = run.path / TRAINING_HOLDERS
+    if not path.exists():
+        chosen = _chosen(able, settings)
+        told = {"holders": chosen}
+        expect_allowed(TRAINING_HOLDERS, told)
+        write_atomically(path, json.dumps(told, indent=2).encode())
+        return chosen
+    try:
+        chosen = [expect_name("holder", name) for name in read_json(path)["holders"]]
+    except (OSError, ConfigError, KeyError, TypeError, ValueError):
+        raise StorageError(f"{path} is damaged; start a new run with another out.") from None
+    if away := [holder for holder in chosen if holder not in able]:
         raise QuorumError(
-            f"Holder {settings.trainer} does not offer {settings.method}, or did not answer; "
+            f"Holder {', '.join(away)} began to train in this run, and does not offer "
+            f"{settings.method} now or did not answer; resume the run when it is back."
+        )
+    return chosen
+
+
+def _chosen(able: list[str], settings: FederationSettings) -> list[str]:
+    named = None if settings.trainer == EVERY else settings.trainer
+    if named is not None and named not in able:
+        raise QuorumError(
+            f"Holder {named} does not offer {settings.method}, or did not answer; "
             f"those that do: {', '.join(able) or 'none'}."
         )
     if not able:
         raise QuorumError(
             f"No holder offers {settings.method}; its policy file has to name it under trainers."
         )
-    return settings.trainer or able[0]
+    if settings.trainer == EVERY:
+        if len(able) < settings.holders:
+            raise QuorumError(
+                f"Expected {settings.holders} holders that offer {settings.method}, got "
+                f"{len(able)}: {', '.join(able)}. Wait for the others, or set holders={len(able)}."
+            )
+        return able
+    return [named or able[0]]
 
 
 def _ask(
     transport: Transport,
     settings: FederationSettings,
     message_type: str,
-    holder: str,
+    holders: list[str],
     make: Callable[[int, str], Message],
-    read: Callable[[Message], Any],
-) -> Any:
-    """What the holder says; a silent or failing one is asked again, which costs nothing twice."""
+    read: Callable[[Message], Reply],
+) -> dict[str, Reply]:
+    """What holders say; silent or failing ones are asked again, which costs nothing twice."""
+    told: dict[str, Reply] = {}
     for attempt in range(settings.retries + 1):
+        silent = [holder for holder in holders if holder not in told]
+        if not silent:
+            break
         if attempt:
             time.sleep(settings.retry_after * 2 ** (attempt - 1))
-            log.warning("asking %s again", holder)
-        content = transport.exchange(message_type, [holder], make).get(holder)
-        if content is None:
-            continue
-        try:
-            return read(content)
-        except Refusal as refusal:
-            if refusal.code is RefusalCode.INTERNAL:
-                continue
-            words = f"Holder {holder} refused: {_WORDS.get(refusal.code, refusal.code.value)}."
-            kind = HopelessPlanError if refusal.code is RefusalCode.BUDGET else ConfigError
-            raise kind(words) from None
-    raise QuorumError(f"Holder {holder} does not answer; resume the run when it is back.")
-
-
-def _keep(
-    settings: FederationSettings,
-    run: RunDirectory,
-    trained: TrainedNetwork,
-    federation: Federation,
-    data_id: str | None,
-    test: ImageSet | None,
-    declared_public: bool,
-) -> Result:
-    """Write network and result, once the network is the one that the holder describes."""
-    if hashlib.sha256(trained.network).hexdigest() != trained.facts.diffusion.sha256:
-        raise ProtocolError(
-            f"The network of holder {federation.holder} is not the one that it describes."
+            log.warning("asking %s again", ", ".join(silent))
+        for holder, content in transport.exchange(message_type, silent, make).items():
+            try:
+                told[holder] = read(content)
+            except Refusal as refusal:
+                if refusal.code is not RefusalCode.INTERNAL:
+                    raise _refused(holder, refusal) from None
+    if silent := [holder for holder in holders if holder not in told]:
+        raise QuorumError(
+            f"Holder {', '.join(silent)} does not answer; resume the run when it is back."
         )
-    write_atomically(run.path / DENOISER, trained.network)
-    run.write_events([{"holder": federation.holder, "release": dict(trained.release)}])
-    scores = _show(settings, run, test)
-    run.write_scores(scores)
-    result = Result(
-        # Its cost and its shape, as the holder says them; all else is this side's own.
-        method=trained.facts.method,
-        public_data=trained.facts.public_data,
-        guarantee=trained.facts.guarantee,
-        diffusion=trained.facts.diffusion,
-        federation=federation,
-        run=run.run_id,
-        rows=1,
-        data=settings.data,
-        data_id=data_id,
-        class_names=_class_names(settings, trained, test),
-        accuracy=Accuracy.of(scores if declared_public else {}),
-        settings=settings.model_dump(mode="json", exclude_none=True),
-    )
-    result.write(run.path)
-    return result
+    return told
 
 
-def _class_names(
-    settings: FederationSettings, trained: TrainedNetwork, test: ImageSet | None
-) -> tuple[str, ...] | None:
-    """What the network's labels are called; clusters have no names."""
-    named = trained.facts.diffusion.classes and settings.training.labels == "own"
-    return test.class_names if named and test is not None else None
-
-
-def _show(
-    settings: FederationSettings, run: RunDirectory, test: ImageSet | None
-) -> dict[str, float]:
-    """Draw samples of the network that came, and measure them where there is something to."""
-    device = pick_device(settings.device)
-    model = load_synthesizer(run.path / DENOISER).to(device)
-    classes = model.classes
-    num = _JUDGED if test is not None and classes else _GRID
-    labels = chosen_labels(ALL, num, classes, settings.seed)
-    images = model.draw(labels, settings.seed)
-    if figures_available():
-        draw_images(images[:_GRID], labels[:_GRID], run.path / "images.png")
-    if test is None or not classes:
-        return {}
-    network = build("cnn", test.classes, test.channels, test.size, seed=settings.seed).to(device)
-    samples = ImageSet("samples", "samples", images, labels, test.classes)
-    rng = torch.Generator().manual_seed(settings.seed)
-    train_locally(network, samples, settings.baseline, _JUDGE_STEPS, rng)
-    return {"downstream": accuracy(network, test.images, test.labels)}
+def _refused(holder: str, refusal: Refusal) -> ConfigError | HopelessPlanError:
+    words = f"Holder {holder} refused: {_WORDS.get(refusal.code, refusal.code.value)}."
+    kind = HopelessPlanError if refusal.code is RefusalCode.BUDGET else ConfigError
+    return kind(words)

@@ -17,7 +17,6 @@ from fedtranscribe.data.ledgers import ledger_of
 from fedtranscribe.errors import FedtranscribeError
 from fedtranscribe.figures import figures_available
 from fedtranscribe.holder.answering import Holder
-from fedtranscribe.holder.statistics import Statistic, of_records, of_teachers
 from fedtranscribe.privacy.accountant import guarantee, sound_table
 from fedtranscribe.privacy.budget import DEFAULT_LIMIT, Budget
 from fedtranscribe.privacy.ledger import Ledger
@@ -39,6 +38,7 @@ from fedtranscribe.runs.learning import HeldOut, Learned, finish_generator, lear
 from fedtranscribe.runs.own_holder import OwnHolder
 from fedtranscribe.runs.preparation import OWN, Prepared, make_manifest
 from fedtranscribe.runs.public_features import given_backbones, public_features
+from fedtranscribe.statistics import Statistic, of_records, of_teachers
 from fedtranscribe.teachers import Ensemble, ensemble_accuracy, train_teachers
 from fedtranscribe.tracking import Progress, Tracker, silent
 

@@ -31,7 +31,6 @@ from fedtranscribe.files import open_private, unwritable, who_may_open
 from fedtranscribe.holder.kept_ledger import KeptLedger
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.replies import reply_to
-from fedtranscribe.holder.statistics import Statistic, of_records, of_teachers
 from fedtranscribe.models import pick_device
 from fedtranscribe.models.backbones import Backbones
 from fedtranscribe.query import Kind
@@ -39,6 +38,7 @@ from fedtranscribe.refusals import Refusal, RefusalCode
 from fedtranscribe.service.holder_file import HolderFile
 from fedtranscribe.service.journal import Journal
 from fedtranscribe.service.link import METHODS, NAME, PIECE_BYTES, health_socket
+from fedtranscribe.statistics import Statistic, of_records, of_teachers
 from fedtranscribe.teachers import Ensemble, Manifest
 from fedtranscribe.wire import Message
 from fedtranscribe.wire.frames import pack, unpack

@@ -5,6 +5,8 @@ methods      the table of them
 dp_promise   dp-promise's adapter
 dp_sad       DP-SAD's
 public       public images to start from
+mixture_start  what a private start asks, and what that costs
+started      the method that begins with one
 preparation  what is settled before anything is spent
 training     one training: booked, checkpointed, committed
 run          a whole synthesis on one machine

@@ -22,7 +22,8 @@ from fedtranscribe.models.sampling import Sampling
 from fedtranscribe.models.unet import Denoiser, UNetSize, make_unet
 from fedtranscribe.privacy.diffusion_noise import CalibrateBy, calibrated
 from fedtranscribe.privacy.published import TIME_STEPS
-from fedtranscribe.privacy.units import Adjacency
+from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.synthesize.method import Facts, Material, MethodPlan, Trainer, expect_steps
 
 NAME = "dp-promise"
@@ -48,7 +49,13 @@ class DpPromiseMethod:
             return None if settings.pretrain_data == "none" else settings.pretrain_data
         return _PAPER_PUBLIC.get(_paper_set(facts)) if settings.profile == "paper" else None
 
-    def plan(self, settings: SynthesizeSettings, facts: Facts, public_records: int) -> MethodPlan:
+    def plan(
+        self,
+        settings: SynthesizeSettings,
+        facts: Facts,
+        public_records: int,
+        start: Release | None = None,
+    ) -> MethodPlan:
         """Resolve, check, and find the noise.
 
         Raises:
@@ -57,7 +64,7 @@ class DpPromiseMethod:
                 network cannot halve.
             UnsupportedAdjacencyError: add-remove with Phase I.
         """
-        resolved = _resolved(settings, facts)
+        resolved = _resolved(settings, facts, started=start is not None)
         wanted = resolved.privacy_plan(facts.records, facts.dimensions)
         classes = facts.classes if _conditional(settings, facts) else 0
         steps = {
@@ -71,7 +78,8 @@ class DpPromiseMethod:
         published = None
         if settings.noise:
             adjacency, by = Adjacency(settings.adjacency), CalibrateBy(settings.calibrate_by)
-            wanted = calibrated(wanted, settings.epsilon, settings.delta, adjacency, by)
+            before = () if start is None else (start.event(Unit.RECORD, adjacency),)
+            wanted = calibrated(wanted, settings.epsilon, settings.delta, adjacency, by, before)
             resolved = replace(resolved, noise_multiplier=wanted.sigma)
             published = wanted.published(settings.delta)
         return MethodPlan(
@@ -102,9 +110,10 @@ class DpPromiseMethod:
             denoiser.to(material.device),
             plan.settings,
             images=material.images,
-            labels=material.labels,
-            ids=material.ids,
+            labels=material.labels(plan),
+            ids=material.records.ids,
             public=material.public,
+            public_labels=material.public_labels if plan.settings.pretrain_labels else None,
             noise=material.noise,
             bits=material.bits,
             rng=material.rng,
@@ -131,7 +140,7 @@ def _paper_set(facts: Facts) -> str:
     return "cifar-10" if facts.size <= 32 else "celeba-64"
 
 
-def _quick(settings: SynthesizeSettings, facts: Facts) -> DpPromiseSettings:
+def _quick(settings: SynthesizeSettings, facts: Facts, *, started: bool) -> DpPromiseSettings:
     boundary = 900 if facts.size <= 28 else 925 if facts.size <= 32 else 950
     plain = DpPromiseSettings(
         _NO_NOISE_YET,
@@ -149,13 +158,28 @@ def _quick(settings: SynthesizeSettings, facts: Facts) -> DpPromiseSettings:
         unet=UNetSize.TINY,
         sampling=Sampling(25),
     )
+    if started:
+        # The samples show all that Phase I could; few large steps correct what they lack.
+        return replace(
+            plain,
+            pretrain_epochs=12,
+            pretrain_lr=2e-3,
+            phase1_epochs=0.5,
+            phase2_batch=min(2_048, max(64, facts.records // 8)),
+            phase2_epochs=2,
+            phase2_lr=5e-4,
+            copies=2,
+        )
     # Under noise a step is worth more, the more records share it.
     return replace(plain, phase2_batch=400, copies=2) if settings.noise else plain
 
 
-def _resolved(settings: SynthesizeSettings, facts: Facts) -> DpPromiseSettings:
+def _resolved(settings: SynthesizeSettings, facts: Facts, *, started: bool) -> DpPromiseSettings:
     paper = settings.profile == "paper"
-    base = paper_settings(_paper_set(facts), _NO_NOISE_YET) if paper else _quick(settings, facts)
+    if paper:
+        base = paper_settings(_paper_set(facts), _NO_NOISE_YET)
+    else:
+        base = _quick(settings, facts, started=started)
     own = settings.dp_promise
     changes: dict[str, Any] = {
         name: value
@@ -182,6 +206,7 @@ def _resolved(settings: SynthesizeSettings, facts: Facts) -> DpPromiseSettings:
         boundary=_boundary(settings, base.boundary),
         phase1=PhaseOne.PUBLISHED if published else PhaseOne.SOUND,
         noisy_images=NoisyImages(own.noisy_images),
+        pretrain_labels=started,
         sampling=sampling,
     )
 

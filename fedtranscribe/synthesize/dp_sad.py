@@ -24,7 +24,8 @@ from fedtranscribe.methods.dp_sad import (
 from fedtranscribe.models.unet import Denoiser, UNetSize
 from fedtranscribe.privacy.diffusion import Discriminator, Teacher
 from fedtranscribe.privacy.diffusion_noise import CalibrateBy, calibrated
-from fedtranscribe.privacy.units import Adjacency
+from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.synthesize.method import Facts, Material, MethodPlan, Trainer, expect_steps
 
 NAME = "dp-sad"
@@ -36,7 +37,7 @@ _SHARED = ("pretrain_epochs", "pretrain_batch", "pretrain_lr", "ema_decay")
 _KINDS = {
     "teacher": Teacher,
     "discriminator": Discriminator,
-    "start": Start,
+    "student_start": Start,
     "weighting": Weighting,
     "concatenation": Concatenation,
 }
@@ -52,14 +53,20 @@ class DpSadMethod:
         resolved = _resolved(settings, facts)
         return "shapes" if resolved.teacher is Teacher.PUBLIC else None
 
-    def plan(self, settings: SynthesizeSettings, facts: Facts, public_records: int) -> MethodPlan:
+    def plan(
+        self,
+        settings: SynthesizeSettings,
+        facts: Facts,
+        public_records: int,
+        start: Release | None = None,
+    ) -> MethodPlan:
         """Resolve, check, and find the noise.
 
         Raises:
             ConfigError: a batch larger than the data, no public images for a public teacher, an
                 image side that the networks cannot have.
         """
-        resolved = _resolved(settings, facts)
+        resolved = _resolved(settings, facts, started=start is not None)
         wanted = resolved.privacy_plan(facts.records, facts.dimensions)
         if not public_records and not resolved.private_teacher:
             raise ConfigError(
@@ -79,7 +86,8 @@ class DpSadMethod:
         published = None
         if settings.noise:
             adjacency, by = Adjacency(settings.adjacency), CalibrateBy(settings.calibrate_by)
-            wanted = calibrated(wanted, settings.epsilon, settings.delta, adjacency, by)
+            before = () if start is None else (start.event(Unit.RECORD, adjacency),)
+            wanted = calibrated(wanted, settings.epsilon, settings.delta, adjacency, by, before)
             resolved = replace(resolved, noise_multiplier=wanted.sigma)
             published = wanted.published(settings.delta)
         return MethodPlan(
@@ -110,8 +118,8 @@ class DpSadMethod:
             networks,
             plan.settings,
             images=material.images,
-            labels=material.labels,
-            ids=material.ids,
+            labels=material.labels(plan),
+            ids=material.records.ids,
             public=material.public,
             public_labels=material.public_labels if plan.classes else None,
             noise=material.noise,
@@ -134,6 +142,15 @@ def _base(settings: SynthesizeSettings, facts: Facts) -> DpSadSettings:
     return replace(tiny_settings(_NO_NOISE_YET if settings.noise else 0.0), gradients=gradients)
 
 
+def _begun(base: DpSadSettings, facts: Facts, *, quick: bool) -> DpSadSettings:
+    """On samples of a private start, which are a public teacher's, and show the records."""
+    base = replace(base, teacher=Teacher.PUBLIC, student_start=Start.TEACHER)
+    if not quick:
+        return base
+    batch = min(2_048, max(64, facts.records // 8))
+    return replace(base, pretrain_epochs=12, batch=batch, epochs=2, lr=5e-4, copies=2)
+
+
 def _paper_set(facts: Facts) -> str:
     """The set of the paper whose images look like these."""
     if facts.channels == 1:
@@ -141,8 +158,12 @@ def _paper_set(facts: Facts) -> str:
     return "celeba"
 
 
-def _resolved(settings: SynthesizeSettings, facts: Facts) -> DpSadSettings:
+def _resolved(
+    settings: SynthesizeSettings, facts: Facts, *, started: bool = False
+) -> DpSadSettings:
     base, own = _base(settings, facts), settings.dp_sad
+    if started:
+        base = _begun(base, facts, quick=settings.profile == "quick")
     changes: dict[str, Any] = {
         name: value for name in _SHARED if (value := getattr(settings, name)) is not None
     }

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.config import SynthesizeSettings
+from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.mechanisms.bits import BitSource
 from fedtranscribe.mechanisms.dpsgd import Backend
 from fedtranscribe.mechanisms.noise import NoiseSource
 from fedtranscribe.methods.staged import Progress
+from fedtranscribe.models.diffusion import to_signed
 from fedtranscribe.models.sampling import Sampling
 from fedtranscribe.models.schedule import Schedule
 from fedtranscribe.models.unet import Denoiser, UNetSize
@@ -35,6 +37,7 @@ class Facts:
         classes: how many classes there are.
         channels: 1 for grey, 3 for colour.
         size: of an image's sides.
+        positional_ids: whether records are known by row number only.
     """
 
     data: str
@@ -42,6 +45,7 @@ class Facts:
     classes: int
     channels: int
     size: int
+    positional_ids: bool = False
 
     @property
     def dimensions(self) -> int:
@@ -66,6 +70,7 @@ class MethodPlan:
         sigma: noise multiplier; 0 without noise.
         published: what the paper's own formula prints; None without noise.
         words: what was picked, a line each.
+        start: what a private start asks, as plain values; None without one.
     """
 
     method: str
@@ -80,6 +85,7 @@ class MethodPlan:
     sigma: float
     published: Published | None
     words: tuple[str, ...]
+    start: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """What was resolved, as plain values; holds everything that decides the outcome."""
@@ -91,6 +97,7 @@ class MethodPlan:
             "classes": self.classes,
             "steps": dict(self.steps),
             "release": release,
+            "start": self.start,
         }
         return json.loads(json.dumps(values))
 
@@ -104,9 +111,7 @@ class Material:
     """What a trainer is made from.
 
     Attributes:
-        images: PRIVATE, float32 [N, c, h, w] in [-1, 1].
-        labels: PRIVATE, int64 [N]; None for an unconditional network.
-        ids: PRIVATE, one per image; images that share one are one record.
+        records: PRIVATE.
         public: public images like `images`; None for no pre-training.
         public_labels: int64, of as many classes as the private ones; None for none.
         noise: OS entropy, or a seeded source in tests.
@@ -118,9 +123,7 @@ class Material:
         physical_batch: records at a time; None measures it.
     """
 
-    images: Tensor
-    labels: Tensor | None
-    ids: tuple[str, ...]
+    records: ImageSet
     public: Tensor | None
     public_labels: Tensor | None
     noise: NoiseSource
@@ -130,6 +133,15 @@ class Material:
     device: torch.device
     backend: Backend
     physical_batch: int | None
+
+    @property
+    def images(self) -> Tensor:
+        """PRIVATE, float32 [N, c, h, w] in [-1, 1]."""
+        return to_signed(self.records.images)
+
+    def labels(self, plan: MethodPlan) -> Tensor | None:
+        """PRIVATE, int64 [N]; None for an unconditional network."""
+        return self.records.labels if plan.classes else None
 
 
 def expect_steps(steps: Mapping[str, int]) -> None:
@@ -185,8 +197,21 @@ class Method(Protocol):
         """Name of the public images to start from; None for none."""
         ...
 
-    def plan(self, settings: SynthesizeSettings, facts: Facts, public_records: int) -> MethodPlan:
-        """Settle everything that is public, noise included; ConfigError for what cannot be."""
+    def plan(
+        self,
+        settings: SynthesizeSettings,
+        facts: Facts,
+        public_records: int,
+        start: Release | None = None,
+    ) -> MethodPlan:
+        """Settle everything that is public, noise included; ConfigError for what cannot be.
+
+        Args:
+            settings: what was asked for.
+            facts: what is public about the private data.
+            public_records: how many images there are to start from.
+            start: what those images cost, where they are labelled samples of a private start.
+        """
         ...
 
     def trainer(self, plan: MethodPlan, facts: Facts, material: Material) -> Trainer:

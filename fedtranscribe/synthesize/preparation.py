@@ -12,8 +12,8 @@ from fedtranscribe.errors import ConfigError, PrivacyError
 from fedtranscribe.mechanisms.bits import BitSource, OsBits
 from fedtranscribe.mechanisms.dpsgd import Backend
 from fedtranscribe.mechanisms.noise import NoiseSource, OsNoise
+from fedtranscribe.mechanisms.physical import memory_budget
 from fedtranscribe.models import pick_device
-from fedtranscribe.models.diffusion import to_signed
 from fedtranscribe.privacy.accountant import guarantee, sound_table
 from fedtranscribe.privacy.ledger_place import LedgerPlace
 from fedtranscribe.privacy.release_plan import PrivacyPlan
@@ -21,7 +21,9 @@ from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.synthesize.clusters import Clusters
 from fedtranscribe.synthesize.method import Facts, Material, Method, MethodPlan, Trainer
 from fedtranscribe.synthesize.methods import method_named
+from fedtranscribe.synthesize.mixture_start import mixture_start
 from fedtranscribe.synthesize.public import PublicImages, public_images
+from fedtranscribe.synthesize.started import StartedMethod
 from fedtranscribe.tracking import check_tracking
 
 Say = Callable[[str], None]
@@ -88,6 +90,25 @@ class Prepared:
             labels=self.settings.labels,
         )
 
+    @property
+    def memory(self) -> str:
+        """What the training takes, in words: private and public images, and gradients of records.
+
+        Images lie as bytes and as float32.
+        """
+        facts, start = self.facts, self.plan.start
+        shown = len(self.public) if self.public is not None else 0
+        shown += 0 if start is None else start["samples"]
+        images = facts.dimensions * (5 * len(self.split.train) + 4 * shown)
+        if self.settings.physical_batch is None:
+            most = f"at most {memory_budget(self.device) / 1e9:.1f} GB for gradients of records"
+        else:
+            most = f"gradients of {self.settings.physical_batch} records at a time"
+        return (
+            f"memory: {images / 1e9:.1f} GB for images, {most} (--physical-batch lowers it), and "
+            "what the libraries take"
+        )
+
     def trainer(self, noise: NoiseSource | None = None, bits: BitSource | None = None) -> Trainer:
         """Make the trainer; it checks images and labels, and computes nothing from them yet.
 
@@ -101,9 +122,7 @@ class Prepared:
         """
         train, seed = self.split.train, self.settings.seed
         material = Material(
-            images=to_signed(train.images),
-            labels=train.labels if self.plan.classes else None,
-            ids=train.ids,
+            records=train,
             public=None if self.public is None else self.public.images,
             public_labels=None if self.public is None else self.public.labels,
             noise=noise or OsNoise(),
@@ -139,13 +158,16 @@ def prepare(
         FedtranscribeError: any bad input; nothing has been written or spent.
     """
     check_tracking(settings)
-    method, device = method_named(settings.method), pick_device(settings.device)
+    method: Method = method_named(settings.method)
+    device = pick_device(settings.device)
     if split is None:
         split = load(settings.data, settings.data_root, settings.download, settings.own_data)
         private = NamedData.of(settings.data, split)
     else:
         private = NamedData(settings.data, split.train.data_id)
     facts = facts_of(settings.data, split)
+    if (start := mixture_start(settings, facts)) is not None:
+        method = StartedMethod(method, start)
     named = method.public_data(settings, facts)
     public = None if named is None else public_images(named, settings, facts, private)
     if settings.labels == "kmeans":
@@ -172,7 +194,8 @@ def _clustered(
 def facts_of(data: str, split: DataSplit) -> Facts:
     """What is public about private data."""
     train = split.train
-    return Facts(data, len(set(train.ids)), train.classes, train.channels, train.size)
+    records = len(set(train.ids))
+    return Facts(data, records, train.classes, train.channels, train.size, train.positional)
 
 
 def _figure(settings: SynthesizeSettings) -> str:

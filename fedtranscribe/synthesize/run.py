@@ -27,7 +27,9 @@ from fedtranscribe.figures import draw_images, figures_available
 from fedtranscribe.mechanisms.bits import BitSource
 from fedtranscribe.mechanisms.noise import NoiseSource
 from fedtranscribe.models.diffusion import load_synthesizer
+from fedtranscribe.privacy.accountant import epsilon
 from fedtranscribe.privacy.budget import DEFAULT_LIMIT, Budget
+from fedtranscribe.privacy.events import Together
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.run_ledger import open_for_run
 from fedtranscribe.privacy.units import Adjacency, Unit
@@ -37,6 +39,7 @@ from fedtranscribe.result_parts import (
     Accuracy,
     Diffusion,
     LedgerFacts,
+    PrivateStart,
     PublishedFigure,
     StatedGuarantee,
 )
@@ -86,7 +89,7 @@ def synthesize(
         BudgetExhaustedError: the data's ledger has no room; nothing was booked.
         StorageError, LedgerError: see their classes.
     """
-    for line in prepared.plan.words:
+    for line in (*prepared.plan.words, prepared.memory):
         say(line)
     trainer = prepared.trainer(noise, bits)
     _say_cost(prepared, trainer.caveats(), say)
@@ -258,7 +261,18 @@ def _diffusion(prepared: Prepared, trained: Trained) -> Diffusion:
         sampling=asdict(plan.sampling),
         sha256=trained.sha256,
         resolved=plan.to_json()["settings"],
+        private_start=_private_start(prepared),
     )
+
+
+def _private_start(prepared: Prepared) -> PrivateStart | None:
+    settings, plan = prepared.settings, prepared.plan
+    if plan.start is None or plan.release is None:
+        return None
+    whole = plan.release.event(Unit.RECORD, Adjacency(settings.adjacency))
+    assert isinstance(whole, Together)
+    start, training = (epsilon([part], settings.delta) for part in whole.parts)
+    return PrivateStart(**plan.start, epsilon_of_start=start, epsilon_of_training=training)
 
 
 def _labels(prepared: Prepared) -> str:

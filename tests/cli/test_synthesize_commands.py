@@ -195,7 +195,7 @@ def test_no_run_to_sample_from(tmp_path: Path, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (("--boundary", "0"), "S=0 in 1..1001"),
+        (("--boundary", "0"), "boundary=0"),
         (("--boundary", "1002"), "S=1002 in 1..1001"),
         (("--boundary", "950", "--no-phase1"), "boundary=950"),
         (("--boundary", "300", "--noisy-images", "cached"), "boundary=300 >="),

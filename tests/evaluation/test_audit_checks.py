@@ -20,13 +20,13 @@ from fedtranscribe.evaluation.audit.checks import (
 )
 from fedtranscribe.evaluation.audit.claims import claim_of, read_events, worst
 from fedtranscribe.holder.answering import Holder
-from fedtranscribe.holder.statistics import of_teachers
 from fedtranscribe.privacy.calibrate import EnsembleLayout
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, RowAnswer, Unit
 from fedtranscribe.query import ImageQuery, Kind
 from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.statistics import of_teachers
 from fedtranscribe.teachers import Ensemble
 from fedtranscribe.teachers.training import shard_file
 from tests.conftest import TINY_DPSD, TINY_TEACHERS

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from fedtranscribe.errors import ConfigError, QuorumError, WeightsNotFoundError
-from fedtranscribe.holder.statistics import Moments
 from fedtranscribe.models.backbones import Backbone, Backbones, file_digest
 from fedtranscribe.models.fixed_features import coefficient_count
 from fedtranscribe.privacy.ledger import Ledger
@@ -15,6 +14,7 @@ from fedtranscribe.run_directory import STUDENT
 from fedtranscribe.runs.federate import ROSTER
 from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.runs.public_features import with_features
+from fedtranscribe.statistics import Moments
 from tests.conftest import NETWORK
 from tests.federation.runs import go, ledger_file, start
 

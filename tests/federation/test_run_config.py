@@ -17,6 +17,16 @@ def test_nothing_is_an_empty_text_or_a_number_out_of_bounds(key: str, value: obj
     assert getattr(settings_from({key: value}), key.replace("-", "_")) is None
 
 
+def test_nothing_is_the_same_in_a_table() -> None:
+    nothing = {"start": "", "start-share": 0.0, "dp-promise.boundary": 0, "dp-sad.teacher": ""}
+    told = settings_from({f"training.{name}": value for name, value in nothing.items()}).training
+    assert (told.start, told.start_share) == (None, None)
+    assert (told.dp_promise.boundary, told.dp_sad.teacher) == (None, None)
+    for bad in ({"training.dp-promise.bounds": 0}, {"training.dp-rose.copies": 0}):
+        with pytest.raises(ConfigError, match=r"dp_promise\.bounds|dp_rose"):
+            settings_from(bad)
+
+
 def test_other_values_are_kept_or_refused() -> None:
     assert settings_from({"dropouts": 0, "dpsd.round-rows": 3}).dropouts == 0
     with pytest.raises(ConfigError, match="rows=-1"):

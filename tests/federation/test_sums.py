@@ -9,7 +9,6 @@ import torch
 from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.errors import ConfigError, QuorumError
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.holder.statistics import Moments
 from fedtranscribe.mechanisms.moments import SUM_BITS
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
@@ -18,6 +17,7 @@ from fedtranscribe.query import Kind, MomentsQuery
 from fedtranscribe.run_directory import GENERATOR, STUDENT, RunDirectory
 from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.runs.simulation import partitions
+from fedtranscribe.statistics import Moments
 from tests.federation.runs import go, ledger_file, start
 
 MODES = [mode.value for mode in NoiseMode]

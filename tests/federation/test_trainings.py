@@ -24,7 +24,7 @@ from fedtranscribe.refusals import RefusalCode
 from fedtranscribe.run_directory import RunDirectory
 from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.runs.simulation import open_holder, partitions
-from fedtranscribe.runs.single_node import asked_of, train_at_holder
+from fedtranscribe.runs.single_node import asked_of, train_at_holders
 from fedtranscribe.synthesize.samples import open_run
 from fedtranscribe.wire import trainings
 from tests.federation.local_grid import LocalGrid
@@ -32,6 +32,7 @@ from tests.federation.local_grid import LocalGrid
 TINY = {
     "size": "tiny",
     "sampling_steps": 2,
+    "pretrain_epochs": 0.004,  # on samples of the private start that is the default
     "dp_promise": {
         "phase1": False,
         "phase2_batch": 4,
@@ -71,13 +72,13 @@ def ledger_of(tmp_path):
 
 
 def go(settings, transport, run, test=None):
-    return train_at_holder(settings, transport, run, test=test, declared_public=False).to_json()
+    return train_at_holders(settings, transport, run, test=test, declared_public=False).to_json()
 
 
 def test_a_training_is_booked_once_and_its_network_comes_back(settings, open_node, tmp_path):
     run = RunDirectory.create(tmp_path / "run", settings)
     stages = []
-    result = train_at_holder(
+    result = train_at_holders(
         settings,
         InProcess([open_node(noise=None, bits=None)]),
         run,
@@ -95,7 +96,9 @@ def test_a_training_is_booked_once_and_its_network_comes_back(settings, open_nod
     assert hashlib.sha256(network).hexdigest() == result["sha256"]
     # A step per message, in order; nothing but counts.
     assert [done for _, done, _ in stages][-1] == stages[-1][2]
-    assert stages == sorted(stages, key=lambda s: s[1])
+    parts = {stage: [done for at, done, _ in stages if at == stage] for stage, _, _ in stages}
+    assert list(parts) == ["mixture", "pre-training", "phase II"]
+    assert all(steps == sorted(steps) for steps in parts.values())
     model, _ = open_run(run.path, torch.device("cpu"))
     images = model.draw(torch.tensor([0, 1, 2]), seed=0)
     assert images.shape == (3, 1, 28, 28)
@@ -122,8 +125,8 @@ def test_whichever_process_gets_the_next_message_goes_on(settings, open_node, tm
 
 
 def test_over_flower_and_measured_on_held_out_images(settings, open_node, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedtranscribe.runs.single_node._JUDGED", 30)
-    monkeypatch.setattr("fedtranscribe.runs.single_node._JUDGE_STEPS", 2)
+    monkeypatch.setattr("fedtranscribe.runs.pooled._JUDGED", 30)
+    monkeypatch.setattr("fedtranscribe.runs.pooled._JUDGE_STEPS", 2)
     node = open_node()
     grid = LocalGrid(make_client_app(lambda context, number: node), {7: {}})
     transport = OverFlower(grid, [(7, 0)], 60, 60)
@@ -180,6 +183,7 @@ def test_policy_and_budget_come_first(settings, open_node, tmp_path, policy, err
         {"ledger": "/tmp/other.sqlite"},
         {"epsilon": -1.0},
         {"dp_promise": {"copies": 0}},
+        {"adjacency": "add-remove"},
         {"dp_promise": {"boundary": 5000}},
         {"dp_promise": {"phase2_batch": 10_000}},
     ],

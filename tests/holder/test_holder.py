@@ -14,7 +14,6 @@ from fedtranscribe.errors import (
     QueryConflictError,
 )
 from fedtranscribe.holder.answering import Holder
-from fedtranscribe.holder.statistics import of_teachers
 from fedtranscribe.mechanisms import SeededNoise
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.calibrate import EnsembleLayout
@@ -23,6 +22,7 @@ from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
 from fedtranscribe.query import ImageQuery, Kind, MomentsQuery
+from fedtranscribe.statistics import of_teachers
 from tests.mechanisms_for import local, noisy_mean_rows
 
 CLASSES = 4

@@ -11,8 +11,6 @@ from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import BudgetExhaustedError, ConfigError, ModelMismatchError
 from fedtranscribe.holder.answering import Holder
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.holder.statistics import Mixture, by_kind
-from fedtranscribe.holder.statistics.mixture import blocks_of, bound_of, rows_of
 from fedtranscribe.mechanisms import SeededBits, SeededNoise
 from fedtranscribe.mechanisms.blocks import block_matrices
 from fedtranscribe.mechanisms.moments import SUM_BITS
@@ -22,6 +20,8 @@ from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.query import CONSTANT, Kind, MixtureQuery, query_from
+from fedtranscribe.statistics import Mixture, by_kind
+from fedtranscribe.statistics.mixture import blocks_of, bound_of, rows_of
 from fedtranscribe.wire.queries import Envelope, ask, read_query
 from tests.mechanisms_for import apart, local
 

@@ -13,8 +13,6 @@ from fedtranscribe.errors import (
     QueryConflictError,
 )
 from fedtranscribe.holder.answering import Holder
-from fedtranscribe.holder.statistics import Moments, by_kind, record_rows
-from fedtranscribe.holder.statistics.record_rows import RecordRows
 from fedtranscribe.mechanisms import (
     Bound,
     MomentSums,
@@ -30,6 +28,8 @@ from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.query import Kind, MomentsQuery
+from fedtranscribe.statistics import Moments, by_kind, record_rows
+from fedtranscribe.statistics.record_rows import RecordRows
 from tests.mechanisms_for import apart, local, moved
 
 RAW = coefficient_count(SCATTER, 1, 8)

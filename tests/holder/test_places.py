@@ -14,11 +14,11 @@ import pytest
 import torch
 
 from fedtranscribe.data import ImageSet
-from fedtranscribe.holder.statistics import Descent, Mixture, Moments
 from fedtranscribe.mechanisms import mixture_bound, moments_bound
 from fedtranscribe.models.fixed_features import FIXED, coefficient_count, fixed_features
 from fedtranscribe.models.frequencies import frequencies, frequency_count
 from fedtranscribe.query import DescentQuery, Kind, MixtureQuery, MomentsQuery
+from fedtranscribe.statistics import Descent, Mixture, Moments
 
 SIZE, K, CLASSES, RECORDS = 8, 16, 3, 1_001
 UNIT = 2.0**36

@@ -109,7 +109,7 @@ def test_the_teacher_is_settled_before_the_student_starts():
 
 
 def test_the_student_may_start_where_the_teacher_ended():
-    method, networks, _ = parts(replace(TINY, start=Start.TEACHER))
+    method, networks, _ = parts(replace(TINY, student_start=Start.TEACHER))
     to_stage(method, Stage.STUDENT)
     assert same(weights(networks.teacher), weights(networks.student))
     assert same(weights(networks.teacher), weights(method.ema.network))
@@ -131,7 +131,7 @@ def test_samples_are_those_of_the_averaged_student():
 
 
 def test_without_adv_there_is_no_discriminator_and_switches_switch_terms_off():
-    plain = replace(TINY, noise_multiplier=0.0, adversarial_weight=0.0, start=Start.TEACHER)
+    plain = replace(TINY, noise_multiplier=0.0, adversarial_weight=0.0, student_start=Start.TEACHER)
     ends = []
     for changes in ({}, {"teacher_weight": 0.0}, {"data_weight": 0.0}):
         method, networks, _ = parts(replace(plain, **changes))
@@ -326,7 +326,7 @@ def test_back_ends_train_the_same_student(backend: Backend):
     [
         ({}, 2),
         ({"noise_multiplier": 0.0}, 1),
-        ({"teacher": Teacher.DP, "start": Start.TEACHER}, 1),
+        ({"teacher": Teacher.DP, "student_start": Start.TEACHER}, 1),
         ({"teacher": Teacher.DP}, 3),
         ({"discriminator": LearnsFrom.DP}, 2),
         ({"gradients": Gradients.PUBLISHED, "teacher": Teacher.DP}, 3),
@@ -416,7 +416,7 @@ def test_blobs_are_learnt_and_come_out_by_label():
         batch=12,
         epochs=20,
         lr=3e-3,
-        start=Start.TEACHER,
+        student_start=Start.TEACHER,
         sampling=Sampling(10),
     )
     method = run(settings, public=shown, public_labels=told)

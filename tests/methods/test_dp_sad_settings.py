@@ -33,7 +33,7 @@ def test_the_paper_profile_holds_the_supplement_s_settings():
     assert (mnist.teacher_weight, mnist.data_weight, mnist.adversarial_weight) == (1, 1, 1)
     assert (mnist.sampling.steps, mnist.sampling.eta, mnist.sampling.guidance) == (500, 1, 0)
     assert (mnist.student_conditioning, mnist.discriminator_conditioning) == (True, True)
-    assert mnist.start is Start.XAVIER
+    assert mnist.student_start is Start.XAVIER
     assert mnist.gradients is Gradients.SOUND
     names = ("mnist", "fashion-mnist", "celeba")
     sizes = [paper_settings(name, 1.0).unet for name in names]
@@ -51,7 +51,7 @@ def test_as_printed_it_is_printed_throughout():
 
 def test_the_tiny_profile_follows_the_noise():
     private, plain = tiny_settings(1.0), tiny_settings(0.0)
-    assert (private.unet, private.start) == ("tiny", Start.TEACHER)
+    assert (private.unet, private.student_start) == ("tiny", Start.TEACHER)
     assert private.batch > plain.batch
     assert private.privacy_plan(4000).trainings == 2
     assert private.gradients is Gradients.SOUND

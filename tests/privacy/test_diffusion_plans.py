@@ -90,6 +90,26 @@ def test_calibrated_dp_promise_reaches_its_target_from_below(adjacency: Adjacenc
     assert replace(plan, sigma=SMALL.sigma) == SMALL
 
 
+@pytest.mark.parametrize("adjacency", [ZERO_OUT, REPLACE])
+@pytest.mark.parametrize("plan", [SMALL, DpSadPlan(1_000, 100, 5, 1.0)])
+def test_what_comes_before_is_part_of_the_target(
+    plan: DpPromisePlan | DpSadPlan, adjacency: Adjacency
+) -> None:
+    before = [Gaussian(0.3), Gaussian(0.4)]
+    left = calibrated(plan, 3.0, DELTA, adjacency, before=before)
+    found = epsilon([*before, left.event(adjacency)], DELTA)
+    assert 3.0 * (1 - 1e-3) <= found <= 3.0
+    assert epsilon([Together((*before, left.event(adjacency)))], DELTA) == found
+    assert left.sigma > calibrated(plan, 3.0, DELTA, adjacency).sigma
+
+
+def test_a_target_that_what_comes_before_exceeds_alone_is_refused() -> None:
+    with pytest.raises(ConfigError, match="noise multiplier below"):
+        calibrated(SAD, 1.0, DELTA, before=[Gaussian(1.0)])
+    with pytest.raises(ConfigError, match="Phase I and the private start cost epsilon="):
+        calibrated(SMALL, 1.0, DELTA, before=[Gaussian(1.0)])
+
+
 @pytest.mark.parametrize("target", [1.0, 10.0])
 def test_calibrated_by_the_papers_figures(target: float) -> None:
     promise = calibrated(SMALL, target, DELTA, by=CalibrateBy.PUBLISHED)

@@ -14,7 +14,6 @@ from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.holder import answering
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.holder.statistics import of_records, of_teachers
 from fedtranscribe.mechanisms import SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.query import Kind
@@ -22,6 +21,7 @@ from fedtranscribe.run_directory import GENERATOR, STUDENT, RunDirectory
 from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.runs.learning import HeldOut, finish_generator, learn
 from fedtranscribe.runs.preparation import OWN, Prepared
+from fedtranscribe.statistics import of_records, of_teachers
 from fedtranscribe.teachers import Ensemble
 from tests.conftest import TINY_DPSD
 from tests.federation.local_grid import LocalGrid

@@ -1,6 +1,7 @@
 """What is refused before anything is spent, and what is picked from public facts."""
 
 import os
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -94,6 +95,13 @@ def test_a_side_that_the_network_cannot_halve(tiny_synthesis, tmp_path: Path):
     np.savez(tmp_path / "odd.npz", images=images, labels=np.arange(9) % 3, classes=3)
     with pytest.raises(ConfigError, match="multiple of 4"):
         prepare(told(tiny_synthesis, data=str(tmp_path / "odd.npz")))
+
+
+def test_memory_is_said_beforehand(tiny_synthesis):
+    said = prepare(told(tiny_synthesis, physical_batch=None)).memory
+    assert re.fullmatch(
+        r"memory: 0\.0 GB for images, at most [0-2]\.\d GB for gradients of records \(.*", said
+    )
 
 
 # ---------------------------------------------------------------- profiles

@@ -95,6 +95,7 @@ def test_a_run_writes_what_it_cost_and_books_it_once(tiny_synthesis, tmp_path: P
         assert total.epsilon == pytest.approx(result["epsilon"])
         assert result["ledger"]["booked"] == pytest.approx(total.epsilon)
     assert any("this run costs ε" in line and "published formula" in line for line in said)
+    assert any("0.0 GB for images, gradients of 4 records at a time" in line for line in said)
 
 
 def test_the_events_of_a_run_cost_what_its_result_says(tiny_synthesis, tmp_path: Path):

@@ -1,9 +1,11 @@
 """dp-promise, Algorithm 1 with a sound Phase I, and Algorithm 2 to sample.
 
-    public images ──Adam, all t──> z_θ ──freeze time embedding──┐      null label, no cost
+    public images ──Adam, all t──> z_θ ──freeze time embedding──┐      null label, no cost (*)
     x_0 ──noise once──> x_S ──Adam, t > S──────────────────────>│      null label, Phase I
     x_0, y ──DP-SGD, t <= S────────────────────────────────────>│      Phase II
                                         averaged weights <──────┘──DDIM──> images
+
+(*) With their labels, where they are samples of the records that were paid for before.
 
 Where the paper is unsound or silent we follow the project's decisions:
 
@@ -11,7 +13,8 @@ Where the paper is unsound or silent we follow the project's decisions:
   over t > S. S itself comes to Phase II, where one time step more costs nothing.
 - Gradients are divided by the expected batch, never by |I|, which the noise's scale would reveal.
 - Labels stay out of Phase I: it uses the null label, as pre-training does.
-- The averaged weights start anew with Phase II, and samples come from them.
+- Pre-training hands on its averaged weights. These start anew with Phase II, and samples come from
+  them.
 - The time embedding is frozen after pre-training; without pre-training it has to learn.
 - Losses are means over pixels, and C is measured against those; the paper writes sums.
 - Without noise (σ = 0) gradients are not clipped either: the paper's ε = ∞, marked not private.
@@ -46,7 +49,6 @@ from fedtranscribe.mechanisms.poisson import shuffled
 from fedtranscribe.methods.denoising import noise_losses, random_rows, random_steps
 from fedtranscribe.methods.dp_promise.phase1 import (
     NoisyRecords,
-    Regression,
     published_regression,
     sound_regression,
 )
@@ -82,6 +84,7 @@ class DpPromise(StagedTraining[Stage, DpPromiseSettings]):
         labels: private, int64 [N]; None for a network of 0 classes.
         ids: of the images; those that share one are one record. None where each is its own.
         public: public images like `images`, or None for no pre-training.
+        public_labels: int64, with `pretrain_labels`: of the records' classes.
         noise: of x_S and of DP-SGD: OS entropy, or a seeded source in tests.
         bits: coins of the Poisson batches, and keys of the records' own streams: OS entropy, or
             a seeded source in tests.
@@ -113,10 +116,11 @@ class DpPromise(StagedTraining[Stage, DpPromiseSettings]):
         ids: Sequence[str] | None = None,
         backend: Backend = Backend.FUNCTIONAL,
         physical_batch: int | None = None,
+        public_labels: Tensor | None = None,
     ) -> None:
         check_images(images, denoiser, "private")
         self._images = RecordImages(images, checked_labels(labels, len(images), denoiser), ids)
-        self._public = checked_public(public, None, denoiser)
+        self._public = checked_public(public, public_labels, denoiser)
         records, shown = len(self._images), len(self._public[0])
         self.privacy_plan = settings.privacy_plan(records, images[0].numel())
         super().__init__(
@@ -193,6 +197,9 @@ class DpPromise(StagedTraining[Stage, DpPromiseSettings]):
         return Adam(trainable, rates[stage]) if stage in rates else None
 
     def _take_over(self) -> None:
+        first = Stage.PHASE1 if self.steps_of(Stage.PHASE1) else Stage.PHASE2
+        if self.stage is first:
+            self.denoiser.load_state_dict(self.ema.network.state_dict())
         if self.stage is Stage.PHASE2:
             self.ema.restart(self.denoiser)
 
@@ -201,12 +208,15 @@ class DpPromise(StagedTraining[Stage, DpPromiseSettings]):
         self.ema.update_parameters(self.denoiser)
 
     def _pretraining_step(self) -> None:
-        """Ordinary training on public images, all time steps, null label."""
+        """Ordinary training on public images, all time steps; null label, or `pretrain_labels`."""
         settings, schedule = self.settings, self.settings.schedule
         batch = settings.pretrain_batch
-        x_0, _ = random_rows(self._public, batch, self._rng, self._device)
-        t, z = random_steps(schedule.times, x_0, SharedDraws(self._rng, batch))
-        self._descend(published_regression(schedule, x_0, t, z), batch)
+        x_0, labels = random_rows(self._public, batch, self._rng, self._device)
+        draws = SharedDraws(self._rng, batch)
+        t, z = random_steps(schedule.times, x_0, draws)
+        if settings.pretrain_labels:
+            labels = drop_labels(labels, self.denoiser.null_label, settings.label_drop, draws)
+        self._descend(noise_losses(self.denoiser, schedule.noisy(x_0, t, z), t, labels, z), batch)
 
     def _phase1_step(self) -> None:
         """Lines 2-6: Adam on a Poisson batch of noisy images."""
@@ -223,7 +233,7 @@ class DpPromise(StagedTraining[Stage, DpPromiseSettings]):
             x_0 = self._images.shown(records, draws)[0].to(self._device)
             t, z = random_steps(settings.phase1_range, x_0, draws)
             regression = published_regression(schedule, x_0, t, z)
-        self._descend(regression, settings.phase1_batch)
+        self._descend(regression.loss(self.denoiser), settings.phase1_batch)
 
     def _phase2_step(self) -> None:
         """Lines 8-14: DP-SGD on a Poisson batch, K copies per record, with labels."""
@@ -259,10 +269,10 @@ class DpPromise(StagedTraining[Stage, DpPromiseSettings]):
         bits = self._bits.for_query(f"{Stage.PHASE1}/{self.done}/{purpose}")
         return bits.words(KEY_WORDS).tobytes()
 
-    def _descend(self, regression: Regression, expected: int) -> None:
+    def _descend(self, losses: Tensor, expected: int) -> None:
         assert self._optimiser is not None
         self._optimiser.zero_grad()
-        (regression.loss(self.denoiser).sum() / expected).backward()
+        (losses.sum() / expected).backward()
         self._optimiser.step()
 
     def _phase2_rows(self, x_0: Tensor, labels: Tensor, draws: Draws) -> Inputs:

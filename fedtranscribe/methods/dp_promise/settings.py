@@ -47,6 +47,8 @@ class DpPromiseSettings:
         pretrain_batch: public images per step.
         pretrain_epochs: passes over the public images.
         pretrain_lr: of pre-training.
+        pretrain_labels: whether pre-training is told labels, which are those of the records then;
+            the paper's is not.
         freeze_time_embedding: leave it as pre-training made it; without pre-training it learns.
         ema_decay: of the averaged weights.
         unet: size of the network.
@@ -70,6 +72,7 @@ class DpPromiseSettings:
     pretrain_batch: int = 128
     pretrain_epochs: float = 50
     pretrain_lr: float = 2e-4
+    pretrain_labels: bool = False
     freeze_time_embedding: bool = True
     ema_decay: float = 0.999
     unet: UNetSize = UNetSize.SMALL

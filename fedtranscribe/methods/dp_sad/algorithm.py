@@ -219,7 +219,7 @@ class DpSad(StagedTraining[Stage, DpSadSettings]):
         self._teacher.settle()
         if self.stage is not Stage.STUDENT:
             return
-        if self.settings.start is Start.TEACHER:
+        if self.settings.student_start is Start.TEACHER:
             self.denoiser.load_state_dict(self._teacher.network.state_dict())
             self.ema.restart(self.denoiser)
         if self._adversary is not None and not self.settings.private_discriminator:

@@ -68,7 +68,7 @@ class DpSadSettings:
         optimiser: of student and discriminator.
         clip: C.
         copies: K, pairs of r and noise per record, averaged before clipping; the paper has 1.
-        start: the student's first weights.
+        student_start: the student's first weights.
         guidance: w of Eq. 5, of the teacher's outputs; the student learns them guided.
         teacher_weight: of MSE-T, the first term of Eq. 10; 0 leaves it out.
         data_weight: of MSE, the second term; 0 leaves it out.
@@ -103,7 +103,7 @@ class DpSadSettings:
     optimiser: Optimiser = Optimiser.ADAM
     clip: float = 1e-6
     copies: int = 1
-    start: Start = Start.XAVIER
+    student_start: Start = Start.XAVIER
     guidance: float = 1.8
     teacher_weight: float = 1.0
     data_weight: float = 1.0
@@ -284,7 +284,7 @@ def tiny_settings(noise_multiplier: float) -> DpSadSettings:
         lr=1e-3,
         teacher_lr=1e-3,
         discriminator_lr=1e-3,
-        start=Start.TEACHER,
+        student_start=Start.TEACHER,
         pretrain_batch=64,
         pretrain_epochs=20,
         pretrain_lr=2e-3,

@@ -8,11 +8,11 @@ from torch import Tensor
 
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError, ModelMismatchError
-from fedtranscribe.holder.statistics.record_rows import RecordRows
 from fedtranscribe.mechanisms import Mechanism, gaussian_mechanism, moment_sums, moments_bound
 from fedtranscribe.models.backbones import NO_BACKBONES, Backbones
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.query import MOST_FEATURES, Kind, MomentsQuery, Scalar
+from fedtranscribe.statistics.record_rows import RecordRows
 
 
 class Moments:

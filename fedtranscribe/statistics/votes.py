@@ -3,12 +3,12 @@
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtranscribe.holder.statistics.image_query import OfTeachers
 from fedtranscribe.mechanisms import Mechanism, RowBound, gaussian_mechanism, mean_rows
 from fedtranscribe.mechanisms.mean_rows import mean_rows_bound
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.units import RowAnswer
 from fedtranscribe.query import ImageQuery, Kind
+from fedtranscribe.statistics.image_query import OfTeachers
 
 
 class MeanVotes(OfTeachers):

@@ -2,10 +2,10 @@
 
 from torch import Tensor
 
-from fedtranscribe.holder.statistics.image_query import OfTeachers
 from fedtranscribe.mechanisms import Mechanism, label_mechanism, vote_counts
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.query import ImageQuery, Kind
+from fedtranscribe.statistics.image_query import OfTeachers
 
 
 class Labels(OfTeachers):

@@ -6,7 +6,6 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from fedtranscribe.errors import ConfigError, ModelMismatchError
-from fedtranscribe.holder.statistics.record_rows import BATCH, RecordRows
 from fedtranscribe.mechanisms import (
     Mechanism,
     clip_rows,
@@ -17,6 +16,7 @@ from fedtranscribe.mechanisms import (
 from fedtranscribe.mechanisms.moments import ROW_UNITS, lattice_rows
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.query import MOST_FEATURES, DescentQuery, Kind, Scalar
+from fedtranscribe.statistics.record_rows import BATCH, RecordRows
 
 _LONGEST, _HEAD_UNITS = 2.0**20, 2.0**19
 _LATTICE = ROW_UNITS * _HEAD_UNITS

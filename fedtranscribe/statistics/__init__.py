@@ -7,15 +7,15 @@ from typing import Any
 import torch
 
 from fedtranscribe.data import ImageSet
-from fedtranscribe.holder.statistics.descent import Descent
-from fedtranscribe.holder.statistics.gradients import MeanGradients
-from fedtranscribe.holder.statistics.labels import Labels
-from fedtranscribe.holder.statistics.mixture import Mixture
-from fedtranscribe.holder.statistics.moments import Moments
-from fedtranscribe.holder.statistics.statistic import Statistic
-from fedtranscribe.holder.statistics.votes import MeanVotes
 from fedtranscribe.models.backbones import NO_BACKBONES, Backbones
 from fedtranscribe.query import Kind
+from fedtranscribe.statistics.descent import Descent
+from fedtranscribe.statistics.gradients import MeanGradients
+from fedtranscribe.statistics.labels import Labels
+from fedtranscribe.statistics.mixture import Mixture
+from fedtranscribe.statistics.moments import Moments
+from fedtranscribe.statistics.statistic import Statistic
+from fedtranscribe.statistics.votes import MeanVotes
 from fedtranscribe.teachers import Teachers
 
 __all__ = [
