@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedtranscribe.release import Release
+    from fedtranscribe.releases import Release
 
 __version__ = "0.1.0"
 
@@ -22,6 +22,6 @@ def load(folder: str | Path, verify: bool = True) -> "Release":
         ModelError: a network's file is damaged.
     """
     # torch takes seconds to import; who only wants the version, or --help, should not wait.
-    from fedtranscribe.release.loading import load as open_release
+    from fedtranscribe.releases.loading import load as open_release
 
     return open_release(Path(folder), verify=verify)

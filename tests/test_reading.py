@@ -32,7 +32,7 @@ from fedtranscribe.result import Result
 from fedtranscribe.rounds.round_progress import Progress
 from fedtranscribe.secagg import Round
 from fedtranscribe.service.journal import refusals
-from fedtranscribe.synthesize.pool import _releases
+from fedtranscribe.synthesis.pool import _releases
 from fedtranscribe.teachers.manifest import load_manifest
 from fedtranscribe.wire.frames import MOST_TERMS, unpack
 

@@ -28,15 +28,15 @@ from fedtranscribe.evaluation.comparison import compare
 from fedtranscribe.flower.run_config import settings_from
 from fedtranscribe.flower.run_files import report_mistake
 from fedtranscribe.flower.simulated import _serve, simulated_client_app
-from fedtranscribe.release import make_release
+from fedtranscribe.releases import make_release
 from fedtranscribe.report import write_report
 from fedtranscribe.result import METRICS, REASONS
 from fedtranscribe.result_parts import Accuracy
 from fedtranscribe.run_directory import RunDirectory
 from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.runs.finished import FinishedRun
-from fedtranscribe.synthesize import prepare as prepare_synthesis
-from fedtranscribe.synthesize import synthesize
+from fedtranscribe.synthesis import prepare as prepare_synthesis
+from fedtranscribe.synthesis import synthesize
 from fedtranscribe.tracking import Tracker
 from tests.conftest import TINY_DPSD, TINY_TEACHERS
 from tests.federation.local_grid import LocalGrid

@@ -82,7 +82,7 @@ def make(
     as_json: Json = False,
 ) -> None:
     """Make a release."""
-    from fedtranscribe.release import make_release
+    from fedtranscribe.releases import make_release
 
     made = make_release(run, out, choices=choice or [], stamp_not_private=stamp_not_private)
     statement = made.statement
@@ -119,7 +119,7 @@ def verify_command(
     as_json: Json = False,
 ) -> None:
     """Check a release."""
-    from fedtranscribe.release import verify
+    from fedtranscribe.releases import verify
 
     verification = verify(folder)
     if as_json:

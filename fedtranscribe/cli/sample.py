@@ -46,7 +46,7 @@ def sample_command(
     """Run it; the help text is `_EXAMPLES`."""
     from fedtranscribe.models import pick_device
     from fedtranscribe.runs.sampling import Sampler
-    from fedtranscribe.synthesize.samples import drawn_from, expect_free, write_samples
+    from fedtranscribe.synthesis.samples import drawn_from, expect_free, write_samples
 
     device = pick_device(build(Place, typed).device)
     sampler = Sampler(run, labels, num, seed, device, steps, guidance)

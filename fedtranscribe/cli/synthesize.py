@@ -14,7 +14,7 @@ from fedtranscribe.errors import ConfigError
 from fedtranscribe.result import Shown
 
 if TYPE_CHECKING:
-    from fedtranscribe.synthesize.run import Judge
+    from fedtranscribe.synthesis.run import Judge
 
 _EXAMPLES = """Train a differentially private diffusion model where the data are.
 
@@ -50,7 +50,7 @@ def synthesize_command(
     expect_known(settings.data)
     folder = out or Path("runs") / f"synthesize-{datetime.now(UTC):%Y%m%d-%H%M%S}"
 
-    from fedtranscribe.synthesize import prepare, synthesize
+    from fedtranscribe.synthesis import prepare, synthesize
 
     with StageBars() as bars:
         prepared = prepare(settings, say=bars.say)

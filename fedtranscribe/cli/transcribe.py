@@ -80,7 +80,7 @@ def _generator(settings: TranscribeSettings, bars: StageBars) -> Any:
     if settings.generator is None:
         return None
     from fedtranscribe.models import pick_device
-    from fedtranscribe.synthesize.pool import open_generator
+    from fedtranscribe.synthesis.pool import open_generator
 
     return open_generator(
         settings.generator,

@@ -25,7 +25,7 @@ from fedtranscribe.refusals import Refusal, RefusalCode, refusing
 from fedtranscribe.secagg import Advert, Task
 from fedtranscribe.secagg.masks import Residues
 from fedtranscribe.statistics import Statistic
-from fedtranscribe.synthesize.training import training_id
+from fedtranscribe.synthesis.training import training_id
 from fedtranscribe.wire.trainings import TrainedNetwork, TrainingProgress
 
 # What one value of an answer may take on disk, and the key of a run.

@@ -30,9 +30,9 @@ from fedtranscribe.privacy.units import Adjacency
 from fedtranscribe.reading import read_json_lines
 from fedtranscribe.result import Result, TrainedFacts
 from fedtranscribe.run_directory import DENOISER, RunDirectory
-from fedtranscribe.synthesize.preparation import Prepared, prepare
-from fedtranscribe.synthesize.run import describe
-from fedtranscribe.synthesize.training import Training
+from fedtranscribe.synthesis.preparation import Prepared, prepare
+from fedtranscribe.synthesis.run import describe
+from fedtranscribe.synthesis.training import Training
 from fedtranscribe.wire.trainings import TrainedNetwork, TrainingProgress
 
 _LEAST_SECONDS = 10.0

@@ -32,7 +32,7 @@ from fedtranscribe.result import Result
 from fedtranscribe.result_parts import Accuracy, Federation, StatedGuarantee
 from fedtranscribe.run_directory import DENOISER, HOLDERS, RunDirectory
 from fedtranscribe.runs.received import expect_described, expect_shape, verified
-from fedtranscribe.synthesize.samples import ALL, chosen_labels, write_samples
+from fedtranscribe.synthesis.samples import ALL, chosen_labels, write_samples
 from fedtranscribe.wire.trainings import TrainedNetwork
 
 SAMPLES = "samples.npz"

@@ -42,7 +42,7 @@ from fedtranscribe.runs.picking import (
 )
 from fedtranscribe.runs.public_features import load_weights, with_features
 from fedtranscribe.runs.student_side import public_images
-from fedtranscribe.synthesize.pool import GivenGenerator
+from fedtranscribe.synthesis.pool import GivenGenerator
 from fedtranscribe.teachers import Ensemble, Manifest, load_manifest
 from fedtranscribe.tracking import check_tracking
 

@@ -14,7 +14,7 @@ from fedtranscribe.models.inference import as_bytes
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.result import Result
 from fedtranscribe.runs.finished import FinishedRun
-from fedtranscribe.synthesize.samples import ALL, chosen_labels
+from fedtranscribe.synthesis.samples import ALL, chosen_labels
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from fedtranscribe.data import load
 from fedtranscribe.errors import ConfigError, DataNotFoundError, InvalidDataError
 from fedtranscribe.evaluation.audit import plant, save_planted
 from fedtranscribe.flower.run_config import settings_from
-from fedtranscribe.release import make_release, verify
+from fedtranscribe.releases import make_release, verify
 from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.runs.finished import FinishedRun
 from fedtranscribe.service.holder_file import HolderFile
-from fedtranscribe.synthesize import prepare as prepare_synthesis
+from fedtranscribe.synthesis import prepare as prepare_synthesis
 from fedtranscribe.teachers import load_manifest
 from tests.data.test_hostile_files import CONTENT, archive, npy
 from tests.data.test_pictures import png

@@ -144,11 +144,11 @@ def test_public_rooms_are_there(site: Path):
         "query": ("ImageQuery", "MomentsQuery"),
         "secagg": ("unmask",),
         "runs": ("transcribe", "finished.FinishedRun"),
-        "synthesize": ("synthesize",),
+        "synthesis": ("synthesize",),
         "holder": ("policy", "answering.Holder"),
         "rounds": ("plan.Plan", "server.Server"),
         "evaluation": ("compare", "evaluate.evaluate", "audit.audit.audit"),
-        "release": ("verify", "PrivacyStatement"),
+        "releases": ("verify", "PrivacyStatement"),
         "config": ("build",),
         "errors": ("BudgetExhaustedError",),
     }

@@ -16,7 +16,7 @@ import typer
 
 from fedtranscribe.cli import app
 from fedtranscribe.config import TranscribeSettings
-from fedtranscribe.release import make_release
+from fedtranscribe.releases import make_release
 from fedtranscribe.runs import prepare, transcribe
 from tests.conftest import TINY_DPSD, TINY_TEACHERS
 
@@ -65,7 +65,7 @@ def finished_run(tmp_path_factory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FEDTRANSCRIBE_HOME", str(folder / "home"))
         # The export is slow, and no page's Python opens it.
-        patch.setattr("fedtranscribe.release.writing.export_onnx", lambda student: None)
+        patch.setattr("fedtranscribe.releases.writing.export_onnx", lambda student: None)
         transcribe(prepare(settings), folder / "run", force=True)
         make_release(folder / "run")
     return folder / "run"

@@ -15,7 +15,7 @@ from fedtranscribe.privacy.accountant import guarantee
 from fedtranscribe.privacy.calibrate import EnsembleLayout, noise_std
 from fedtranscribe.privacy.release_plan import PrivacyPlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
-from fedtranscribe.release import make_release, verify
+from fedtranscribe.releases import make_release, verify
 from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.runs.finished import FinishedRun
 from tests.conftest import TINY_DPSD

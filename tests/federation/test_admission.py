@@ -33,9 +33,9 @@ from fedtranscribe.service.holder_file import HolderFile
 from fedtranscribe.service.journal import Journal
 from fedtranscribe.service.link import METHODS, NAME, call, health_socket, is_serving
 from fedtranscribe.service.service import HolderService
-from fedtranscribe.synthesize import dp_promise, dp_sad
-from fedtranscribe.synthesize.method import Facts
-from fedtranscribe.synthesize.methods import method_named
+from fedtranscribe.synthesis import dp_promise, dp_sad
+from fedtranscribe.synthesis.method import Facts
+from fedtranscribe.synthesis.methods import method_named
 from fedtranscribe.wire import masked as masked_wire
 from fedtranscribe.wire import queries
 from fedtranscribe.wire import trainings as training_wire

@@ -25,7 +25,7 @@ from fedtranscribe.run_directory import RunDirectory
 from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.runs.simulation import open_holder, partitions
 from fedtranscribe.runs.single_node import asked_of, train_at_holders
-from fedtranscribe.synthesize.samples import open_run
+from fedtranscribe.synthesis.samples import open_run
 from fedtranscribe.wire import trainings
 from tests.federation.local_grid import LocalGrid
 

@@ -22,7 +22,7 @@ from fedtranscribe.report.verdict import judge
 from fedtranscribe.runs import prepare, transcribe
 from tests.conftest import TINY_DPSD, TINY_TEACHERS
 from tests.mechanisms_for import noisy_mean_rows
-from tests.release.conftest import OWN, own_data
+from tests.releases.conftest import OWN, own_data
 from tests.report.browser import Browser, find
 from tests.report.conftest import ROUNDS, ROWS, add_audit, reported
 

@@ -13,7 +13,7 @@ from fedtranscribe.privacy.forecasts import in_short
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.query import Kind
-from fedtranscribe.release import make_release, verify
+from fedtranscribe.releases import make_release, verify
 from fedtranscribe.run_directory import STUDENT
 from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.runs.finished import FinishedRun

@@ -13,7 +13,7 @@ from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.runs import prepare, transcribe
-from fedtranscribe.synthesize.pool import GivenGenerator
+from fedtranscribe.synthesis.pool import GivenGenerator
 
 TRAINED = Gaussian(1.5, 1)
 

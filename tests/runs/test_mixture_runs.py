@@ -19,8 +19,8 @@ from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.query import ImageQuery, Kind
-from fedtranscribe.release import make_release, verify
-from fedtranscribe.release.card import CARD
+from fedtranscribe.releases import make_release, verify
+from fedtranscribe.releases.card import CARD
 from fedtranscribe.run_directory import GENERATOR, STUDENT
 from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.runs.finished import FinishedRun

@@ -107,8 +107,8 @@ class Hidden:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Hidden())
-import fedtranscribe.cli, fedtranscribe.evaluation, fedtranscribe.release, fedtranscribe.report
-import fedtranscribe.synthesize, fedtranscribe.runs, fedtranscribe.wire.frames
+import fedtranscribe.cli, fedtranscribe.evaluation, fedtranscribe.releases, fedtranscribe.report
+import fedtranscribe.synthesis, fedtranscribe.runs, fedtranscribe.wire.frames
 """
 
 

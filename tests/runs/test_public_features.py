@@ -10,10 +10,10 @@ from fedtranscribe.config import FederationSettings, TranscribeSettings
 from fedtranscribe.errors import ConfigError, FedtranscribeError, ModelMismatchError, PrivacyError
 from fedtranscribe.holder.answering import Holder
 from fedtranscribe.models.backbones import Backbone, file_digest
-from fedtranscribe.release import make_release, verify
-from fedtranscribe.release.card import CARD
-from fedtranscribe.release.loading import load
-from fedtranscribe.release.statement import STATEMENT, read_statement
+from fedtranscribe.releases import make_release, verify
+from fedtranscribe.releases.card import CARD
+from fedtranscribe.releases.loading import load
+from fedtranscribe.releases.statement import STATEMENT, read_statement
 from fedtranscribe.result import METRICS
 from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.runs.public_features import with_features

@@ -1,0 +1,28 @@
+"""A finished run handed over in a form that others can use and check.
+
+statement    what `privacy.json` says, typed; its JSON schema lies beside it
+accounting   events of a release -> every ε that it may state
+describe     a finished run -> its statement; where nothing private gets through
+stamp        when a release has to say in capital letters that it is not private
+card         the statement -> the model card, and what a card must repeat word by word
+onnx_export  the student as ONNX, without a trace of the machine it was made on
+writing      all of it into a folder, whole or not at all
+loading      that folder -> networks to use
+verification whether a folder is what it says
+"""
+
+from fedtranscribe.releases.loading import Release, load
+from fedtranscribe.releases.statement import PrivacyStatement
+from fedtranscribe.releases.verification import Check, Verification, verify
+from fedtranscribe.releases.writing import MadeRelease, make_release
+
+__all__ = [
+    "Check",
+    "MadeRelease",
+    "PrivacyStatement",
+    "Release",
+    "Verification",
+    "load",
+    "make_release",
+    "verify",
+]

@@ -1,0 +1,249 @@
+"""A release folder -> networks to use; a diffusion model alone needs an extra, `diffusion`."""
+
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from fedtranscribe.errors import (
+    ConfigError,
+    CorruptWeightsError,
+    InvalidDataError,
+    ModelMismatchError,
+    PrivacyError,
+    StorageError,
+)
+from fedtranscribe.models import Classifier, Generator, load_network
+from fedtranscribe.models.backbones import Backbone
+from fedtranscribe.models.diffusion import Synthesizer, load_synthesizer
+from fedtranscribe.models.inference import labelled_samples, logits_of
+from fedtranscribe.models.mixture import GaussianMixture
+from fedtranscribe.releases.accounting import first_disagreement
+from fedtranscribe.releases.digests import first_difference
+from fedtranscribe.releases.stamp import stamp_of
+from fedtranscribe.releases.statement import PrivacyStatement, read_statement
+from fedtranscribe.run_directory import DENOISER, GENERATOR, STUDENT
+
+
+@dataclass(frozen=True, eq=False)
+class Release:
+    """A released student and generator, or a released diffusion model.
+
+    Attributes:
+        path: the folder.
+        student: the classifier, in evaluation mode; None for DP-SAD and dp-promise.
+        generator: a network of images without labels, a mixture of images with labels, or a
+            diffusion model, which is asked for labels; None for methods that have neither.
+        privacy: what is guaranteed, and what is not.
+    """
+
+    path: Path
+    student: Classifier | None
+    generator: Generator | GaussianMixture | Synthesizer | None
+    privacy: PrivacyStatement
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """What the classes are called, in order; None where nobody named them."""
+        return self.privacy.class_names
+
+    @overload
+    def predict(self, images: Tensor, names: Literal[False] = False) -> Tensor: ...
+
+    @overload
+    def predict(self, images: Tensor, names: Literal[True]) -> list[str]: ...
+
+    def predict(self, images: Tensor, names: bool = False) -> Tensor | list[str]:
+        """Likeliest class of each image.
+
+        Args:
+            images: [n, ch, s, s], uint8 or floating point in [0, 1]; on any device.
+            names: give the classes' names and not their numbers.
+
+        Returns:
+            int64 [n], on the CPU; or n names.
+
+        Raises:
+            ConfigError: the release has no student, or nobody named its classes.
+            ModelMismatchError: another shape than the student was made for.
+            InvalidDataError: another type, or values outside of [0, 1].
+        """
+        if not names:
+            return self._logits(images).argmax(-1)
+        if self.class_names is None:
+            raise ConfigError(
+                f"The release in {self.path} does not name its classes; leave out names=True."
+            )
+        return [self.class_names[label] for label in self.predict(images).tolist()]
+
+    def probabilities(self, images: Tensor) -> Tensor:
+        """How likely the student takes each class to be; the card says how far to trust it.
+
+        Args:
+            images: as for `predict`.
+
+        Returns:
+            float32 [n, classes], rows that add up to one, on the CPU.
+
+        Raises:
+            ConfigError: the release has no student.
+            ModelMismatchError: as for `predict`.
+            InvalidDataError: as for `predict`.
+        """
+        return self._logits(images).softmax(-1)
+
+    def _logits(self, images: Tensor) -> Tensor:
+        student = self.student
+        if student is None:
+            raise ConfigError(
+                f"The release in {self.path} (method {self.privacy.method}) has no student; train "
+                "a classifier on what its sample() gives."
+            )
+        shape = student.channels, student.size, student.size
+        if images.ndim != 4 or tuple(images.shape[1:]) != shape:
+            raise ModelMismatchError(
+                f"Expected images [n, {', '.join(map(str, shape))}], got {list(images.shape)}."
+            )
+        if not len(images):
+            return torch.empty(0, student.classes)
+        # Not a number fails this comparison too.
+        whole, real = images.dtype == torch.uint8, images.is_floating_point()
+        if not whole and not (real and bool(((images >= 0) & (images <= 1)).all())):
+            raise InvalidDataError(
+                f"Expected images of uint8, or floating point in [0, 1], got {images.dtype}"
+                f"{' outside of it' if real else ''}."
+            )
+        return logits_of(student, images)
+
+    def sample(self, n: int, seed: int | None = None) -> tuple[Tensor, Tensor]:
+        """Synthetic images and their labels: costs no privacy.
+
+        A mixture's images have the labels of its components; the student labels what a network
+        makes; a diffusion model is asked for every class alike, and one without labels gives 0 to
+        all.
+
+        Args:
+            n: how many.
+            seed: the same one gives the same images; drawn afresh if not given.
+
+        Returns:
+            uint8 [n, ch, s, s], int64 [n].
+
+        Raises:
+            ConfigError: n < 1, or the release has no generator.
+        """
+        if self.generator is None:
+            raise ConfigError(
+                f"The release in {self.path} (method {self.privacy.method}) has no generator; "
+                "only its student can be used."
+            )
+        if n < 1:
+            raise ConfigError(f"Expected n={n} >= 1.")
+        drawn = int.from_bytes(os.urandom(7), "big") if seed is None else seed
+        return labelled_samples(self.generator, self.student, n, drawn)
+
+
+def load(folder: Path, verify: bool = True) -> Release:
+    """Open a release; warns where it carries the stamp of one that is not private.
+
+    Args:
+        folder: the release.
+        verify: compare every listed file with its digest, and every ε with what the events cost.
+            The second takes milliseconds for Gaussian noise, and about a second for labels and
+            trainings. False skips both; the schema of `privacy.json` holds either way.
+
+    Raises:
+        StorageError: no release there, or a file of it is absent.
+        PrivacyError: a file is not the one that was released, `privacy.json` is damaged, states
+            an ε that its events do not cost, or lacks the stamp that it needs.
+        ModelError: a network's file is damaged.
+    """
+    statement = read_statement(folder)
+    absent = [name for name in statement.files if not (folder / name).is_file()]
+    if absent:
+        raise StorageError(f"{folder} lacks {absent[0]!r}; fetch the release again.")
+    if verify:
+        wrong = first_difference(folder, statement) or _misstated(statement)
+        if wrong is not None:
+            raise PrivacyError(f"{folder}: {wrong}; fetch the release again.")
+    if statement.stamp is not None:
+        warnings.warn(statement.stamp, stacklevel=3)
+    student, generator = load_student(folder, statement), load_generator(folder, statement)
+    if (wrong := unvouched(student, statement)) is not None:
+        raise PrivacyError(f"{folder}: {wrong}; fetch the release again.")
+    named = statement.class_names
+    if named is not None and len(named) != classes_of(student, generator):
+        raise PrivacyError(
+            f"{folder}: privacy.json names {len(named)} classes, the network has "
+            f"{classes_of(student, generator)}; fetch the release again."
+        )
+    return Release(folder, student, generator, statement)
+
+
+def unvouched(student: Classifier | None, statement: PrivacyStatement) -> str | None:
+    """What is wrong with what is said of public weights, in words.
+
+    Nobody may leave out whose word a guarantee rests on.
+
+    Args:
+        student: of the release.
+        statement: its `privacy.json`.
+    """
+    architecture = None if student is None else student.architecture
+    used = architecture if Backbone.parse(architecture) else None
+    said = None if statement.public_weights is None else statement.public_weights.student
+    if used == said:
+        return None
+    return f"the student's features are {used or 'our own'}, privacy.json vouches for {said}"
+
+
+def _misstated(statement: PrivacyStatement) -> str | None:
+    """What the statement says of privacy that its own events contradict, in words."""
+    if statement.stamp != stamp_of(statement):
+        return "it does not carry the stamp that it needs, or needs none"
+    return first_disagreement(statement)
+
+
+def load_student(folder: Path, statement: PrivacyStatement) -> Classifier | None:
+    """The classifier of a release; None where it lists a diffusion model instead.
+
+    Raises:
+        ModelError: absent, damaged, or no classifier.
+    """
+    if DENOISER in statement.files and STUDENT not in statement.files:
+        return None
+    student = load_network(folder / STUDENT)
+    if not isinstance(student, Classifier):
+        raise CorruptWeightsError(f"Expected a classifier in {folder / STUDENT}.")
+    return student
+
+
+def load_generator(
+    folder: Path, statement: PrivacyStatement
+) -> Generator | GaussianMixture | Synthesizer | None:
+    """The generator or diffusion model of a release; None where it lists neither.
+
+    Raises:
+        ModelError: absent though it is listed, damaged, or no generator.
+    """
+    if DENOISER in statement.files:
+        return load_synthesizer(folder / DENOISER)
+    if GENERATOR not in statement.files:
+        return None
+    generator = load_network(folder / GENERATOR)
+    if not isinstance(generator, Generator | GaussianMixture):
+        raise CorruptWeightsError(f"Expected a generator in {folder / GENERATOR}.")
+    return generator
+
+
+def classes_of(
+    student: Classifier | None, generator: Generator | GaussianMixture | Synthesizer | None
+) -> int:
+    """How many classes the released networks know; 0 for images without labels."""
+    if student is not None:
+        return student.classes
+    return generator.classes if isinstance(generator, Synthesizer) else 0

@@ -1,0 +1,165 @@
+"""Whether a release is what it says: whole, and with an ε that follows from its events.
+
+What this proves: the files are those that `privacy.json` lists, and its figures are what our
+accountant finds for the events in it. What it cannot: that these were the events. Someone who
+rewrites events, figures, digests and card together is not noticed; that takes a signature.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedtranscribe.errors import FedtranscribeError
+from fedtranscribe.models.diffusion import Synthesizer
+from fedtranscribe.models.mixture import GaussianMixture
+from fedtranscribe.reading import read_bounded
+from fedtranscribe.releases.accounting import first_disagreement
+from fedtranscribe.releases.card import CARD, complaints
+from fedtranscribe.releases.digests import first_difference, unlisted
+from fedtranscribe.releases.loading import load_generator, load_student, unvouched
+from fedtranscribe.releases.onnx_export import agrees
+from fedtranscribe.releases.stamp import stamp_of
+from fedtranscribe.releases.statement import STATEMENT, PrivacyStatement, read_statement
+from fedtranscribe.releases.writing import ONNX
+from fedtranscribe.run_directory import DENOISER, STUDENT
+
+
+@dataclass(frozen=True)
+class Check:
+    """One question and its answer.
+
+    Attributes:
+        name: short, for programs.
+        ok: whether the release passed.
+        words: what was found.
+    """
+
+    name: str
+    ok: bool
+    words: str
+
+
+@dataclass(frozen=True)
+class Verification:
+    """All checks of a release, in the order they were made."""
+
+    checks: tuple[Check, ...]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all were passed."""
+        return all(check.ok for check in self.checks)
+
+    @property
+    def first_failure(self) -> Check | None:
+        """The first that was not passed."""
+        return next((check for check in self.checks if not check.ok), None)
+
+
+class _FailedError(Exception):
+    """A check's way to say no; never leaves this module."""
+
+
+def verify(folder: Path) -> Verification:
+    """Check a release; a failed check is a result, not an error.
+
+    Raises:
+        StorageError: there is no release in the folder.
+    """
+    checks: list[Check] = []
+
+    def check(name: str, ask: Callable[[], str]) -> bool:
+        try:
+            checks.append(Check(name, True, ask()))
+        except (_FailedError, FedtranscribeError) as error:
+            checks.append(Check(name, False, str(error).rstrip(".")))
+        return checks[-1].ok
+
+    if not (folder / STATEMENT).is_file():
+        read_statement(folder)  # says what is missing
+    if check("statement", lambda: _statement(folder)):
+        said = read_statement(folder)
+        check("files", lambda: _files(folder, said))
+        check("networks", lambda: _networks(folder, said))
+        check("onnx", lambda: _onnx(folder, said))
+        check("epsilon", lambda: _epsilon(said))
+        check("card", lambda: _card(folder, said))
+        check("stamp", lambda: _stamp(said))
+    return Verification(tuple(checks))
+
+
+def _statement(folder: Path) -> str:
+    return f"{STATEMENT} follows its schema, {read_statement(folder).schema_}"
+
+
+def _files(folder: Path, said: PrivacyStatement) -> str:
+    network = DENOISER if DENOISER in said.files else STUDENT
+    for name in (network, CARD):
+        _expect(name in said.files, f"{STATEMENT} does not list {name}")
+    wrong, besides = first_difference(folder, said), unlisted(folder, said)
+    _expect(wrong is None, str(wrong))
+    _expect(not besides, f"{', '.join(besides)}: not listed in {STATEMENT}, or a link")
+    return f"all {len(said.files)} listed files have their SHA-256, and there is no other"
+
+
+def _networks(folder: Path, said: PrivacyStatement) -> str:
+    student, generator = load_student(folder, said), load_generator(folder, said)
+    if isinstance(generator, Synthesizer):
+        _expect(student is None, "it has a student beside a diffusion model, which no method gives")
+        return f"diffusion model {generator.denoiser.size_name}, all finite"
+    assert student is not None
+    wrong = unvouched(student, said)
+    _expect(wrong is None, str(wrong))
+    if generator is not None:
+        shapes = [(n.channels, n.size) for n in (student, generator)]
+        _expect(shapes[0] == shapes[1], "the generator makes images that the student cannot read")
+    if isinstance(generator, GaussianMixture):
+        classes = generator.classes == student.classes
+        _expect(classes, "the generator has other classes than the student")
+        return f"{student.architecture} and a mixture of {len(generator.counts)}, all finite"
+    return f"{student.architecture}{'' if generator is None else ' and generator'}, all finite"
+
+
+def _onnx(folder: Path, said: PrivacyStatement) -> str:
+    if ONNX not in said.files:
+        return "there is none, as its card says"
+    student = load_student(folder, said)
+    if student is None:
+        raise _FailedError(f"there is an {ONNX} without a student")
+    try:
+        answer = agrees((folder / ONNX).read_bytes(), student)
+    except OSError as error:
+        raise _FailedError(f"{ONNX}: {error.strerror}") from None
+    _expect(answer is not False, f"{ONNX} does not answer as the student does")
+    return "answers as the student does" if answer else "not tried: onnxruntime is not installed"
+
+
+def _epsilon(said: PrivacyStatement) -> str:
+    wrong = first_disagreement(said)
+    _expect(wrong is None, str(wrong))
+    if said.epsilon is None:
+        return "no guarantee, and none is stated"
+    figures = len(said.sound) + len(said.units)
+    return f"ε = {said.epsilon:.6g} and all {figures} figures follow from the events"
+
+
+def _card(folder: Path, said: PrivacyStatement) -> str:
+    try:
+        card = read_bounded(folder / CARD).decode("utf-8")
+    except (OSError, ValueError) as error:
+        raise _FailedError(f"{CARD} cannot be read ({type(error).__name__})") from None
+    found = complaints(card, said)
+    _expect(not found, f"{CARD}: {'; '.join(found)}")
+    return f"{CARD} says what {STATEMENT} says"
+
+
+def _stamp(said: PrivacyStatement) -> str:
+    needed = stamp_of(said)
+    _expect(said.stamp == needed, "it does not carry the stamp that it needs, or needs none")
+    _expect(said.stamp is None, f"it is stamped: {said.stamp}")
+    return "it needs no stamp"
+
+
+def _expect(holds: bool, otherwise: str) -> None:
+    if not holds:
+        raise _FailedError(otherwise)
