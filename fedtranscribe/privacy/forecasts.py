@@ -132,14 +132,17 @@ def moments_forecast(records: int, classes: int, width: int, noise_std: float) -
         return Forecast(None, Verdict.FINE, words)
     each = records / classes
     ratio = each / (noise_std * math.sqrt(2 * width))
-    stands = f"A class of {each:,.0f} records stands {in_short(ratio)} times above the noise"
+    strength = (
+        f"An average class of {each:,.0f} records (n / {classes}) is {in_short(ratio)} times as "
+        "strong as the noise"
+    )
     if ratio < _MOMENTS_HOPELESS:
-        words = f"{stands} of the moments: they show nothing; it takes more records, or a larger ε."
+        words = f"{strength} of the moments: nothing is seen; it takes more records, or a larger ε."
         return Forecast(ratio**2, Verdict.HOPELESS, words)
     if ratio < 1:
-        words = f"{stands} of the moments: little is seen; it takes more records, or a larger ε."
+        words = f"{strength} of the moments: little is seen; it takes more records, or a larger ε."
         return Forecast(ratio**2, Verdict.POOR, words)
-    return Forecast(ratio**2, Verdict.FINE, f"{stands} of the moments: enough to learn from.")
+    return Forecast(ratio**2, Verdict.FINE, f"{strength} of the moments: enough to learn from.")
 
 
 def in_short(ratio: float) -> str:

@@ -114,7 +114,7 @@ def test_a_run_of_teachers_says_in_figures_what_a_start_would_add():
     said = alone.words[0]
     assert "--start moments would begin with two noisy sums over all 4,000 records" in said
     assert "sums would be fine, teachers poor" in said
-    assert "400 records stands 1.4 times above the noise" in said
+    assert "400 records (n / 10) is 1.4 times as strong as the noise" in said
 
 
 @pytest.mark.parametrize(
