@@ -1,4 +1,4 @@
-"""What scattering features cost, beside a plain convolution of equal arithmetic and kymatio.
+"""What scattering features cost, compared with a plain convolution of equal arithmetic and kymatio.
 
     OMP_NUM_THREADS=1 python benchmarks/features.py        # two minutes
 
@@ -96,7 +96,10 @@ def main() -> None:
         )
     if "kymatio" not in best:
         lines += ["", "kymatio was not installed."]
-    lines += ["", f"A step of a generator against them, 64 images: {generator_step():.2f} s."]
+    lines += [
+        "",
+        f"A step that trains a generator through them, 64 images: {generator_step():.2f} s.",
+    ]
     RESULT.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print("\n".join(lines))
 

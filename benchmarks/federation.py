@@ -131,8 +131,8 @@ def _table(lines: list[dict[str, Any]]) -> str:
         f"Packaged digits, {SETTINGS['shards']} teachers per holder, {SETTINGS['rows']:,} rows in "
         f"messages of {SETTINGS['dpsd.round-rows']}, 2 CPU cores, measured in one run on "
         f"{datetime.now(UTC):%Y-%m-%d}. In process holders answer one after the other on one "
-        "thread; Ray runs two workers, so a ratio below 1 is their parallel work. A dense row is "
-        "a float32 image, ten logits and ten answers.",
+        "thread; Ray runs two workers, so a ratio below 1 comes from their parallel work. A "
+        "dense row is a float32 image, ten logits and ten answers.",
         "",
         f"| {' | '.join(names)} |",
         f"| {' | '.join('---' for _ in names)} |",

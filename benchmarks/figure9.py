@@ -1,4 +1,4 @@
-"""DPSD Fig. 9 in small: accuracy over the sound ε from 0.1 to 10, MNIST and Fashion-MNIST.
+"""DPSD Fig. 9 at small scale: accuracy over the sound ε from 0.1 to 10, MNIST and Fashion-MNIST.
 
     python benchmarks/figure9.py --data-root DIR --work runs/utility   # ten minutes a point
 
@@ -101,7 +101,7 @@ def _spread(scores: list[float]) -> tuple[float, float, float]:
 
 def _table(curves: dict[str, dict[float, tuple[dict, list[float]]]]) -> str:
     rows = [
-        "# DPSD Fig. 9 in small",
+        "# DPSD Fig. 9 at small scale",
         "",
         "Accuracy in per cent: mean over seeds (lowest – highest). Unit record, zero-out, "
         "δ = 1e-5. The paper's figures are at its own ε, which does not hold.",

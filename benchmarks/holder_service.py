@@ -186,8 +186,8 @@ def table(lines: list[dict[str, Any]]) -> str:
         "# One holder service under load",
         "",
         f"{datetime.now(UTC):%Y-%m-%d}, 2 CPU cores, {CLIENTS} clients at once, messages of "
-        f"{SMALLEST:,}-{LARGEST:,} rows of 28x28. The ledger was proved afterwards and holds every "
-        "row once.",
+        f"{SMALLEST:,}-{LARGEST:,} rows of 28x28. The ledger was verified afterwards and holds "
+        "every row once.",
         "",
         "| rows | teachers | messages | rows/s | over bare teachers | most MiB, by quarter | "
         "ledger, MiB |",

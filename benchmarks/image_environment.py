@@ -151,11 +151,11 @@ def _report(
     base = place.environment["IMAGES_BASE"]
     sizes = {name: _bytes_of(image) for name, image in images.items()} | {"base": _bytes_of(base)}
     rows = [
-        "# The images, and what their containers take",
+        "# Container images: size, start and memory",
         "",
         f"By `benchmarks/image_environment.py`, {datetime.now(UTC):%Y-%m-%d}: fedtranscribe "
         f"{version}, podman, {machine}, on a plain Debian base with Python 3.11; a server and "
-        f"{len(NAMES)} holders from the compose files, two busy cores.",
+        f"{len(NAMES)} holders from the compose files, two cores shared with other work.",
         "",
         "| image | GB |",
         "| --- | --- |",

@@ -93,8 +93,8 @@ def _table(lines: list[dict[str, Any]]) -> str:
         "# What teachers are asked about",
         "",
         "By `benchmarks/mixture_queries.py`: packaged digits (4,000 records), 250 teachers, votes "
-        "on 4,000 rows, sound ε = 10 (record, zero-out) for all of a run; after sums, half of it "
-        "for the votes. Accuracy of the student on all 1,000 test images in per cent.",
+        "on 4,000 rows, sound ε = 10 (record, zero-out) for the whole run; after sums, the votes "
+        "get half of it. Accuracy of the student on all 1,000 test images in per cent.",
         "",
         "| asked | student | lowest – highest | runs |",
         "| --- | --- | --- | --- |",

@@ -106,8 +106,8 @@ def _table(lines: list[dict[str, Any]]) -> str:
         "# What a mixture costs the student",
         "",
         "By `benchmarks/mixture_share.py`: accuracy of the student on all real test images in per "
-        "cent, mean over runs, by the share of μ² that its own two questions keep; the rest would "
-        "buy a mixture. One holder, sound ε (record, zero-out), δ = 1e-5.",
+        "cent, mean over runs, by the share of μ² that its own two questions get; the rest "
+        "would buy a mixture. One holder, sound ε (record, zero-out), δ = 1e-5.",
         "",
         "| data | ε | " + " | ".join(f"{share:g}" for share in SHARES) + " | runs |",
         "| --- | --- |" + " --- |" * (len(SHARES) + 1),

@@ -260,18 +260,18 @@ def table(
         "# Ten thousand hostile messages at one holder service",
         "",
         f"`python benchmarks/soak.py`, {datetime.now(UTC):%Y-%m-%d}: {wanted:,} messages in "
-        f"{seconds:.0f} s on two cores that other work shared, so that the time says little.",
+        f"{seconds:.0f} s on two cores shared with other work, so the time is no benchmark.",
         "",
         "| messages | resident set, MiB |",
         "| ---: | ---: |",
         *(f"| {share * (i + 1):,} | {used:,.0f} |" for i, used in enumerate(memory)),
         "",
-        "| what came back | times |",
+        "| answer | times |",
         "| --- | ---: |",
         *(f"| {code} | {count:,} |" for code, count in sorted(seen.items())),
         "",
         f"Afterwards the service was healthy, with {threads} threads and {files} open files; its "
-        "ledger, proved again, held the honest queries alone; the ledger's folder had "
+        "ledger was verified again and held only the honest queries; the ledger's folder had "
         f"{size:.2f} MiB.",
         "",
     ]

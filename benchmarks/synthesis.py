@@ -140,13 +140,13 @@ def _table(lines: list[dict[str, Any]]) -> str:
         "",
         "By `benchmarks/synthesis.py`: classifiers that learned from 40,000 images of the mixture "
         "alone, with the labels of its components; accuracy on all real test images in per cent, "
-        "mean over runs (lowest – highest). LDA learns from 10,000 of the images. Beside them the "
-        "student of the same run, from two moments alone, which shares the budget: the total is "
-        "the sound ε (record, zero-out, δ = 1e-5), one holder. FID is under the project's own "
-        "features, and compares rows of one data set only. AUC is that of the attack `generator`: "
-        "is the nearest synthetic image closer to records than to images that nobody learned from? "
-        "One half is chance. CPU seconds are those of the whole run, features of the student "
-        "included.",
+        "mean over runs (lowest – highest). LDA learns from 10,000 of the images. `student` is the "
+        "student of the same run, from two moments alone. It shares the budget with the mixture: "
+        "ε is the total, sound (record, zero-out, δ = 1e-5), one holder. FID uses the project's "
+        "own features; compare it only between rows of one data set. AUC is that of the attack "
+        "`generator`: is the nearest synthetic image closer to records than to images that were "
+        "not used? One half is chance. CPU seconds are those of the whole run, features of the "
+        "student included.",
         "",
         "| data | ε | mixture's share | per class | CNN | MLP | LDA | student | FID | AUC | CPU s "
         "| runs |",

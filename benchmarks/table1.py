@@ -1,10 +1,10 @@
-"""DPSD Table I in small: MNIST and Fashion-MNIST at a sound ε of 1 and 10, beside the paper.
+"""DPSD Table I at small scale: MNIST and Fashion-MNIST at a sound ε of 1 and 10.
 
     python benchmarks/utility.py --data-root DIR     # measures
     python benchmarks/table1.py                      # reads its lines, writes results/table1.md
 
 The paper's ε does not hold (docs/privacy.md), so its column is a claim about accuracy at a privacy
-that nobody has. What its formula prints for our noise stands beside ours for comparison.
+that nobody has. What its formula prints for our noise is shown for comparison.
 """
 
 import json
@@ -33,12 +33,12 @@ def main() -> None:
     lines = [json.loads(line) for line in text.splitlines()]
     rows = [_row(lines, data, case) for data, case in PAPER]
     head = [
-        "# DPSD Table I in small",
+        "# DPSD Table I at small scale",
         "",
         "Accuracy in per cent: mean over seeds (lowest – highest). Unit record, zero-out, "
-        "δ = 1e-5; small CNNs, two CPU cores, no private or real public images. Of the paper's "
-        "thirteen methods only its own is built here; their columns are what it reports. "
-        "`ε that the paper prints` is its formula for our noise, and no guarantee.",
+        "δ = 1e-5; small CNNs, two CPU cores; public images are drawn by a formula. Of the "
+        "paper's thirteen methods only its own is implemented here; the other columns are what it "
+        "reports. `ε that the paper prints` is its formula for our noise, and no guarantee.",
         "",
         f"| {' | '.join(_COLUMNS)} |",
         f"| {' | '.join('---' for _ in _COLUMNS)} |",
