@@ -15,8 +15,13 @@ PRIVATE = 0o600
 """Mode of a file for its owner alone."""
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, mode: int = PRIVATE) -> None:
     """Replace `path` by `content`, durably.
+
+    Args:
+        path: the file.
+        content: all of it.
+        mode: who may read it; its owner alone unless given.
 
     Raises:
         StorageError: the folder is missing or read-only, or the disk is full.
@@ -31,6 +36,8 @@ def write_atomically(path: Path, content: bytes) -> None:
         with os.fdopen(handle, "wb") as stream:
             stream.write(content)
             stream.flush()
+            if mode != PRIVATE:
+                os.fchmod(stream.fileno(), mode)
             os.fsync(stream.fileno())
         temporary.replace(path)
     except OSError as error:

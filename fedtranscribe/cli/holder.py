@@ -1,5 +1,6 @@
 """`fedtranscribe holder …`: what a data holder's administrator does."""
 
+import importlib.util
 import json
 import signal
 import threading
@@ -21,6 +22,8 @@ holder_app.add_typer(policy_app, name="policy")
 PolicyFile = Annotated[Path, typer.Option("--policy", help="The holder's file.")]
 LedgerFile = Annotated[Path, typer.Argument(help="The ledger's SQLite file.")]
 
+_NEEDED = ("grpc", "grpc_health", "prometheus_client")
+
 _SERVE = """Answer on the local socket, within the policy, until stopped.
 
 \b
@@ -36,6 +39,12 @@ question in hand be answered, and ends. Run it as another user than the SuperNod
 @holder_app.command("serve", help=_SERVE)
 def serve_command(policy: PolicyFile = Path("policy.toml")) -> None:
     """Serve."""
+    missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing:
+        raise ConfigError(
+            f"A holder service needs {' and '.join(missing)}: "
+            "pip install 'fedtranscribe[federation]'."
+        )
     from fedtranscribe.service.holder_file import HolderFile
     from fedtranscribe.service.service import serve
 

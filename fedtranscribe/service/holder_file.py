@@ -27,6 +27,9 @@ from fedtranscribe.teachers import Manifest
 
 # What a Unix socket's address may hold, on Linux, and the one for health beside it.
 _LONGEST_SOCKET = 107 - len(HEALTH_SUFFIX)
+# What may be relative to the file.
+_PATHS = ("teachers", "records", "ledger", "socket", "log", "metrics", "key", "roster", "ids")
+_METRICS_SUFFIX = ".prom"
 
 
 def _named(value: str) -> str:
@@ -65,6 +68,9 @@ class HolderPlace(OwnData):
     ledger: Path = Field(description="budget book of the data: it outlives runs and teachers")
     socket: Path = Field(description="where the SuperNode's user asks; all it may reach")
     log: Path | None = Field(default=None, description="JSON lines; none: standard error")
+    metrics: Path | None = Field(
+        default=None, description="Prometheus metrics, for node_exporter's textfile collector"
+    )
     device: str = "auto"
     server: Name = Field(
         default="flower", description="name that the server's queries are bound to"
@@ -101,9 +107,15 @@ class HolderFile(HolderPolicy):
         home = path.absolute().parent
         places = {
             name: home / value.expanduser()
-            for name in ("teachers", "records", "ledger", "socket", "log", "key", "roster", "ids")
+            for name in _PATHS
             if (value := getattr(file.holder, name)) is not None
         }
+        metrics = file.holder.metrics
+        if metrics is not None and metrics.suffix != _METRICS_SUFFIX:
+            raise ConfigError(
+                f"Expected [holder] metrics={str(metrics)!r} to end in {_METRICS_SUFFIX}: "
+                "node_exporter reads no other files."
+            )
         features = {
             network: home / path.expanduser() for network, path in file.holder.features.items()
         }

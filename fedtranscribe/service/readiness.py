@@ -16,6 +16,7 @@ from fedtranscribe.privacy.chain import Kind
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.service.holder_file import HolderFile
+from fedtranscribe.service.metrics_file import expect_closed
 from fedtranscribe.teachers import Ensemble, Manifest
 
 T = TypeVar("T")
@@ -62,6 +63,8 @@ def examine(path: Path) -> list[Finding]:
         _not_for_others("teachers' folder", file.holder.teachers),
         _not_for_others("ledger's folder", file.holder.ledger.parent),
     ]
+    if file.holder.metrics is not None:
+        findings.append(_settled("metrics' folder", lambda: _metrics(file))[1])
     return findings
 
 
@@ -131,6 +134,13 @@ def _teachers(file: HolderFile) -> Ensemble:
 
 def _features(file: HolderFile) -> str:
     return "sums may be taken on " + ", ".join(file.backbones().names)
+
+
+def _metrics(file: HolderFile) -> str:
+    path = file.holder.metrics
+    assert path is not None
+    expect_closed(path, file.holder.socket)
+    return f"mode {stat.S_IMODE(path.parent.stat().st_mode):o}"
 
 
 def _masks(file: HolderFile) -> str:

@@ -10,34 +10,38 @@ Guarantee:
     `holder policy check` says where file modes are wider than that.
 """
 
-import fcntl
 import logging
 import os
 import stat
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from fedtranscribe import wire
-from fedtranscribe.errors import StorageError
-from fedtranscribe.files import open_private, unwritable, who_may_open
+from fedtranscribe.errors import FedtranscribeError, StorageError
+from fedtranscribe.files import who_may_open
 from fedtranscribe.holder.kept_ledger import KeptLedger
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.replies import reply_to
 from fedtranscribe.models import pick_device
 from fedtranscribe.models.backbones import Backbones
+from fedtranscribe.privacy.ledger import Head
 from fedtranscribe.query import Kind
 from fedtranscribe.refusals import Refusal, RefusalCode
 from fedtranscribe.service.holder_file import HolderFile
 from fedtranscribe.service.journal import Journal
 from fedtranscribe.service.link import METHODS, NAME, PIECE_BYTES, health_socket
+from fedtranscribe.service.metrics import Metrics
+from fedtranscribe.service.metrics_file import MetricsFile, expect_closed
+from fedtranscribe.service.socket_lock import SocketLock
 from fedtranscribe.statistics import Statistic, of_records, of_teachers
 from fedtranscribe.teachers import Ensemble, Manifest
 from fedtranscribe.wire import Message
@@ -76,9 +80,11 @@ class HolderService:
     """
 
     def __init__(self, file: HolderFile, journal: Journal) -> None:
-        self._journal = journal
+        self._file, self._journal, self.metrics = file, journal, Metrics()
         self._server_name = file.holder.server
         self._longest = file.bytes_per_message
+        # The ledger's head when its metrics were taken; None if a message came since.
+        self._measured: Head | None = None
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="holder")
         try:
             self._node, self._ledger = self._worker.submit(open_node, file).result()
@@ -92,16 +98,21 @@ class HolderService:
 
     def take(self, message_type: str, pieces: Iterable[bytes]) -> bytes:
         """Reply to a message that arrives in pieces; one that is too long is not read on."""
-        arrived, length = [], 0
-        for piece in pieces:
-            arrived.append(piece)
-            length += len(piece)
-            if length > self._longest:
-                return self._refuse(RefusalCode.POLICY, message_type)
-        frame = b"".join(arrived)
-        # Not twice while it waits.
-        arrived.clear()
-        return self.handle(message_type, frame)
+        with self.metrics.in_flight():
+            arrived, length = [], 0
+            for piece in pieces:
+                arrived.append(piece)
+                length += len(piece)
+                if length > self._longest:
+                    return self._refuse(RefusalCode.POLICY, message_type)
+            frame = b"".join(arrived)
+            # Not twice while it waits.
+            arrived.clear()
+            return self.handle(message_type, frame)
+
+    def measure(self) -> Future[None]:
+        """Bring the metrics of the ledger up to date, behind the messages that wait."""
+        return self._worker.submit(self._measure)
 
     def close(self) -> None:
         """Finish what is being answered and let go of the ledger."""
@@ -110,6 +121,7 @@ class HolderService:
 
     def _handle(self, message_type: str, frame: bytes) -> bytes:
         began = time.monotonic()
+        self._measured = None
         try:
             content = unpack(frame)
         except Refusal as refusal:
@@ -117,16 +129,35 @@ class HolderService:
         reply = reply_to(content, message_type, self._open, self._server_name)
         asked, told = content.terms, reply.terms
         facts = {k: str(asked[k]) for k in ("query-id", "run", "kind", "mode") if k in asked}
+        seconds = time.monotonic() - began
+        code = str(told["refusal"]) if "refusal" in told else None
+        if code is None:
+            self.metrics.answered(message_type, seconds)
+        else:
+            self.metrics.refused(message_type, code, seconds)
         self._journal.write(
-            "refused" if "refusal" in told else "answered",
+            "answered" if code is None else "refused",
             message=message_type,
-            code=str(told["refusal"]) if "refusal" in told else None,
-            seconds=round(time.monotonic() - began, 3),
+            code=code,
+            seconds=round(seconds, 3),
             **facts,
         )
         return pack(reply)
 
+    def _measure(self) -> None:
+        try:
+            with self._ledger() as ledger:
+                # Another process may book in the same ledger, too.
+                if ledger.head != self._measured:
+                    self.metrics.measure(self._file, ledger)
+                    self._measured = ledger.head
+        except FedtranscribeError as error:
+            self.metrics.ledger_failed()
+            self._measured = None
+            log.error("The ledger cannot be read for the metrics: %s", error)
+
     def _refuse(self, code: RefusalCode, message_type: str) -> bytes:
+        self.metrics.refused(message_type, code.value)
         self._journal.write("refused", message=message_type, code=code.value)
         return pack(wire.echo_holder(wire.refuse(Refusal(code)), Message()))
 
@@ -203,21 +234,33 @@ def serve(
 
     Raises:
         FedtranscribeError: what `HolderService` raises.
-        StorageError: the socket cannot be made, or another service has it.
+        StorageError: the socket cannot be made, or another service has it; or the metrics' folder
+            is open to the SuperNode's user.
     """
-    journal = Journal(file.holder.log)
+    place = file.holder
+    if place.metrics is not None:
+        expect_closed(place.metrics, place.socket)
+    journal = Journal(place.log)
     ours = logging.getLogger("fedtranscribe")
     ours.addHandler(handler := journal.own_log())
     try:
-        with _only_service(file.holder.socket):
+        with SocketLock(place.socket):
             service = HolderService(file, journal)
             try:
-                _serve(service, file.holder.socket, journal, stop, ready)
+                with _metrics_of(service, place.metrics):
+                    _serve(service, place.socket, journal, stop, ready)
             finally:
                 service.close()
     finally:
         ours.removeHandler(handler)
         journal.close()
+
+
+def _metrics_of(service: HolderService, path: Path | None) -> AbstractContextManager[None]:
+    """Writes the service's metrics for as long as it is entered, if the holder wants them."""
+    if path is None:
+        return nullcontext()
+    return MetricsFile(path, service.metrics.render, service.measure)
 
 
 def _serve(
@@ -283,30 +326,3 @@ def _in_time(pieces: Iterator[bytes], context: grpc.ServicerContext) -> Iterator
         yield from pieces
     finally:
         timer.cancel()
-
-
-class _only_service:  # noqa: N801 (used like a function)
-    """Hold the lock beside the socket: a second service would take it away unnoticed."""
-
-    def __init__(self, socket: Path) -> None:
-        self._path = socket.with_name(f"{socket.name}.lock")
-        self._file: IO[str] | None = None
-
-    def __enter__(self) -> None:
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            # For us alone: who may open it may hold the lock, and no service could start again.
-            self._file = os.fdopen(open_private(self._path, os.O_RDWR), "r+")
-        except OSError as error:
-            raise unwritable(self._path, error) from None
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            self._file.close()
-            raise StorageError(
-                f"Another holder service answers on {self._path.with_suffix('')}; stop it first."
-            ) from None
-
-    def __exit__(self, *_: object) -> None:
-        if self._file is not None:
-            self._file.close()

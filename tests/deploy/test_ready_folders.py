@@ -123,6 +123,15 @@ def test_the_gpu_is_reserved_in_a_file_of_its_own(kind: Kind) -> None:
     assert device["capabilities"] == ["gpu"]
 
 
+def test_metrics_are_mounted_in_a_file_of_their_own() -> None:
+    """The holder service alone writes them; the SuperNode sees nothing of them."""
+    (metrics,) = load_all(template(Kind.CLIENT) / "compose.metrics.yaml")
+    assert set(metrics["services"]) == {"holder"}
+    assert set(metrics["services"]["holder"]) == {"volumes"}
+    (volume,) = metrics["services"]["holder"]["volumes"]
+    assert volume == {"type": "bind", "source": "./metrics", "target": "/holder/metrics"}
+
+
 @pytest.mark.parametrize(("kind", "name"), DOCKERFILES)
 def test_images_are_pinned_unprivileged_and_asked_for_their_health(kind: Kind, name: str) -> None:
     text = (template(kind) / name).read_text().replace("\\\n", " ")
