@@ -10,7 +10,8 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 OUT    := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo test test-slow test-long test-images lint types imports images-lint dist docs check clean
+.PHONY: demo test test-slow test-long test-images lint types imports images-lint dist sbom docs \
+    docs-version check clean
 
 # Ledgers of their own: the packaged digits are public, so trying the demo twice harms nobody. A run of
 # ε = 10 fits under the limit of 20 that a new ledger has.
@@ -49,10 +50,16 @@ types: $(STAMP)
 imports: $(STAMP)
 	$(BIN)/lint-imports
 
-# The wheel that the images install, and that goes to the package index.
+# The sdist, and from it the wheel: the images install it, and both go to the package index. What git
+# ignores, such as a pip.conf in client/wheels/, is in neither.
 dist: $(STAMP)
-	rm -f dist/*.whl
-	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
+	rm -f dist/*.whl dist/*.tar.gz
+	$(BIN)/python -m build --no-isolation --outdir dist .
+
+# What this environment is made of; the images hold the same of theirs.
+sbom: $(STAMP)
+	@mkdir -p dist
+	$(BIN)/cyclonedx-py environment --output-reproducible -o dist/sbom.cdx.json $(BIN)/python
 
 # dclint comes from npm, which not every machine has. Two services share what is built: it has a name.
 images-lint: $(STAMP)
@@ -66,6 +73,12 @@ images-lint: $(STAMP)
 # Into site/. Material tells of its successor at every build; that is no warning about our pages.
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+# Commits the site of this version to the branch gh-pages, beside those of earlier ones; pushes nothing.
+docs-version: $(STAMP)
+	PATH="$(abspath $(BIN)):$$PATH" NO_MKDOCS_2_WARNING=1 $(BIN)/mike deploy --update-aliases \
+	    --alias-type redirect "$$($(BIN)/python -c 'import fedtranscribe as f; print(f.__version__)')" latest
+	$(BIN)/mike set-default --allow-undefined latest
 
 # Installs only when the project file changed.
 $(STAMP): pyproject.toml

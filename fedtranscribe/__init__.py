@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from fedtranscribe.releases import Release
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 def load(folder: str | Path, verify: bool = True) -> "Release":

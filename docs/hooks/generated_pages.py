@@ -1,10 +1,11 @@
-"""Pages that no one writes by hand: command line, settings, changelog, measured figures.
+"""What no one writes by hand: the version; command line, settings, changelog, measured figures.
 
 They are made from the program itself and from files outside of docs/ while the site is built, so
 that they cannot fall behind. Links from a page to a file of `benchmarks/results/`, right for
 whoever reads the repository, are turned to the page that the site has of it.
 """
 
+import os
 import posixpath
 import re
 import warnings
@@ -19,6 +20,7 @@ from mkdocs.structure.pages import Page
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from fedtranscribe import __version__
 from fedtranscribe import config as settings
 
 with warnings.catch_warnings():
@@ -52,7 +54,12 @@ names it.
 
 
 def on_config(config: MkDocsConfig) -> None:
-    """Put the figures into the navigation, before the changelog: whatever was measured is there."""
+    """Say the version, and put the figures into the navigation, before the changelog."""
+    if os.environ.get("MIKE_DOCS_VERSION"):
+        # One of several versions, as `make docs-version` builds it: the theme lets readers choose.
+        config.extra["version"] = {"provider": "mike", "default": "latest"}
+    else:
+        config.site_name = f"{config.site_name} {__version__}"
     assert config.nav is not None
     config.nav.insert(-1, {"Figures": [f"{FIGURES}/{path.name}" for path in _results()]})
 

@@ -153,13 +153,15 @@ def test_images_are_pinned_unprivileged_and_asked_for_their_health(kind: Kind, n
 @pytest.mark.parametrize(("kind", "name"), DOCKERFILES)
 def test_versions_in_the_images_are_those_that_the_package_allows(kind: Kind, name: str) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    listed = [*project["dependencies"], *project["optional-dependencies"]["federation"]]
+    extras = project["optional-dependencies"]
+    listed = [*project["dependencies"], *extras["federation"], *extras["dev"]]
     allowed = {wanted.name: wanted.specifier for wanted in map(Requirement, listed)}
     pinned = dict(
         re.findall(r"^ARG (\w+)_VERSION=(\S+)$", (template(kind) / name).read_text(), re.M)
     )
-    assert set(pinned) == {"FLWR", "TORCH"}
-    assert all(version in allowed[package.lower()] for package, version in pinned.items())
+    assert set(pinned) == {"FLWR", "TORCH", "CYCLONEDX_BOM"}
+    packages = {package: package.lower().replace("_", "-") for package in pinned}
+    assert all(version in allowed[packages[package]] for package, version in pinned.items())
 
 
 @pytest.mark.parametrize("kind", KINDS)
