@@ -14,6 +14,7 @@ import doc_pages as pages
 import pytest
 import typer
 
+import fedtranscribe
 from fedtranscribe import config
 from fedtranscribe.cli import app
 
@@ -84,6 +85,13 @@ def test_every_page_is_there(site: Path):
     for made in ("changelog", "reference/cli", "reference/settings", "figures/utility"):
         assert (site / f"{made}.html").is_file(), made
     assert not (site / "hooks").exists()
+
+
+def test_every_page_says_the_version(site: Path):
+    for page in (site / "index.html", site / "reference" / "api" / "privacy.html"):
+        title = re.search(r"<title>(.*)</title>", page.read_text(encoding="utf-8"), re.DOTALL)
+        assert title is not None
+        assert title[1].strip().endswith(f"fedtranscribe {fedtranscribe.__version__}")
 
 
 def test_a_browser_fetches_nothing_from_elsewhere(site: Path):
