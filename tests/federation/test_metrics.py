@@ -98,7 +98,9 @@ def test_values_are_those_of_the_ledger(serving):
     assert read(values, "delta", unit="record") == 1e-5
     for unit in Unit:
         assert read(values, "epsilon_booked", unit=unit.value) == figures[f"{unit} booked"]
-    assert 0 < read(values, "epsilon_left", unit="record") == figures["record left"] < 200.0
+    left = read(values, "epsilon_left", unit="record")
+    assert left == figures["record left"]
+    assert 0 < left < 200.0
     assert read(values, "quota_used", quota="runs") == 1
     assert read(values, "quota_used", quota="queries_of_a_run") == 2
     assert read(values, "quota_limit", quota="queries_of_a_run") == serving.queries_per_run
@@ -216,6 +218,7 @@ def test_only_a_prom_file_is_read_by_the_collector(policy_file):
 
 
 def shared(file: HolderFile, mode: int, group: int | None = None) -> Path:
+    assert file.holder.metrics is not None
     folder = file.holder.metrics.parent
     if group is not None:
         os.chown(folder, -1, group)
