@@ -65,7 +65,9 @@ def refusing(holder: str, subject: str) -> Iterator[None]:
         yield
     except Refusal:
         raise
-    except BudgetExhaustedError:
+    except BudgetExhaustedError as error:
+        # For the holder alone: what is booked, the limit, and what would still fit.
+        log.warning("holder %s refuses %s: %s", holder, subject, error)
         raise Refusal(RefusalCode.BUDGET) from None
     except QueryConflictError:
         raise Refusal(RefusalCode.CONFLICT) from None

@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from fedtranscribe.config import Settings
+from fedtranscribe.errors import BudgetExhaustedError
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
@@ -121,11 +122,14 @@ class HolderPolicy(Settings):
         """Refuse a training that could never be booked, before its noise is looked for.
 
         Raises:
-            Refusal: BUDGET for more than all runs together may cost, POLICY for a bound that
-                fails more often than the holder's.
+            BudgetExhaustedError: it would cost more than all runs together may.
+            Refusal: POLICY for a bound that fails more often than the holder's.
         """
         if epsilon > self.epsilon:
-            raise Refusal(RefusalCode.BUDGET)
+            raise BudgetExhaustedError(
+                f"Expected a training of epsilon={epsilon:g} <= {self.epsilon:g}, the policy's "
+                "limit for all runs together."
+            )
         if delta > self.delta:
             raise Refusal(RefusalCode.POLICY)
 

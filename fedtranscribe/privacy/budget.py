@@ -8,9 +8,10 @@ chosen after seeing answers only the limit is called ε; the running total is ca
 
 import math
 from dataclasses import dataclass, replace
+from decimal import ROUND_DOWN, Context, Decimal
 from typing import Any, Self
 
-from fedtranscribe.errors import BudgetExhaustedError, ConfigError
+from fedtranscribe.errors import ConfigError
 from fedtranscribe.privacy.units import Adjacency, Unit
 
 DEFAULT_LIMIT = 20.0
@@ -53,20 +54,9 @@ class Budget:
         """Whether both have the same δ, unit and adjacency; only then can they be compared."""
         return replace(self, epsilon=other.epsilon) == other
 
-    def check(self, epsilon: float) -> None:
-        """Refuse a total ε above the limit.
-
-        Raises:
-            BudgetExhaustedError: with the total and the limit.
-        """
-        # Not `>`: a total that is not a number has to be refused as well.
-        if not epsilon <= self.epsilon * (1 + _ROUNDING):
-            raise BudgetExhaustedError(
-                f"Expected a total epsilon={epsilon:.6g} <= {self.epsilon:.6g} "
-                f"({self.unit.value}, {self.adjacency.value}, delta={self.delta:g}); "
-                f"nothing was booked. Ask for fewer rows or a smaller epsilon, or raise the limit: "
-                f"--budget, or epsilon in a holder's policy file."
-            )
+    def allows(self, epsilon: float) -> bool:
+        """Whether a total ε stays within the limit; one that is not a number does not."""
+        return epsilon <= self.epsilon * (1 + _ROUNDING)
 
     def to_json(self) -> dict[str, Any]:
         """JSON-able; an infinite ε becomes null."""
@@ -87,3 +77,27 @@ class Budget:
             unit=Unit(value["unit"]),
             adjacency=Adjacency(value["adjacency"]),
         )
+
+
+def room_words(epsilon: float, delta: float) -> str:
+    """What still fits under a limit, in words.
+
+    Args:
+        epsilon: from `Ledger.room`.
+        delta: at which it is quoted.
+    """
+    shown = two_digits_below(epsilon)
+    if shown == 0:
+        return "Nothing fits any more"
+    return (
+        "A run with Gaussian noise (sums over records, votes) still fits with epsilon up to "
+        f"{shown:g} at delta={delta:g}"
+    )
+
+
+def two_digits_below(value: float) -> float:
+    """A figure >= 0 rounded down to two significant digits: what fitted still fits."""
+    if value == 0 or not math.isfinite(value):
+        return value
+    slack = Decimal(value * (1 + _ROUNDING))  # 11.999999999 is 12
+    return float(slack.normalize(Context(prec=2, rounding=ROUND_DOWN)))

@@ -40,8 +40,10 @@ from fedtranscribe.errors import BudgetExhaustedError, ConfigError, LedgerError,
 from fedtranscribe.names import expect_name
 from fedtranscribe.privacy.accountant import epsilon_filter
 from fedtranscribe.privacy.book import Book
-from fedtranscribe.privacy.budget import Budget
+from fedtranscribe.privacy.budget import Budget, room_words
 from fedtranscribe.privacy.chain import Entry, Head, Kind, canonical
+from fedtranscribe.privacy.closed_forms import gaussian_epsilon, gaussian_mu
+from fedtranscribe.privacy.events import Event, Gaussian
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.reading import parse_json
@@ -50,6 +52,8 @@ __all__ = ["ACCOUNTANT", "Budget", "Head", "Ledger", "Reservation", "RunSummary"
 
 ACCOUNTANT = "privacy filter"
 """The accountant that `total` names: sound for queries chosen after seeing answers."""
+
+_HALVINGS = 24  # far finer than the two digits that are shown
 
 
 @dataclass(frozen=True)
@@ -239,22 +243,56 @@ class Ledger:
                 )
             self._book.append(Kind.BUDGET, canonical(budget.to_json()).decode())
 
-    def check(self, *releases: Release) -> None:
+    def check(self, *releases: Release, delta: float | None = None) -> None:
         """Whether a whole plan would fit, before its first query; books nothing.
+
+        Args:
+            releases: the plan.
+            delta: at which the refusal quotes what would fit; the limit's own if left out.
 
         Raises:
             BudgetExhaustedError: it would exceed the budget, or there is none.
             UnsupportedAdjacencyError: it has no cost in the budget's unit and adjacency.
         """
-        self._afford(*releases)
+        self._afford(*releases, delta=delta)
 
-    def _afford(self, *releases: Release) -> None:
+    def room(self, delta: float) -> float:
+        """The largest ε, at this δ, with which a plan of Gaussian noise still fits; 0 if none.
+
+        It is more than the limit less what is booked, because μ² adds, not ε. It is quoted in the
+        limit's unit and adjacency, for a plan that is fixed before its first answer.
+
+        Raises:
+            ConfigError: delta is not inside (0, 1).
+            UnsupportedAdjacencyError: what is booked has no cost in the limit's unit.
+        """
+        budget = self.budget
+        if budget is None or not budget.fixed:
+            return 0.0 if budget is None else math.inf
+        # One Gaussian alone costs the whole limit at the upper end; a total never costs less.
+        lower, upper = 0.0, gaussian_mu(budget.epsilon, budget.delta)
+        booked = self._events(budget.unit, budget.adjacency)
+        for _ in range(_HALVINGS):
+            mu = (lower + upper) / 2
+            total = epsilon_filter([*booked, Gaussian(mu)], budget.delta)
+            lower, upper = (mu, upper) if budget.allows(total) else (lower, mu)
+        return gaussian_epsilon(lower, delta)
+
+    def _afford(self, *releases: Release, delta: float | None = None) -> None:
         budget = self.budget
         if budget is None:
             raise BudgetExhaustedError(
                 f"The ledger {self._book.path} allows nothing yet; open it with a budget."
             )
-        budget.check(self._epsilon(budget.delta, budget.unit, budget.adjacency, *releases))
+        total = self._epsilon(budget.delta, budget.unit, budget.adjacency, *releases)
+        if not budget.allows(total):
+            delta = delta or budget.delta
+            raise BudgetExhaustedError(
+                f"Expected a total epsilon={total:.6g} <= {budget.epsilon:.6g} "
+                f"({budget.unit.value}, {budget.adjacency.value}, delta={budget.delta:g}); "
+                f"nothing was booked. {room_words(self.room(delta), delta)}; or raise the limit: "
+                "--budget, or epsilon in a holder's policy file."
+            )
 
     # Reading
 
@@ -376,6 +414,9 @@ class Ledger:
         self._book.confirm(head)
 
     def _epsilon(self, delta: float, unit: Unit, adjacency: Adjacency, *extra: Release) -> float:
+        return epsilon_filter(self._events(unit, adjacency, *extra), delta)
+
+    def _events(self, unit: Unit, adjacency: Adjacency, *extra: Release) -> list[Event]:
         # Thousands of reservations are few different releases; equal ones compose by count. The
         # filter goes by what was booked first, and by whether anything was booked after it: the
         # order of first booking is kept, and the very first reservation stands for itself.
@@ -385,7 +426,7 @@ class Ledger:
             first, n = tally[0]
             tally[:1] = [(first, 1), (first, n - 1)]
         events = [(release.event(unit, adjacency), n) for release, n in tally]
-        return epsilon_filter([replace(e, count=e.count * n) for e, n in events], delta)
+        return [replace(event, count=event.count * n) for event, n in events]
 
 
 @lru_cache(maxsize=4096)

@@ -44,7 +44,7 @@ def open_for_run(
             if place.words is not None:
                 say(place.words)
             _set_limit(ledger, place.path, asked, usual, say)
-            ledger.check(*releases)
+            ledger.check(*releases, delta=usual.delta)
     except BaseException:
         ledger.close()
         raise

@@ -16,6 +16,7 @@ from fedtranscribe.reading import json_objects
 
 _MOST_BYTES, _COPIES = 10_000_000, 5
 _LONGEST = 100
+_LONGEST_WORDS = 500  # of our own log lines
 
 
 class Journal:
@@ -39,9 +40,8 @@ class Journal:
 
     def write(self, event: str, **facts: str | float | int | None) -> None:
         """Append an event; texts that came from outside are cut."""
-        line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "event": event}
         cut = {k: v[:_LONGEST] if isinstance(v, str) else v for k, v in facts.items()}
-        self._log(json.dumps(line | cut))
+        self._log(event, cut)
 
     def own_log(self) -> logging.Handler:
         """What puts the package's own log lines here too, as events of the name `log`."""
@@ -49,7 +49,8 @@ class Journal:
 
         class _Lines(logging.Handler):
             def emit(self, record: logging.LogRecord) -> None:
-                journal.write("log", level=record.levelname, words=record.getMessage()[:_LONGEST])
+                words = record.getMessage()[:_LONGEST_WORDS]
+                journal._log("log", {"level": record.levelname, "words": words})
 
         return _Lines()
 
@@ -57,7 +58,9 @@ class Journal:
         """Let go of the file."""
         self._handler.close()
 
-    def _log(self, text: str) -> None:
+    def _log(self, event: str, facts: Mapping[str, Any]) -> None:
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
+        text = json.dumps({"time": now, "event": event, **facts})
         self._handler.handle(
             logging.LogRecord("journal", logging.INFO, "", 0, text, args=None, exc_info=None)
         )

@@ -12,6 +12,7 @@ from fedtranscribe.files import who_may_open
 from fedtranscribe.holder.round_store import RoundStore
 from fedtranscribe.holder.trainings import folder_size
 from fedtranscribe.models import pick_device
+from fedtranscribe.privacy.budget import two_digits_below
 from fedtranscribe.privacy.chain import Kind
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
@@ -71,7 +72,9 @@ def examine(path: Path) -> list[Finding]:
 def budget_left(ledger: Ledger) -> dict[str, float | None]:
     """What is booked per unit, and what the limit in force leaves; None where a unit has no cost.
 
-    The highest limit that the ledger ever had is what its answers together are: its ε.
+    `left` is the limit less what is booked. A new run may cost more than that, because μ² adds and
+    not ε: `largest run` is the ε with which one with Gaussian noise still fits. The highest limit
+    that the ledger ever had is what its answers together are: its ε.
     """
     budget, highest = ledger.budget, ledger.highest
     delta = budget.delta if budget else 1e-5
@@ -84,6 +87,7 @@ def budget_left(ledger: Ledger) -> dict[str, float | None]:
     if budget is not None and highest is not None:
         used = figures[f"{budget.unit} booked"]
         figures[f"{budget.unit} left"] = None if used is None else max(0.0, budget.epsilon - used)
+        figures[f"{budget.unit} largest run"] = two_digits_below(ledger.room(budget.delta))
         figures[f"{budget.unit} limit"] = budget.epsilon
         figures[f"{budget.unit} highest limit"] = highest.epsilon
     return figures

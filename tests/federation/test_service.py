@@ -1,6 +1,7 @@
 """The holder service behind its socket: same answers, and nothing that policy does not allow."""
 
 import json
+import logging
 import os
 import shutil
 import socket as sockets
@@ -19,6 +20,7 @@ from fedtranscribe.errors import ConfigError, CorruptLedgerError, SecondLedgerEr
 from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.flower.relay import make_relay_app
 from fedtranscribe.models.backbones import file_digest
+from fedtranscribe.privacy.budget import two_digits_below
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.units import NoiseMode
@@ -138,6 +140,26 @@ def test_what_policy_or_budget_forbid_is_refused_unbooked(service, file, message
     """With 1,000 holders the planned noise per holder is larger: that may be asked for."""
     assert told(service, message).get("refusal") == code
     assert booked(file) == (0 if code else 1)
+
+
+def test_what_still_fits_stays_on_the_holders_own_screen(service, file):
+    told(service, frame(query()))
+    asked = frame(query("q-2"), NoisePlan(NoiseMode.CENTRAL, 1e-9, 1))
+    ours = logging.getLogger("fedtranscribe")
+    ours.addHandler(handler := service._journal.own_log())  # as `serve` does
+    try:
+        reply = unpack(service.handle(wire.ANSWER, asked))
+    finally:
+        ours.removeHandler(handler)
+    assert reply.terms == {"protocol": wire.VERSION, "refusal": "BUDGET_EXHAUSTED", "holder": 0}
+    assert not reply.arrays
+    with Ledger.open_read_only(file.holder.ledger) as ledger:
+        room = two_digits_below(ledger.room(1e-5))
+    _, logged, refused = entries(file.holder.log)
+    assert logged["event"] == "log"
+    assert f"still fits with epsilon up to {room:g} at delta=1e-05" in logged["words"]
+    assert refused["code"] == "BUDGET_EXHAUSTED"
+    assert str(room) not in json.dumps(refused)
 
 
 def test_rows_of_a_run_are_limited_over_messages(service, file):
@@ -487,6 +509,8 @@ def test_commands_of_an_administrator(serving, policy_file, capsys, tmp_path):
     assert status["runs"]["run-1"]["rows"] == 10
     assert status["budget"]["record limit"] == status["budget"]["record highest limit"] == 200.0
     assert 0 < status["budget"]["record left"] == 200.0 - status["budget"]["record booked"] < 200.0
+    left = status["budget"]["record left"]
+    assert left < status["budget"]["record largest run"] < 200.0, "μ² adds, not ε"
     assert list(status["limits"].values()) == ["200 (record, zero-out, δ = 1e-05)"]
     ledger = str(serving.holder.ledger)
     assert run(["holder", "ledger", "verify", ledger, "--json"]) == 0

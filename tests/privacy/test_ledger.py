@@ -208,8 +208,7 @@ def test_budget_values(epsilon: float, delta: float, names: str) -> None:
 
 
 def test_a_total_that_is_no_number_is_refused() -> None:
-    with pytest.raises(BudgetExhaustedError):
-        BUDGET.check(math.nan)
+    assert not BUDGET.allows(math.nan)
 
 
 def test_totals_over_runs(path: Path) -> None:
