@@ -23,6 +23,22 @@ DATA_SETS = (
 )
 """What `data.load` knows by name, in the order of a help text; paths come on top."""
 
+_IDX = "{train,t10k}-{images-idx3,labels-idx1}-ubyte[.gz]"
+LAYOUT = {
+    "mnist": f"MNIST/raw/{_IDX}",
+    "fashion-mnist": f"FashionMNIST/raw/{_IDX}",
+    "kmnist": f"KMNIST/raw/{_IDX}",
+    "cifar10": "cifar-10-batches-py/{data_batch_1,…,data_batch_5,test_batch,batches.meta}",
+    "cifar100": "cifar-100-python/{train,test,meta}",
+    "svhn": "{train,test}_32x32.mat",
+    "cifar10-jpeg": "cifar10_jpeg_{train,test}.npz",
+    f"{MEDMNIST}<name>": "<name>.npz",
+}
+"""The files of the sets that come with no package, under the data root."""
+
+NOT_FETCHED = ("cifar10-jpeg",)
+"""Sets that nobody offers for download."""
+
 NETWORKS = ("cnn-small", "cnn", "cnn-wide", "scatter", "patches")
 """Our own; torchvision's classifiers come on top where it is installed."""
 
@@ -59,6 +75,45 @@ def unknown_data(spec: str) -> DataNotFoundError:
     close = difflib.get_close_matches(spec, DATA_SETS, n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(DATA_SETS)}"
     return DataNotFoundError(f"No data set or path {spec!r}; {hint}")
+
+
+def files_of(spec: str) -> str | None:
+    """The files that a named set has under the data root; None where it needs none."""
+    if spec.startswith(MEDMNIST):
+        return f"{spec.removeprefix(MEDMNIST)}.npz"
+    return LAYOUT.get(spec)
+
+
+def absent_data(spec: str, root: Path | None, why: str = "") -> DataNotFoundError:
+    """The error for a named set whose files are not there: where they go, how to get them.
+
+    Args:
+        spec: its name.
+        root: the data root; None where nobody named one.
+        why: what else is known.
+    """
+    files = files_of(spec)
+    fetch = "" if spec in NOT_FETCHED else ", or add --download (download=true) to fetch them there"
+    if root is None:
+        words = (
+            f"Data set {spec!r} needs a folder: pass --data-root DIR (data-root=DIR in a "
+            f"simulation) with {files}{fetch}."
+        )
+    else:
+        words = f"No {spec} in {str(root)!r}{why}: put {files} there{fetch}."
+    return DataNotFoundError(
+        f"{words} The packaged digits need no folder: --data digits (data=digits)."
+    )
+
+
+def expect_root(spec: str, root: object) -> None:
+    """Refuse a named set that is in no package where nobody says in which folder it lies.
+
+    Raises:
+        DataNotFoundError: says where its files go.
+    """
+    if not root and files_of(spec) is not None:
+        raise absent_data(spec, None)
 
 
 def expect_network(name: str) -> None:

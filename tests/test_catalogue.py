@@ -1,10 +1,13 @@
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from torchvision import models as zoo
 
 from fedtranscribe import catalogue, data, models
+from fedtranscribe.catalogue import DATA_SETS, LAYOUT, absent_data, expect_root, files_of
 from fedtranscribe.data.idx import IDX_SETS
 from fedtranscribe.data.registry import PACKAGED
 from fedtranscribe.data.torchvision_sets import TORCHVISION_SETS
@@ -75,3 +78,27 @@ def test_who_only_asks_does_not_wait_for_torch(command, code, heavy):
     last = done.stdout.splitlines()[-1].split()
     assert int(last[1]) == code, done.stderr
     assert " ".join(last[3:]) == heavy
+
+
+def test_the_guide_has_the_layout_of_every_set_in_one_table() -> None:
+    guide = (Path(__file__).parents[1] / "docs" / "guide.md").read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `([^`]+)` \| (.+) \| .* \|$", guide, re.MULTILINE))
+    assert {*DATA_SETS} <= {*rows}
+    for name, files in LAYOUT.items():
+        assert rows[name].startswith(f"`{files}`")
+    assert {name for name in DATA_SETS if rows[name].startswith("none: ")} == {*PACKAGED}
+
+
+@pytest.mark.parametrize("name", [*LAYOUT, "medmnist:pneumoniamnist"])
+def test_absent_files_are_named_with_where_they_go(name: str) -> None:
+    for root in (None, Path("/data")):
+        words = str(absent_data(name, root))
+        assert str(files_of(name)) in words
+        assert ("--data-root DIR" in words) is (root is None)
+        assert ("--download (download=true)" in words) is (name != "cifar10-jpeg")
+    for there in ("", None):
+        with pytest.raises(DataNotFoundError, match="needs a folder"):
+            expect_root(name, there)
+    expect_root(name, "/data")
+    expect_root("digits", None)
+    expect_root("none", "")

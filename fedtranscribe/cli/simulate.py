@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.filesize import decimal
 
+from fedtranscribe.catalogue import expect_root
 from fedtranscribe.cli.options import Json, Out, Resume
 from fedtranscribe.cli.output import emit, say, say_path, show_table
 from fedtranscribe.cli.progress import StageBars
@@ -36,14 +37,15 @@ _EXAMPLES = """Simulate a federation: data holders and server as a Flower app, o
 
 \b
 Examples:
-  fedtranscribe simulate dirichlet_mnist                        # 5 holders, packaged settings
-  fedtranscribe simulate dirichlet_mnist epsilon=5 rows=2000    # settings of the app
+  fedtranscribe simulate dirichlet_mnist data=digits            # 5 holders, packaged images
+  fedtranscribe simulate dirichlet_mnist data=digits epsilon=5 rows=2000
   fedtranscribe simulate dirichlet_cifar10 data-root=~/data --holders 10
-  fedtranscribe simulate dirichlet_cifar10 --num-gpus 0.2       # five holders share one GPU
-  fedtranscribe simulate dirichlet_mnist --config paper.toml    # settings out of a file
-  fedtranscribe simulate dirichlet_mnist --out runs/m --resume  # go on after an interrupt
+  fedtranscribe simulate dirichlet_cifar10 data-root=~/data download=true
+  fedtranscribe simulate dirichlet_cifar10 data-root=~/data --num-gpus 0.2  # five share one GPU
+  fedtranscribe simulate dirichlet_mnist data-root=~/data --config paper.toml
+  fedtranscribe simulate dirichlet_mnist data-root=~/data --out runs/m --resume
 
-The settings of an app, with their defaults, stand in its pyproject.toml; a wrong one lists them.
+The settings of an app and their defaults are in its pyproject.toml; a wrong name lists them all.
 The exit code is 0 only if the run was carried to its end. Nothing stays behind but the run folder.
 """
 
@@ -77,6 +79,7 @@ def simulate_command(
     require_flower()
     app = find_app(name)
     chosen = choose(app, settings or [], holders, out, resume, config)
+    _expect_data(app, chosen)
     federation = nodes(app, chosen, cpus, num_gpus, workers)
     folder = Path(str(chosen["out"]))
     prepare(folder, chosen.get("resume") is True)
@@ -139,6 +142,13 @@ def choose(
         folder = Path("runs") / f"simulate-{app.name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
         chosen["out"] = str(folder.absolute())
     return chosen
+
+
+def _expect_data(app: App, chosen: Mapping[str, Scalar]) -> None:
+    """Find out before Flower starts that a data set has no folder to lie in."""
+    asked = {**app.defaults, **chosen}
+    if "data" in asked:
+        expect_root(str(asked["data"]), asked.get("data-root"))
 
 
 def nodes(

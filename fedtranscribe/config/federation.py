@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fedtranscribe.config.base import CIRCUMSTANCE, Mark, Settings
+from fedtranscribe.config.run import DATA
 from fedtranscribe.config.student import StudentSettings, TeacherSettings
 from fedtranscribe.config.training import TrainingOptions
 
@@ -89,9 +90,7 @@ class FederationSettings(StudentSettings, RoundSettings):
         default=False, description="Run although nothing can be learned."
     )
 
-    data: Annotated[str, Mark.UNTOLD] = Field(
-        default="digits", description="The first of these names, by commas, that can be had."
-    )
+    data: Annotated[str, Mark.UNTOLD] = Field(default="digits", description=DATA)
     holders: int = Field(default=5, gt=0, description="Data holders, a Flower node each.")
     alpha: float = Field(default=0.5, gt=0, description="Of the Dirichlet partition by label.")
     shards: int = Field(default=50, gt=0, description="Disjoint teachers per holder.")

@@ -10,7 +10,6 @@ from fedtranscribe.data.registry import (
     is_benchmark,
     is_published,
     load,
-    load_first,
 )
 from fedtranscribe.data.shapes import draw_shapes
 from fedtranscribe.data.shards import assign_shards, held_out
@@ -31,7 +30,6 @@ __all__ = [
     "is_benchmark",
     "is_published",
     "load",
-    "load_first",
     "load_public",
     "share_records",
 ]

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtranscribe.catalogue import absent_data
 from fedtranscribe.data.archives import required
 from fedtranscribe.data.imageset import DataSplit, ImageSet
 from fedtranscribe.data.npz import read_arrays
@@ -24,11 +25,11 @@ def load_cifar10_jpeg(root: Path | None) -> DataSplit:
         InvalidDataError: broken content.
     """
     if root is None:
-        raise DataNotFoundError("Data set 'cifar10-jpeg' needs a folder; pass --data-root DIR.")
+        raise absent_data("cifar10-jpeg", None)
     for folder in (root, root / "cifar10"):
         if (folder / "cifar10_jpeg_train.npz").is_file():
             return DataSplit(_jpeg_part(folder, "train"), _jpeg_part(folder, "test"))
-    raise DataNotFoundError(f"No cifar10_jpeg_train.npz in {str(root)!r}; put it there.")
+    raise absent_data("cifar10-jpeg", root)
 
 
 def _jpeg_part(folder: Path, part: str) -> ImageSet:

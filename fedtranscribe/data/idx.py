@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtranscribe.catalogue import absent_data
 from fedtranscribe.data.imageset import DataSplit, ImageSet
 from fedtranscribe.data.validation import to_images, to_labels
 from fedtranscribe.errors import DataNotFoundError, InvalidDataError
@@ -49,20 +50,13 @@ def load_idx_set(which: IdxSet, root: Path | None, download: bool) -> DataSplit:
         InvalidDataError: a file is broken.
     """
     if root is None:
-        raise DataNotFoundError(
-            f"Data set {which.name!r} needs a folder; pass --data-root DIR, "
-            f"and --download to fetch it there."
-        )
+        raise absent_data(which.name, None)
     folder = _folder_with_files(root, which)
     if folder is None and download:
         _download(which, root)
         folder = _folder_with_files(root, which)
     if folder is None:
-        raise DataNotFoundError(
-            f"No {which.name} files (such as {_FILES['train'][0]}[.gz]) in "
-            f"{str(root / which.torchvision_name / 'raw')!r} or in {str(root)!r}; "
-            f"put them there or pass --download."
-        )
+        raise absent_data(which.name, root)
     return DataSplit(_part(which, folder, "train"), _part(which, folder, "test"))
 
 

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from fedtranscribe.catalogue import MEDMNIST, absent_data
 from fedtranscribe.config import UNSTATED, OwnData
 from fedtranscribe.data.archives import required, stated_classes
 from fedtranscribe.data.classes import Classes, below
@@ -40,16 +41,13 @@ def load_medmnist(
         InvalidDataError: broken or multi-label content.
     """
     if root is None:
-        raise DataNotFoundError(
-            f"Data set 'medmnist:{flag}' needs a folder; pass --data-root DIR, "
-            f"and --download to fetch it there."
-        )
+        raise absent_data(f"{MEDMNIST}{flag}", None)
     candidates = (root / f"{flag}.npz", root / "medmnist" / f"{flag}.npz")
     path = next((p for p in candidates if p.is_file()), None)
     if path is None and download:
         path = _download_medmnist(flag, root)
     if path is None:
-        raise DataNotFoundError(f"No {flag}.npz in {str(root)!r}; put it there or pass --download.")
+        raise absent_data(f"{MEDMNIST}{flag}", root)
     return read_medmnist(path, own, flag)
 
 

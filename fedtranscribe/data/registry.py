@@ -1,6 +1,5 @@
 """One name or path -> the data set."""
 
-import logging
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,9 +17,7 @@ from fedtranscribe.data.medmnist_sets import load_medmnist, read_medmnist
 from fedtranscribe.data.npz import keys_of
 from fedtranscribe.data.packaged import load_digits, load_uci_digits
 from fedtranscribe.data.torchvision_sets import TORCHVISION_SETS, load_torchvision_set
-from fedtranscribe.errors import ConfigError, DataNotFoundError
-
-log = logging.getLogger(__name__)
+from fedtranscribe.errors import ConfigError
 
 PACKAGED: dict[str, Callable[[], DataSplit]] = {
     "digits": load_digits,
@@ -92,33 +89,11 @@ def _as_stated(split: DataSplit, own: OwnData) -> DataSplit:
     return DataSplit(*parts)
 
 
-def load_first(
-    specs: str, root: Path | None = None, download: bool = False, own: OwnData = UNSTATED
-) -> DataSplit:
-    """The first of several data sets, named by commas, that can be had; says so if it is a later.
-
-    Raises:
-        DataNotFoundError: none of them can; names each reason.
-    """
-    missing: list[str] = []
-    for name in (part.strip() for part in specs.split(",")):
-        try:
-            split = load(name, root, download, own)
-        except DataNotFoundError as error:
-            missing.append(str(error))
-            continue
-        if missing:
-            log.warning("%s Going on with data=%s.", " ".join(missing), name)
-        return split
-    raise DataNotFoundError(
-        " ".join(missing) + ' Say where it lies, or take the packaged digits: data="digits".'
-    )
-
-
 def is_published(specs: str) -> bool:
     """Whether the images belong to a published benchmark, by name: its test part is public.
 
-    A user's own files are not, and what is measured on their held-out part stays private.
+    A user's own files are not, and what is measured on their held-out part stays private. Runs of
+    early versions named several sets by commas.
     """
     return all(is_benchmark(part.strip()) for part in specs.split(","))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from fedtranscribe.catalogue import absent_data
 from fedtranscribe.data.imageset import DataSplit, ImageSet
 from fedtranscribe.data.validation import to_images, to_labels
 from fedtranscribe.errors import DataNotFoundError
@@ -46,10 +47,7 @@ def load_torchvision_set(which: TorchvisionSet, root: Path | None, download: boo
             absent or are not the official ones, or the download failed.
     """
     if root is None:
-        raise DataNotFoundError(
-            f"Data set {which.name!r} needs a folder; pass --data-root DIR, "
-            f"and --download to fetch it there."
-        )
+        raise absent_data(which.name, None)
     return DataSplit(_part(which, root, "train", download), _part(which, root, "test", download))
 
 
@@ -59,11 +57,11 @@ def fetch(torchvision_name: str, root: Path) -> None:
     Raises:
         DataNotFoundError: torchvision is not installed, or the download failed.
     """
-    _open(torchvision_name, root, True, {"train": True})
+    _open(torchvision_name, torchvision_name, root, True, {"train": True})
 
 
 def _part(which: TorchvisionSet, root: Path, part: str, download: bool) -> ImageSet:
-    data = _open(which.torchvision_name, root, download, which.parts[part])
+    data = _open(which.name, which.torchvision_name, root, download, which.parts[part])
     images = to_images(np.asarray(data.data), f"{which.name} {part} images")
     return ImageSet(
         name=which.name,
@@ -76,7 +74,9 @@ def _part(which: TorchvisionSet, root: Path, part: str, download: bool) -> Image
     )
 
 
-def _open(torchvision_name: str, root: Path, download: bool, part: dict[str, Any]) -> Any:
+def _open(
+    name: str, torchvision_name: str, root: Path, download: bool, part: dict[str, Any]
+) -> Any:
     try:
         from torchvision import datasets
     except ImportError as error:
@@ -87,8 +87,10 @@ def _open(torchvision_name: str, root: Path, download: bool, part: dict[str, Any
     try:
         return getattr(datasets, torchvision_name)(root=str(root), download=download, **part)
     except (RuntimeError, OSError) as error:
-        fix = "check the network and the folder" if download else "put it there or pass --download"
+        why = f" (torchvision reports {type(error).__name__})"
+        if not download:
+            raise absent_data(name, root, why) from error
         raise DataNotFoundError(
-            f"No usable {torchvision_name} in {str(root)!r} (torchvision reports "
-            f"{type(error).__name__}); {fix}."
+            f"Cannot fetch {torchvision_name} into {str(root)!r}{why}; check the network and the "
+            "folder."
         ) from error

@@ -11,7 +11,7 @@ from pathlib import Path
 from flwr.serverapp import Grid, ServerApp
 
 from fedtranscribe.config import PUBLIC_SHAPES, FederationSettings
-from fedtranscribe.data import ImageSet, NamedData, is_published, load_first, load_public
+from fedtranscribe.data import ImageSet, NamedData, is_published, load, load_public
 from fedtranscribe.errors import ConfigError, QuorumError
 from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.flower.run_config import make_server_app
@@ -92,7 +92,7 @@ def _test_images(settings: FederationSettings) -> ImageSet | None:
             f"Expected data={settings.data!r} to name a published test set, or 'none': what is "
             "measured on private records has no place at the server."
         )
-    return load_first(settings.data, settings.data_root, settings.download).test
+    return load(settings.data, settings.data_root, settings.download).test
 
 
 def _refuse_tested_images(settings: FederationSettings, test: ImageSet | None) -> None:

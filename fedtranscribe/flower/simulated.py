@@ -74,9 +74,6 @@ def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
     log.info("run folder: %s", out)
     check_tracking(settings)
     split = load_data(settings)
-    if is_published(settings.data):
-        # Of several names, the run remembers the one it is about.
-        settings = settings.model_copy(update={"data": split.train.name})
     # Too few records for the holders are found here, before a worker stumbles over them.
     partitions(settings, split.train)
     _refuse_private_images(settings, NamedData.of(settings.data, split))

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fedtranscribe.capabilities import Facts
 from fedtranscribe.config import FederationSettings, TranscribeSettings
-from fedtranscribe.data import DataSplit, ImageSet, dirichlet_partition, load_first
+from fedtranscribe.data import DataSplit, ImageSet, dirichlet_partition, load
 from fedtranscribe.data.partitions import holder_name, part_id
 from fedtranscribe.files import write_atomically
 from fedtranscribe.holder.masking import Masking
@@ -50,9 +50,9 @@ def load_data(settings: FederationSettings) -> DataSplit:
     """The records that the simulated holders share out.
 
     Raises:
-        DataNotFoundError: none of the data sets named is here.
+        DataNotFoundError: they are not here; the message says how to get them.
     """
-    return load_first(settings.data, settings.data_root, settings.download, settings.own_data)
+    return load(settings.data, settings.data_root, settings.download, settings.own_data)
 
 
 def partitions(settings: FederationSettings, train: ImageSet) -> list[ImageSet]:

@@ -20,10 +20,12 @@ import psutil
 import pytest
 
 from fedtranscribe import cli
+from fedtranscribe.catalogue import files_of
 from fedtranscribe.cli import simulate
 from fedtranscribe.errors import (
     BudgetExhaustedError,
     ConfigError,
+    DataNotFoundError,
     FedtranscribeError,
     PrivacyError,
     SimulationError,
@@ -75,6 +77,20 @@ def test_mistakes_end_as_one_line(
     assert captured.err.count("\n") == 1
     assert named in captured.err
     assert not (tmp_path / "runs").exists(), "nothing is made for a command that cannot run"
+
+
+@pytest.mark.parametrize("app", ["dirichlet_cifar10", "dirichlet_mnist", "dp_promise_mnist"])
+def test_data_that_are_not_there_stop_it_before_flower_starts(
+    app: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.run(["simulate", app]) == DataNotFoundError.exit_code
+    said = capsys.readouterr().err
+    assert "data-root=DIR in a simulation" in said
+    assert "download=true" in said
+    assert "data=digits" in said
+    assert files_of(str(find_app(app).defaults["data"])) in said
+    assert not (tmp_path / "runs").exists()
 
 
 def test_without_flower_it_says_what_to_install(

@@ -27,7 +27,6 @@ def test_public_names_are_exactly_these():
         "is_benchmark",
         "is_published",
         "load",
-        "load_first",
         "load_public",
         "share_records",
     ]
@@ -71,7 +70,7 @@ def test_torchvision_sets(monkeypatch, tmp_path):
 def test_absent_torchvision_sets_say_how_to_get_them(monkeypatch, tmp_path):
     with pytest.raises(DataNotFoundError, match="--data-root"):
         load("cifar10")
-    with pytest.raises(DataNotFoundError, match="pass --download"):
+    with pytest.raises(DataNotFoundError, match="add --download"):
         load("cifar10", tmp_path)
     monkeypatch.setitem(sys.modules, "torchvision", None)
     with pytest.raises(DataNotFoundError, match=r"fedtranscribe\[vision\]"):

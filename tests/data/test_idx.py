@@ -45,7 +45,7 @@ def test_one_set_is_never_read_as_another(tmp_path):
     write_set(tmp_path / "MNIST" / "raw")
     assert len(load("mnist", tmp_path).train) == 20
     for root in (tmp_path, tmp_path / "MNIST", tmp_path / "MNIST" / "raw"):
-        with pytest.raises(DataNotFoundError, match="fashion-mnist files"):
+        with pytest.raises(DataNotFoundError, match="No fashion-mnist in"):
             load("fashion-mnist", root)
 
 

@@ -1,7 +1,6 @@
 """Settings, folders and data of a simulation, and the private method through its real apps."""
 
 import json
-import logging
 import shutil
 import tomllib
 from dataclasses import replace
@@ -9,10 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from fedtranscribe.catalogue import files_of
 from fedtranscribe.config import FederationSettings
 from fedtranscribe.data import DataSplit, load, overlap
 from fedtranscribe.errors import ConfigError, DataNotFoundError, StorageError
 from fedtranscribe.flower import deployed
+from fedtranscribe.flower.apps import find_app, known_apps
 from fedtranscribe.flower.run_config import run_folder, settings_from
 from fedtranscribe.flower.simulated import _serve, simulated_client_app
 from fedtranscribe.runs.simulation import (
@@ -65,17 +66,19 @@ def test_a_relative_folder_is_refused_and_none_goes_home(own_home):
     assert run_folder(FederationSettings(), "toy", 5) == own_home / "runs" / "toy-5"
 
 
-def test_the_first_data_set_that_can_be_had_is_taken_and_said(tiny_data, caplog, tmp_path):
-    settings = FederationSettings(data=f"mnist, {tiny_data}", data_root=tmp_path)
-    with caplog.at_level(logging.WARNING):
-        split = load_data(settings)
-    assert split.train.classes == 3
-    assert "Going on with" in caplog.text
-
-
-def test_no_data_set_at_all_offers_the_packaged_digits(tmp_path):
-    with pytest.raises(DataNotFoundError, match='data="digits"'):
-        load_data(FederationSettings(data="mnist", data_root=tmp_path))
+def test_missing_data_stop_a_simulation_and_never_become_digits(tmp_path):
+    """Every packaged app asks for its own data, and says where they go and how to get them."""
+    for name, app in known_apps().items():
+        settings = settings_from({**find_app(name).defaults, "data-root": str(tmp_path)})
+        assert "," not in settings.data
+        with pytest.raises(DataNotFoundError) as raised:
+            load_data(settings)
+        words = str(raised.value)
+        assert f"put {files_of(settings.data)} there, or add --download (download=true)" in words
+        assert words.endswith("The packaged digits need no folder: --data digits (data=digits).")
+        assert "download" in find_app(name).defaults
+        by_name = settings_from({**find_app(app.name).defaults, "data": "digits"})
+        assert load_data(by_name).train.data_id == "digits"
 
 
 def test_each_holder_has_a_ledger_of_its_own(tiny_data):

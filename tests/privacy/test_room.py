@@ -71,7 +71,9 @@ def test_what_is_left_is_less_than_what_fits(ledger):
     book(ledger, *gaussians(10.11))
     assert two_digits_below(ledger.room(DELTA)) == 5.0
     ledger.check(*gaussians(5.0))
-    with pytest.raises(BudgetExhaustedError, match=r"with epsilon up to 5 at delta=1e-05; or raise"):
+    with pytest.raises(
+        BudgetExhaustedError, match=r"with epsilon up to 5 at delta=1e-05; or raise"
+    ):
         ledger.check(*gaussians(1.02 * 5.0))
 
 
