@@ -50,7 +50,7 @@ KEYS: Mapping[str, Listed] = {
     "roster.json": {
         Why.SETTING: "*.name *.classes *.channels *.size *.shards *.positional_ids *.kinds "
         "*.noise *.rows_per_message *.rows_per_run *.dropouts *.colluders *.masks *.trainers "
-        "*.records *.features",
+        "*.records *.features *.shards_declared_by *.weights_declared_by",
     },
     "trainers.json": {Why.SETTING: "holders"},
     "checkpoints/secagg-keys.json": {Why.SETTING: "*"},
@@ -78,7 +78,7 @@ KEYS: Mapping[str, Listed] = {
     },
     "release/privacy.json": {
         Why.SETTING: "method unit answers trust teachers holders shards.* data public_data "
-        "public_weights.* class_names",
+        "public_weights.* declared_teachers.*.* class_names",
         Why.COST: "epsilon delta adjacency accountant composition sound.* units.* published.** "
         "noise_std noise_mode private stamp events.holder events.release.mechanism "
         "events.release.rows events.release.costs.** ledger.booked ledger.limit.* "

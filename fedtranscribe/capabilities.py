@@ -21,6 +21,10 @@ class Facts:
         positional_ids: whether its records are known by position only (then no add-remove).
         records: how many it declares; 0 where it does not.
         features: public networks that sums may be taken on, each with its weights' digest.
+        shards_declared_by: who declares that its teachers, trained elsewhere, learned from disjoint
+            shards; empty where fedtranscribe trained them.
+        weights_declared_by: who declares that the weights its teachers began with never saw the
+            private records; empty where there were none.
     """
 
     classes: int
@@ -30,6 +34,8 @@ class Facts:
     positional_ids: bool
     records: int = 0
     features: tuple[str, ...] = ()
+    shards_declared_by: str = ""
+    weights_declared_by: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +68,8 @@ class Capabilities(Facts):
         Raises:
             ConfigError, ValueError: names the value.
         """
-        for name in (self.name, *self.trainers):
+        declared = filter(None, (self.shards_declared_by, self.weights_declared_by))
+        for name in (self.name, *self.trainers, *declared):
             expect_name("name", name)
         for name in self.features:
             expect_told(name)

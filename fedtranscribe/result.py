@@ -26,6 +26,7 @@ from fedtranscribe.result_parts import (
     Answers,
     Confusion,
     CountedGenerator,
+    DeclaredTeachers,
     Diffusion,
     Federation,
     LedgerFacts,
@@ -112,6 +113,7 @@ class Result(_Head):
     generator: CountedGenerator | None = None
     mixture: MixtureFacts | None = None
     features: PublicFeatures | None = None
+    declared_teachers: DeclaredTeachers | None = None
     logit_scale: Annotated[float | None, Why.OUTPUT] = None
     ledger: LedgerFacts | None = None
     accuracy: Accuracy | None = None

@@ -119,6 +119,18 @@ class PublicFeatures(Part):
     declared_by: Annotated[str, Why.SETTING]
 
 
+class DeclaredTeachers(Part):
+    """On whose word the guarantee of answers of teachers rests, by holder.
+
+    Attributes:
+        shards: who declares that networks trained elsewhere learned from disjoint shards.
+        weights: who declares that the weights teachers began with never saw the private records.
+    """
+
+    shards: Annotated[dict[str, str], Why.SETTING] = Field(default_factory=dict)
+    weights: Annotated[dict[str, str], Why.SETTING] = Field(default_factory=dict)
+
+
 class Federation(Part):
     """Who took part in a federated run, and what went over the wire.
 

@@ -44,6 +44,17 @@ def printable_json(document: str) -> str:
     )
 
 
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """A number with its noun: 1 teacher, 2 teachers.
+
+    Args:
+        number: how many.
+        noun: of one.
+        plural: of several; with an s if left out.
+    """
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
 def markdown(text: object, most: int = 100_000) -> str:
     """A text as Markdown that renders as the text itself: no markup, HTML, table cell or link.
 

@@ -7,7 +7,7 @@ from typing import Any
 from fedtranscribe.catalogue import expect_data, expect_network
 from fedtranscribe.cli.output import say, show_table
 from fedtranscribe.config import read_toml
-from fedtranscribe.errors import ConfigError
+from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.result import Result, Shown
 from fedtranscribe.result_parts import LedgerFacts
 
@@ -27,11 +27,14 @@ def layers(config: Path | None, out: Path | None, *, resume: bool) -> Layers:
 
     Raises:
         ConfigError: nothing says which run to go on with, or a file is absent or no TOML.
+        StorageError: there is no run to go on with.
     """
     if resume and out is None:
         raise ConfigError("Expected --out with --resume: it names the run to go on with.")
     started: dict[str, Any] = {}
-    if resume and out is not None and (out / "config.toml").exists():
+    if resume and out is not None:
+        if not (out / "config.toml").exists():
+            raise StorageError(f"No run in {out} to resume; leave out --resume to start one.")
         started = read_toml(out / "config.toml")
         started.pop("run", None)
     return started, read_toml(config) if config is not None else {}
@@ -96,6 +99,11 @@ def show_privacy(result: Result) -> None:
             f"{used.declared_by} declares that they never saw the private records.",
             "dim",
         )
+    if (declared := result.declared_teachers) is not None:
+        for by in declared.shards.values():
+            say(f"{by} declares that the imported teachers learned from disjoint shards.", "dim")
+        for by in declared.weights.values():
+            say(f"{by} declares that the teachers' first weights saw no private record.", "dim")
     if published is not None:
         say(f"Why the published figure is no guarantee: {published.reason}", "dim")
 

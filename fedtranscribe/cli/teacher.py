@@ -1,18 +1,28 @@
-"""`fedtranscribe teacher train|info`: the data holder's own networks."""
+"""`fedtranscribe teacher train|import|info`: the data holder's own networks."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedtranscribe.cli.options import Json, group
-from fedtranscribe.cli.output import emit
+from fedtranscribe.cli.output import emit, say_path
 from fedtranscribe.cli.progress import StageBars
 from fedtranscribe.cli.runs import expect_known
 from fedtranscribe.cli.settings_options import GroupedCommand, about, settings_options
 from fedtranscribe.config import OwnData, Topic, TranscribeSettings, build, read_toml
+from fedtranscribe.errors import ConfigError, HopelessPlanError
+from fedtranscribe.privacy.calibrate import EnsembleLayout
+from fedtranscribe.privacy.forecasts import Forecast, forecast
+from fedtranscribe.privacy.units import NoiseMode, RowAnswer
 
-teacher_app = group("Train teachers on disjoint shards of private records, and describe them.")
+if TYPE_CHECKING:
+    from fedtranscribe.data import DataSplit
+    from fedtranscribe.teachers.importing import Networks
+
+teacher_app = group(
+    "Train teachers on disjoint shards of private records, import and describe them."
+)
 
 _TRAIN = """Train one teacher, or p teachers on disjoint shards.
 
@@ -26,7 +36,14 @@ Run it again after an interrupt: shards that are there are kept.
 """
 
 
-_OF_RUNS = ("teacher_weights", "data_root", "download", "device", "seed")
+_OF_RUNS = (
+    "teacher_weights",
+    "teacher_weights_declared_by",
+    "data_root",
+    "download",
+    "device",
+    "seed",
+)
 
 
 @teacher_app.command("train", help=_TRAIN, cls=GroupedCommand)
@@ -77,9 +94,149 @@ def train(
     _describe(out, as_json)
 
 
+_IMPORT = """Make teachers of networks that were trained elsewhere.
+
+\b
+Examples:
+  fedtranscribe teacher import --template > networks/networks.toml      # then fill it in
+  fedtranscribe teacher import networks --data scans --out teachers     # a folder of networks
+  fedtranscribe teacher import resnet18.pt --arch resnet18              # one: why not, what instead
+
+A folder needs networks.toml, in which a person declares that the networks learned from disjoint
+shards. The name goes into every result, statement and model card. A single network that was trained
+on all records cannot be transcribed at a sound ε: you get the forecast and the ways out, and exit
+code 5. Weights are state dicts, .safetensors or .pt; no code in them is run.
+"""
+
+_OF_IMPORTS = ("data", "data_root", "download", "epsilon", "delta")
+
+
+@teacher_app.command("import", help=_IMPORT, cls=GroupedCommand)
+@settings_options(TranscribeSettings, only=(*OwnData.model_fields, *_OF_IMPORTS))
+def import_command(
+    typed: dict[str, Any],
+    networks: Annotated[
+        Path | None, typer.Argument(help="A folder of networks, or the file of one.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for the teachers.")] = Path("teachers"),
+    arch: Annotated[str | None, typer.Option(help="Architecture of a single network.")] = None,
+    force: Annotated[
+        bool,
+        typer.Option("--force", help="Import a single network although nothing can be learned."),
+    ] = False,
+    template: Annotated[
+        bool, typer.Option("--template", help="Print a networks.toml to fill in.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Import teachers."""
+    from fedtranscribe.teachers.importing import TEMPLATE, import_networks, read_networks
+
+    if template:
+        typer.echo(TEMPLATE, nl=False)
+        return
+    if networks is None:
+        raise ConfigError("Expected a folder of networks, or the file of one; see --help.")
+    settings = build(TranscribeSettings, typed)
+    expect_known(settings.data)
+    if networks.is_dir():
+        if arch is not None:
+            raise ConfigError("Expected no --arch with a folder: its networks.toml says it.")
+        found = read_networks(networks, _records(settings), settings)
+        alone = found.manifest.shards == 1
+    else:
+        found, alone = None, True
+    if alone:
+        architecture = arch if found is None else found.manifest.architecture
+        path = networks if found is None else found.files[0]
+        found = _alone(path, architecture, settings, force, as_json)
+    assert found is not None
+    with StageBars() as bars:
+        import_networks(found, out, lambda done, total: bars("networks", done, total))
+    m = found.manifest
+    _describe(out, as_json, forecast=_forecast(settings, m.shards, m.classes).words)
+
+
+def _records(settings: TranscribeSettings) -> "DataSplit | None":
+    from fedtranscribe.data import load
+
+    if settings.data is None:
+        return None
+    return load(settings.data, settings.data_root, settings.download, settings.own_data)
+
+
+def _forecast(settings: TranscribeSettings, teachers: int, classes: int) -> Forecast:
+    layout = EnsembleLayout(teachers)
+    local, vote = NoiseMode.LOCAL, RowAnswer.VOTE
+    return forecast(
+        settings.epsilon, settings.delta, layout, answer=vote, noise=local, classes=classes
+    )
+
+
+def _alone(
+    path: Path, arch: str | None, settings: TranscribeSettings, force: bool, as_json: bool
+) -> "Networks":
+    """One network, if it is insisted on; otherwise what to do instead.
+
+    Raises:
+        HopelessPlanError: nothing can be learned from it at this ε, and `force` was not given.
+        ConfigError: what it takes to import it is missing.
+    """
+    from fedtranscribe.models.registry import class_count
+    from fedtranscribe.teachers.importing import one_network
+
+    if arch is None:
+        raise ConfigError("Expected --arch with the file of one network: resnet18, …")
+    expect_known(networks=[arch])
+    classes = class_count(arch, path)
+    expected = _forecast(settings, 1, classes)
+    ways = _ways_out(path, arch, settings)
+    if expected.hopeless and not force:
+        told = {"network": str(path), "architecture": arch, "classes": classes, "teachers": 1}
+        told |= {"epsilon": settings.epsilon, "delta": settings.delta, "unit": "record"}
+        told |= {"verdict": expected.verdict.value, "signal": expected.signal}
+        if as_json:
+            ahead = {"forecast": expected.words, "ways": ways, "imported": False}
+            emit({**told, **ahead}, as_json=True, title="")
+        else:
+            emit({**told, "forecast": expected.words}, as_json=False, title="One opaque network")
+            for number, (what, command) in enumerate(ways.items(), 1):
+                say_path(f"{number}. {what}", command)
+        raise HopelessPlanError(
+            f"One network that was trained on all records cannot be transcribed at "
+            f"ε = {settings.epsilon:g}; nothing was imported. Choose one of the three ways, or add "
+            "--force."
+        )
+    if settings.data is None:
+        raise ConfigError(
+            "Expected --data with one network: the records that it was trained on, to whose ledger "
+            "its answers are charged."
+        )
+    split = _records(settings)
+    assert split is not None
+    return one_network(path, split, settings.model_copy(update={"teacher": arch}))
+
+
+def _ways_out(path: Path, arch: str, settings: TranscribeSettings) -> dict[str, str]:
+    """What to do instead of transcribing one network, each with its command."""
+    data = settings.data or "DATA"
+    return {
+        "Train an ensemble on disjoint shards of the records": (
+            f"fedtranscribe teacher train --data {data} --arch {arch} --shards 250 --out teachers"
+        ),
+        "Leave the network out: let noisy sums over the records teach a student": (
+            f"fedtranscribe transcribe --data {data}"
+        ),
+        "Only if the network never saw the private records: use it as public features": (
+            f"fedtranscribe transcribe --data {data} --features {arch} --features-weights {path} "
+            "--features-declared-by NAME"
+        ),
+    }
+
+
 @teacher_app.command("info")
 def info(
-    folder: Annotated[Path, typer.Argument(help="Folder made by `teacher train`.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of `teacher train` or `import`.")],
     as_json: Json = False,
 ) -> None:
     """Describe a folder of teachers, and check that every shard can be loaded.
@@ -91,12 +248,15 @@ def info(
     _describe(folder, as_json)
 
 
-def _describe(folder: Path, as_json: bool) -> None:
+def _describe(folder: Path, as_json: bool, **more: str) -> None:
     import torch
 
     from fedtranscribe.teachers import Ensemble
 
     teachers = Ensemble(folder, torch.device("cpu"))
     teachers.verify()
-    described = teachers.manifest.model_dump(mode="json", exclude={"key", "complete", "version"})
-    emit({"folder": str(folder), **described}, as_json, "Teachers")
+    hidden = {"key", "complete", "version"}
+    if teachers.manifest.imported is not None:
+        hidden |= {"settings", "seed", "weights", "weights_declared_by"}  # of our own training
+    described = teachers.manifest.model_dump(mode="json", exclude=hidden)
+    emit({"folder": str(folder), **described, **more}, as_json, "Teachers")

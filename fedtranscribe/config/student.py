@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from fedtranscribe.config.base import CIRCUMSTANCE, Mark, Settings, Topic
 from fedtranscribe.config.run import (
@@ -165,10 +165,16 @@ class TranscribeSettings(StudentSettings, LedgerOptions):
 
     teacher: str | None = Field(
         default=None,
-        description="Architecture (cnn, resnet50, …) or folder made by `teacher train`.",
+        description="Architecture (cnn, resnet50, …), or folder of `teacher train` or `import`.",
     )
     teacher_weights: Annotated[str | None, Mark.UNTOLD] = Field(
         default=None, description="'imagenet' or a file: the teacher's public start."
+    )
+    teacher_weights_declared_by: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=LONGEST_NAME,
+        description="Who declares that these weights never saw the private records; on the card.",
     )
     source: Literal["moments", "teachers"] | None = Field(
         default=None, description="What the student learns from: moments, or teachers."
@@ -187,3 +193,18 @@ class TranscribeSettings(StudentSettings, LedgerOptions):
     )
     shards: int | None = Field(default=None, gt=0, description="Disjoint teachers to train.")
     teachers: Annotated[TeacherSettings, Mark.NO_OPTION] = TeacherSettings()
+
+    @model_validator(mode="after")
+    def _vouched_for(self) -> Self:
+        """Refuse weights for which nobody vouches: every teacher would hold what they have seen."""
+        if self.teacher_weights is not None and self.teacher_weights_declared_by is None:
+            raise ValueError(
+                f"Expected --teacher-weights-declared-by with --teacher-weights "
+                f"{self.teacher_weights}: the name of the person who declares that these weights "
+                "never saw the private records. The guarantee rests on it."
+            )
+        if self.teacher_weights is None and self.teacher_weights_declared_by is not None:
+            raise ValueError(
+                "Expected --teacher-weights with --teacher-weights-declared-by: imagenet or a file."
+            )
+        return self

@@ -110,3 +110,12 @@ def folder_of(spec: str) -> Path | None:
     if spec in available() or spec.startswith(MEDMNIST) or not spec or not path.exists():
         return None
     return path if path.is_dir() else path.resolve().parent
+
+
+def lasting(spec: str) -> str:
+    """The name of a data set, or its path as it leads there from any working directory.
+
+    A service that has teachers looks for the data's ledger where the data lie.
+    """
+    names_a_path = not is_published(spec) and Path(spec).expanduser().exists()
+    return str(Path(spec).expanduser().resolve()) if names_a_path else spec

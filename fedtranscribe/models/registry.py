@@ -5,6 +5,7 @@ from pathlib import Path
 from fedtranscribe.catalogue import NETWORKS, torchvision_networks, unknown_network
 from fedtranscribe.errors import (
     ConfigError,
+    CorruptWeightsError,
     ModelMismatchError,
     WeightsNotFoundError,
 )
@@ -18,6 +19,8 @@ from fedtranscribe.models.weights import State, load_state, restore
 from fedtranscribe.models.zoo import AUXILIARY, build_zoo
 
 IMAGENET = "imagenet"
+
+_ANY_SIDE = 32  # names of layers do not depend on it
 
 
 def available() -> list[str]:
@@ -107,6 +110,28 @@ def expect_classifier(
             f"Expected a last layer of {classes} classes in {str(path)!r}, got shape {shape}; "
             "train or fetch it again."
         )
+
+
+def class_count(name: str, path: Path) -> int:
+    """How many classes a network in a file tells apart, by its last layer.
+
+    Args:
+        name: of its architecture.
+        path: of its weights, in torchvision's layout or ours.
+
+    Raises:
+        UnknownArchitectureError: no such architecture.
+        ModelError: the file is absent or damaged, or holds other layers.
+    """
+    state, network = load_state(path), build(name, 2, 3, _ANY_SIDE)
+    ours = _in_our_layout(state, network.original_head)
+    head = ours.get("head.weight")
+    if ours.keys() != network.state_dict().keys() or head is None or len(head) < 2:
+        raise CorruptWeightsError(
+            f"{str(path)!r} holds another network than {name}; give the weights of this "
+            "architecture."
+        )
+    return len(head)
 
 
 def _load(model: Classifier, path: Path) -> None:

@@ -16,11 +16,17 @@ from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.releases.accounting import agree
 from fedtranscribe.releases.describe import told
 from fedtranscribe.releases.stamp import LOUD
-from fedtranscribe.releases.statement import Choice, LedgerTotal, PrivacyStatement, PublicWeights
+from fedtranscribe.releases.statement import (
+    Choice,
+    DeclaredTeachers,
+    LedgerTotal,
+    PrivacyStatement,
+    PublicWeights,
+)
 from fedtranscribe.result import Result
 from fedtranscribe.result_parts import OWN_LABELS, Diffusion
 from fedtranscribe.runs.finished import FinishedRun
-from fedtranscribe.text import markdown
+from fedtranscribe.text import counted, markdown
 
 CARD = "card.md"
 
@@ -123,6 +129,8 @@ def privacy_section(said: PrivacyStatement) -> str:
     ]
     if said.public_weights is not None:
         parts.append(_vouched(said.public_weights))
+    if said.declared_teachers is not None:
+        parts += _declared(said.declared_teachers)
     if said.published is not None:
         parts.append(f"Why the published figure is no guarantee: {markdown(said.published.reason)}")
     parts.append(
@@ -197,12 +205,29 @@ def _vouched(used: PublicWeights) -> str:
     )
 
 
+def _declared(teachers: DeclaredTeachers) -> list[str]:
+    """On whose word the guarantee of teachers rests."""
+    shards = [
+        f"The teachers of {_escaped(holder)} were trained elsewhere. {_escaped(by)} declares that "
+        "they learned from disjoint shards, and that no record's shard depended on another record. "
+        "Where that is wrong, no ε above holds."
+        for holder, by in teachers.shards.items()
+    ]
+    weights = [
+        f"The teachers of {_escaped(holder)} began with weights that were trained on other data. "
+        f"{_escaped(by)} declares that these weights never saw the private records. Where that is "
+        "wrong, no ε above holds."
+        for holder, by in teachers.weights.items()
+    ]
+    return shards + weights
+
+
 def _answers(said: PrivacyStatement) -> str:
     if said.answers is None:
         return "one trained network" if said.rows == 1 else f"{said.rows:,} rows"
     if said.method == said.answers:  # moments: sums over all records, no rows
-        return f"{said.rows:,} noisy sums over all records (`{said.answers}`)"
-    return f"{said.rows:,} rows of kind `{said.answers}`"
+        return f"{counted(said.rows, 'noisy sum')} over all records (`{said.answers}`)"
+    return f"{counted(said.rows, 'row')} of kind `{said.answers}`"
 
 
 def _choice(choice: Choice) -> str:

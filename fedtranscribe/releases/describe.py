@@ -21,6 +21,7 @@ from fedtranscribe.releases.statement import (
     COMPOSITION,
     SCHEMA,
     Choice,
+    DeclaredTeachers,
     HolderRelease,
     LedgerTotal,
     PrivacyStatement,
@@ -106,6 +107,7 @@ def _describe(run: FinishedRun, choices: Sequence[str]) -> PrivacyStatement:
         data=str(result.data) if told(run) else _OWN_DATA,
         public_data=_public_data(result.public_data),
         public_weights=_public_weights(result),
+        declared_teachers=_declared_teachers(result),
         class_names=_class_names(run),
         files={},
     )
@@ -120,6 +122,19 @@ def _describe(run: FinishedRun, choices: Sequence[str]) -> PrivacyStatement:
 def _public_weights(result: Result) -> PublicWeights | None:
     used = result.features
     return None if used is None else PublicWeights.model_validate(used.model_dump())
+
+
+def _declared_teachers(result: Result) -> DeclaredTeachers | None:
+    said = result.declared_teachers
+    if said is None:
+        return None
+
+    shards, weights = said.shards, said.weights
+    if result.federation is None:  # one holder, without a name
+        shards, weights = (
+            dict(zip([THE_HOLDER], by.values(), strict=False)) for by in (shards, weights)
+        )
+    return DeclaredTeachers(shards=shards, weights=weights)
 
 
 def told(run: FinishedRun) -> bool:

@@ -128,6 +128,17 @@ class PublicWeights(_Part):
         return f"{self.network}/{self.side}@{self.sha256}"
 
 
+class DeclaredTeachers(_Part):
+    """On whose word teachers rest, by holder; the guarantee of their answers needs it."""
+
+    shards: dict[_Name, _Name] = Field(
+        description="who declares that networks trained elsewhere learned from disjoint shards"
+    )
+    weights: dict[_Name, _Name] = Field(
+        description="who declares that the weights teachers began with never saw private records"
+    )
+
+
 class LedgerLimit(_Part):
     """The ε of all runs on the same data together, whatever was chosen by what was seen."""
 
@@ -184,6 +195,9 @@ class PrivacyStatement(_Part):
     public_data: _Name | None
     public_weights: PublicWeights | None = Field(
         default=None, description="null: no network was used that had learned from data"
+    )
+    declared_teachers: DeclaredTeachers | None = Field(
+        default=None, description="null: of the teachers that were asked nothing was declared"
     )
     class_names: tuple[_ClassName, ...] | None = Field(
         default=None, description="what the classes are called, in order; null: nobody named them"

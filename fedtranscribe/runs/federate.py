@@ -33,6 +33,7 @@ from fedtranscribe.run_directory import RunDirectory
 from fedtranscribe.runs.learning import (
     HeldOut,
     Learned,
+    declared_teachers,
     expect_generator,
     finish_generator,
     learn,
@@ -153,6 +154,7 @@ def _result(
         public_data=settings.public_data,
         mixture=mixture_facts(plan),
         features=public_features(settings),
+        declared_teachers=declared_teachers(plan),
         logit_scale=learned.logit_scale,
         accuracy=learned.accuracy or Accuracy.of({}),
         confusion=learned.confusion,

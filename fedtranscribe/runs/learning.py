@@ -25,7 +25,7 @@ from fedtranscribe.models.fixed_features import features_for
 from fedtranscribe.models.generator import GENERATED
 from fedtranscribe.models.inference import accuracy, labelled_samples
 from fedtranscribe.privacy.units import Unit
-from fedtranscribe.result_parts import Accuracy, Confusion, MixtureFacts
+from fedtranscribe.result_parts import Accuracy, Confusion, DeclaredTeachers, MixtureFacts
 from fedtranscribe.rounds.plan import Plan
 from fedtranscribe.rounds.server import Events, Outcome, Server
 from fedtranscribe.rounds.transport import Transport
@@ -265,6 +265,16 @@ def mixture_facts(plan: Plan) -> MixtureFacts | None:
     if not plan.mixture:
         return None
     return MixtureFacts(share=plan.mixture_share, components=_components(plan))
+
+
+def declared_teachers(plan: Plan) -> DeclaredTeachers | None:
+    """On whose word teachers rest that a plan asks; None where nobody has to vouch for them."""
+    if plan.teachers is None:
+        return None
+    shards = {name: facts.shards_declared_by for name, facts in plan.roster.items()}
+    weights = {name: facts.weights_declared_by for name, facts in plan.roster.items()}
+    found = [{name: by for name, by in each.items() if by} for each in (shards, weights)]
+    return DeclaredTeachers(shards=found[0], weights=found[1]) if any(found) else None
 
 
 def _components(plan: Plan) -> int:

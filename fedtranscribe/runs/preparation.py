@@ -20,6 +20,7 @@ from fedtranscribe.data import (
     load,
     share_records,
 )
+from fedtranscribe.data.registry import lasting
 from fedtranscribe.errors import ConfigError, ModelMismatchError
 from fedtranscribe.models import build, pick_device
 from fedtranscribe.models.backbones import Backbone
@@ -155,13 +156,15 @@ def prepare(settings: TranscribeSettings, generator: GivenGenerator | None = Non
     start = kind is not Kind.MOMENTS and settings.start == "moments"
     sums = tuple(known for known in Kind if known.sums)
     records = settings.declared or len(train)
-    facts = _facts(train, records, shards, sums if kind is Kind.MOMENTS else (kind, *sums * start))
+    vouched = _vouched(settings, manifest)
+    kinds = sums if kind is Kind.MOMENTS else (kind, *sums * start)
+    facts = _facts(train, records, shards, kinds, vouched)
     asked = Asked(settings, kind, by_formula=settings.calibrate_by == "published", start=start)
     plan = make_plan(asked, {OWN: facts})
     expect_generator(settings, plan)
     started = None
     if kind is not Kind.MOMENTS and could_start(settings):
-        with_sums = _facts(train, records, shards, (kind, *sums))
+        with_sums = _facts(train, records, shards, (kind, *sums), vouched)
         started = make_plan(replace(asked, start=True), {OWN: with_sums})
     if generator is None:
         shapes = needs_network(settings, plan)
@@ -242,20 +245,30 @@ def make_manifest(
             "channels": images.channels,
             "size": images.size,
             "shards": shards,
-            "data": None if settings.data is None else _lasting(settings.data),
+            "data": None if settings.data is None else lasting(settings.data),
             "data_root": str(settings.data_root.resolve()) if settings.data_root else None,
             "data_id": images.data_id,
             "record_ids": "positional" if images.positional else "persistent",
             "key": key,
             "seed": settings.seed,
             "weights": settings.teacher_weights,
+            "weights_declared_by": settings.teacher_weights_declared_by,
             "own_data": settings.own_data,
             "settings": settings.teachers.model_dump(),
         },
     )
 
 
-def _facts(images: ImageSet, records: int, shards: int, kinds: tuple[Kind, ...]) -> Capabilities:
+def _vouched(settings: TranscribeSettings, manifest: Manifest | None) -> dict[str, Any]:
+    """On whose word the teachers rest, and whether records are known by row number only."""
+    if manifest is None:
+        return {"weights_declared_by": settings.teacher_weights_declared_by or ""}
+    return {**manifest.declarations, "positional_ids": manifest.record_ids == "positional"}
+
+
+def _facts(
+    images: ImageSet, records: int, shards: int, kinds: tuple[Kind, ...], vouched: dict[str, Any]
+) -> Capabilities:
     """What is public about the private data, and no limits but the ledger's.
 
     Guarantee:
@@ -264,13 +277,14 @@ def _facts(images: ImageSet, records: int, shards: int, kinds: tuple[Kind, ...])
         add-remove the sound ε is that of a plan which would have named the same number for the
         neighbour; where that is not enough, the number is declared without counting.
     """
+    positional = images.positional or vouched.get("positional_ids", False)
     return Capabilities(
+        **{**vouched, "positional_ids": positional},
         name=OWN,
         classes=images.classes,
         channels=images.channels,
         size=images.size,
         shards=shards,
-        positional_ids=images.positional,
         records=records,
         kinds=kinds,
         noise=NoiseMode.LOCAL,
@@ -279,20 +293,11 @@ def _facts(images: ImageSet, records: int, shards: int, kinds: tuple[Kind, ...])
     )
 
 
-def _lasting(data: str) -> str:
-    """The name of a data set, or its path as it leads there from any working directory.
-
-    Whoever serves the teachers later looks for the data's ledger where the data lie.
-    """
-    names_a_path = not is_published(data) and Path(data).expanduser().exists()
-    return str(Path(data).expanduser().resolve()) if names_a_path else data
-
-
 def _data_of(settings: TranscribeSettings, manifest: Manifest | None) -> dict[str, Any]:
     """Given teachers bring their own data; otherwise the packaged digits."""
     if manifest is None:
         return {"data": settings.data or "digits"}
-    if settings.data is not None and _lasting(settings.data) != _lasting(manifest.data):
+    if settings.data is not None and lasting(settings.data) != lasting(manifest.data):
         return {}
     root = settings.data_root or (Path(manifest.data_root) if manifest.data_root else None)
     # They are read as they were when the teachers learned from them, but for what is said now.

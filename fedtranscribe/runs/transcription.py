@@ -34,7 +34,14 @@ from fedtranscribe.result_parts import (
     StatedGuarantee,
 )
 from fedtranscribe.run_directory import STUDENT, RunDirectory, check_writable
-from fedtranscribe.runs.learning import HeldOut, Learned, finish_generator, learn, mixture_facts
+from fedtranscribe.runs.learning import (
+    HeldOut,
+    Learned,
+    declared_teachers,
+    finish_generator,
+    learn,
+    mixture_facts,
+)
 from fedtranscribe.runs.own_holder import OwnHolder
 from fedtranscribe.runs.preparation import OWN, Prepared, make_manifest
 from fedtranscribe.runs.public_features import given_backbones, public_features
@@ -145,7 +152,8 @@ def _run(
 ) -> Shown:
     settings, split = prepared.settings, prepared.split
     statistics, others = _private_side(prepared, run, progress)
-    holder = Holder(statistics, ledger, run.run_id, positional_ids=split.train.positional)
+    positional = prepared.plan.facts.positional_ids
+    holder = Holder(statistics, ledger, run.run_id, positional_ids=positional)
     track = Tracker(run.path, settings)
 
     def report(line: Mapping[str, Any]) -> None:
@@ -248,6 +256,7 @@ def _result(prepared: Prepared, run: RunDirectory, holder: Holder, learned: Lear
         generator=_generator(prepared),
         mixture=mixture_facts(plan),
         features=public_features(settings),
+        declared_teachers=declared_teachers(plan),
         logit_scale=learned.logit_scale,
         accuracy=learned.accuracy,
         accuracy_on=(

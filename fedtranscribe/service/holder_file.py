@@ -49,7 +49,9 @@ class HolderPlace(OwnData):
     """
 
     name: Name = Field(description="how the server calls the holder")
-    teachers: Path = Field(description="folder made by `fedtranscribe teacher train`")
+    teachers: Path = Field(
+        description="folder of `fedtranscribe teacher train` or `teacher import`"
+    )
     records: Path | None = Field(
         default=None,
         description="the images that `teachers` learned from, .npz or a folder; sums and trainers "

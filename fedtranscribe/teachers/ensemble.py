@@ -97,13 +97,15 @@ class Ensemble:
     @property
     def facts(self) -> Facts:
         """What may be told of them."""
-        m = self.manifest
+        m, declared = self.manifest, self.manifest.declarations
         return Facts(
             classes=m.classes,
             channels=m.channels,
             size=m.size,
             shards=m.shards,
             positional_ids=m.record_ids == "positional",
+            shards_declared_by=declared["shards_declared_by"],
+            weights_declared_by=declared["weights_declared_by"],
         )
 
     def check(self, classes: int, channels: int, size: int) -> None:

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field, ValidationError, field_validator
 
 from fedtranscribe.capabilities import MOST_SHARDS
-from fedtranscribe.config import OwnData, Settings, TeacherSettings
+from fedtranscribe.config import LONGEST_NAME, OwnData, Settings, TeacherSettings
 from fedtranscribe.errors import ModelError, StorageError
 from fedtranscribe.files import write_atomically
 from fedtranscribe.models.backbones import Backbone
@@ -21,10 +21,27 @@ FILE = "manifest.json"
 """Every shard is a file, and is looked for whenever teachers are opened."""
 
 
+class Imported(Settings):
+    """What was declared of networks that were trained elsewhere; see `teachers.importing`.
+
+    Attributes:
+        declared_by: who declares that they learned from disjoint shards; None for one network, of
+            which nothing has to be declared.
+        assigned_by: what decided which network a record trained: its id alone, or its row number.
+        ids_compared: whether all of them came with lists of ids, and no id was in two of them.
+    """
+
+    declared_by: str | None = Field(default=None, min_length=1, max_length=LONGEST_NAME)
+    assigned_by: Literal["id", "index"] = "id"
+    ids_compared: bool = False
+
+
 class Manifest(Settings):
     """Public description of an ensemble of teachers.
 
-    `key` decides which record belongs to which shard; it is public randomness.
+    `key` decides which record belongs to which shard; it is public randomness, and empty for
+    imported networks, whose shards were made elsewhere. `weights_declared_by` says who declares
+    that the public weights never saw the private records.
     """
 
     version: Literal[1] = 1
@@ -41,6 +58,8 @@ class Manifest(Settings):
     key: str
     seed: int
     weights: str | None
+    weights_declared_by: str | None = Field(default=None, min_length=1, max_length=LONGEST_NAME)
+    imported: Imported | None = None
     own_data: OwnData = OwnData()
     settings: TeacherSettings
     complete: bool = False
@@ -52,6 +71,15 @@ class Manifest(Settings):
         if Backbone.parse(architecture):
             raise ValueError("expected a network that teachers learn, not a student's features")
         return architecture
+
+    @property
+    def declarations(self) -> dict[str, str]:
+        """Who vouches for what, as `Facts` has it."""
+        imported = self.imported or Imported()
+        return {
+            "shards_declared_by": imported.declared_by or "",
+            "weights_declared_by": self.weights_declared_by or "",
+        }
 
     def save(self, folder: Path) -> None:
         """Write to `folder/manifest.json`, atomically."""

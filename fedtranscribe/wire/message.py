@@ -19,7 +19,7 @@ from fedtranscribe.errors import ProtocolError
 from fedtranscribe.names import expect_name
 from fedtranscribe.refusals import Refusal, RefusalCode
 
-VERSION = 6
+VERSION = 7
 CAPABILITIES = "query.capabilities"
 ANSWER = "query.answer"
 # The stages of a masked sum, see `masked.py`.

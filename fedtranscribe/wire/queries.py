@@ -222,6 +222,8 @@ def read_capabilities(content: Message) -> Capabilities:
             trainers=tuple(str(name) for name in get(terms, "trainers", list)),
             records=get(terms, "records", int),
             features=tuple(str(name) for name in get(terms, "features", list)),
+            shards_declared_by=get(terms, "shards-declared-by", str),
+            weights_declared_by=get(terms, "weights-declared-by", str),
         )
     except (ConfigError, KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"A holder's capabilities make no sense ({error}).") from None

@@ -107,8 +107,12 @@ def test_unknown_architectures(fails, tiny_data: Path):
     assert "cnnn" in fails("--data", str(tiny_data), "--student", "cnnn", code=4)
 
 
+VOUCHED = ("--teacher-weights-declared-by", "J. Doe")
+
+
 def test_missing_weights(fails, tiny_data: Path):
-    error = fails("--data", str(tiny_data), "--teacher-weights", "absent.safetensors", code=4)
+    given = ("--data", str(tiny_data), "--teacher-weights", "absent.safetensors")
+    error = fails(*given, *VOUCHED, code=4)
     assert "absent.safetensors" in error
 
 
@@ -120,6 +124,7 @@ def test_weights_without_a_network(fails, tiny_data: Path, monkeypatch: pytest.M
     monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
     error = fails(
         *("--data", str(tiny_data), "--teacher", "squeezenet1_1", "--teacher-weights", "imagenet"),
+        *VOUCHED,
         code=4,
     )
     assert "squeezenet1_1" in error
@@ -130,7 +135,8 @@ def test_truncated_and_nan_weights(fails, tiny_data: Path, tmp_path: Path):
     path = tmp_path / "weights.safetensors"
     save(network, path)
     path.write_bytes(path.read_bytes()[:-100])
-    arguments = ("--data", str(tiny_data), "--teacher", "cnn", "--teacher-weights", str(path))
+    given = ("--data", str(tiny_data), "--teacher", "cnn", "--teacher-weights", str(path))
+    arguments = (*given, *VOUCHED)
     assert "weights.safetensors" in fails(*arguments, code=4)
     torch.nn.init.constant_(network.head.weight, float("nan"))
     save(network, path)

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -14,7 +15,7 @@ from fedtranscribe.mechanisms import SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.refusals import RefusalCode
-from fedtranscribe.runs.federate import federate
+from fedtranscribe.runs.federate import ROSTER, federate
 from fedtranscribe.runs.in_process import InProcess
 from tests.federation.runs import go, ledger_file, start
 
@@ -83,6 +84,23 @@ def test_a_run_spends_what_was_asked_for(settings, split, open_nodes, tmp_path, 
         assert total.epsilon == pytest.approx(10.0, rel=1e-6)
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["rows"] == 30
     assert (tmp_path / "run" / "student.safetensors").exists()
+
+
+def test_who_vouches_for_a_holders_teachers_is_in_roster_and_result(
+    settings, split, open_nodes, tmp_path
+):
+    settings = settings.model_copy(update={"start": "none"})
+    nodes = open_nodes(settings)
+    for node, said in zip(nodes, ("shards_declared_by", "weights_declared_by"), strict=False):
+        told = replace(node._facts(), **{said: f"doctor {node.name}"})
+        node._facts = lambda told=told: told
+    result = go(settings, InProcess(nodes), start(tmp_path / "run", settings), split)
+    assert result["declared_teachers"] == {
+        "shards": {"holder-0": "doctor holder-0"},
+        "weights": {"holder-1": "doctor holder-1"},
+    }
+    roster = json.loads((tmp_path / "run" / ROSTER).read_text())
+    assert [facts["shards_declared_by"] for facts in roster.values()] == ["doctor holder-0", "", ""]
 
 
 def test_labels_are_private_by_themselves(settings, split, open_nodes, tmp_path):

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 
 from fedtranscribe.capabilities import Capabilities
-from fedtranscribe.errors import ProtocolError
+from fedtranscribe.errors import ConfigError, ProtocolError
 from fedtranscribe.privacy import Adjacency, Gaussian, Release, Unit
 from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.query import Kind
 from fedtranscribe.wire import Message
+from fedtranscribe.wire.queries import read_capabilities, tell_capabilities
 from fedtranscribe.wire.trainings import read_trained
 
 FACTS = {
@@ -31,6 +32,14 @@ def test_a_holder_cannot_make_the_server_build_anything_of_any_size(name):
     Capabilities(**FACTS)
     with pytest.raises(ValueError, match="are more than"):
         Capabilities(**FACTS | {name: 10**9})
+
+
+@pytest.mark.parametrize("name", ["shards_declared_by", "weights_declared_by"])
+def test_who_vouches_for_teachers_travels_and_is_one_printable_name(name):
+    facts = Capabilities(**FACTS | {name: "J. Doe"})
+    assert read_capabilities(tell_capabilities(facts)) == facts
+    with pytest.raises(ConfigError, match="printable"):
+        Capabilities(**FACTS | {name: "J.\nDoe"})
 
 
 def told(facts: dict, release: object):

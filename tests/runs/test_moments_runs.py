@@ -102,7 +102,7 @@ def test_moments_are_what_a_run_learns_from_where_nobody_said_more():
         {"unit": "holder"},
         {"calibrate_by": "published"},
         {"generator": Path("run")},
-        {"teacher_weights": "imagenet"},
+        {"teacher_weights": "imagenet", "teacher_weights_declared_by": "J. Doe"},
     ],
 )
 def test_who_asks_for_what_only_teachers_can_give_gets_teachers(typed: dict):

@@ -22,6 +22,7 @@ from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.result import Result
 from fedtranscribe.teachers import load_manifest
 from fedtranscribe.teachers.training import shard_file
+from fedtranscribe.text import counted
 
 _AGREEMENT = 1e-6
 _MASKED = "secagg-"
@@ -50,7 +51,7 @@ def check_events(result: Result, given: Given) -> Check:
         rows = sum(release.rows for release in releases)
         federation = result.federation
         again = 0 if federation is None else federation.abandoned_rows
-        words = f"{holder} answered {rows:,} rows where the run asked {asked:,}"
+        words = f"{holder} answered {counted(rows, 'row')} where the run asked {asked:,}"
         # A baseline asks for no rows.
         if asked and rows > asked + again:
             return Check("events", False, f"{words}: some were answered twice")
@@ -84,7 +85,7 @@ def check_ledger(
         return Check(
             "ledger",
             False,
-            f"it was charged for {charged:,} rows, the run says {rows:,}"
+            f"it was charged for {counted(charged, 'row')}, the run says {rows:,}"
             + (": rows were answered twice, or by somebody else" if charged > rows else ""),
         )
     if given is not None and not _cost_alike(ledger.releases(run), given):
@@ -102,9 +103,10 @@ def check_ledger(
         k = k or max(1, len(answer) // each // release.rows)
         if len(answer) != each * k * release.rows:
             held = len(answer) / each / k
-            words = f"{entry.query_id} was charged for {release.rows:,} rows"
+            words = f"{entry.query_id} was charged for {counted(release.rows, 'row')}"
             return Check("ledger", False, f"{words}, its answer holds {held:g}")
-    return Check("ledger", True, f"{charged:,} rows in {len(reserved)} queries, each charged once")
+    queries = counted(len(reserved), "query", "queries")
+    return Check("ledger", True, f"{counted(charged, 'row')} in {queries}, each charged once")
 
 
 def _cost_alike(booked: Sequence[Release], given: Given) -> bool:
@@ -133,15 +135,20 @@ def check_teachers(folder: Path, records: ImageSet, stated: int) -> Check:
     """
     manifest = load_manifest(folder)
     if manifest.shards != stated:
-        words = f"the guarantee counts on {stated:,} teachers, there are {manifest.shards:,}"
+        promised = counted(stated, "teacher")
+        words = f"the guarantee counts on {promised}, there are {manifest.shards:,}"
         return Check("teachers", False, words, private=True)
     if manifest.data_id != records.data_id:
         return Check("teachers", None, f"they belong to {manifest.data_id!r}", private=True)
+    if manifest.imported is not None:
+        by = manifest.imported.declared_by or "nobody"
+        words = f"trained elsewhere: {by} declares that they learned from disjoint shards"
+        return Check("teachers", None, words, private=True)
     own = assign_shards(records.ids, manifest.shards, bytes.fromhex(manifest.key))
     expected = set(own.tolist())
     there = {shard for shard in range(manifest.shards) if shard_file(folder, shard).exists()}
     if there != expected:
         words = f"{len(there ^ expected)} shards have a teacher and no record, or the other way"
         return Check("teachers", False, words, private=True)
-    words = f"{stated:,} teachers on disjoint records, as the manifest's key assigns them"
+    words = f"{counted(stated, 'teacher')} on disjoint records, as the manifest's key assigns them"
     return Check("teachers", True, words, private=True)
