@@ -25,7 +25,7 @@ def test_nested_settings_are_built_and_checked():
 
 
 def test_unknown_names_are_errors():
-    with pytest.raises(ConfigError, match=r"Unknown setting dpsd.redrawn"):
+    with pytest.raises(ConfigError, match=r"Unknown setting dpsd.redrawn; did you mean redraw\?"):
         build(TranscribeSettings, {"dpsd": {"redrawn": 1.0}})
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from fedtranscribe.text import markdown, printable, printable_json
+from fedtranscribe.text import counted, markdown, printable, printable_json
 
 
 @pytest.mark.parametrize(
@@ -79,3 +79,10 @@ def test_markdown_begins_no_list_and_links_nowhere(text, written):
     assert markdown(text) == written
     rendered = MarkdownIt("commonmark").render(written)
     assert rendered == f"<p>{text.strip()}</p>\n"
+
+
+def test_one_of_a_kind_has_no_plural():
+    assert [counted(n, "teacher") for n in (0, 1, 2, 1_000)] == [
+        *("0 teachers", "1 teacher", "2 teachers", "1,000 teachers")
+    ]
+    assert [counted(n, "entry", "entries") for n in (1, 2)] == ["1 entry", "2 entries"]

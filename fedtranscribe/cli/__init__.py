@@ -5,6 +5,7 @@ of mistake (see `fedtranscribe.errors`); a traceback is always our mistake.
 """
 
 import os
+import re
 import signal
 import sys
 from types import FrameType
@@ -33,6 +34,8 @@ from fedtranscribe.cli.transcribe import transcribe_command
 from fedtranscribe.errors import ConfigError, FedtranscribeError, StorageError
 
 _INTERRUPTED, _TERMINATED = 130, 143
+
+_SUGGESTION = re.compile(r"(Did you mean [^?]*\?)(?: \1)+")
 
 # Read when torch is loaded. By default its threads wait spinning, which beside another busy process
 # makes training ten times slower.
@@ -114,7 +117,9 @@ def run(arguments: list[str]) -> int:
 
 def _usage(error: Exception) -> str:
     message = str(error.format_message())  # pyright: ignore[reportAttributeAccessIssue]
-    return f"{message.rstrip('.')}. Try --help."
+    # Both click and typer suggest a close name.
+    once = _SUGGESTION.sub(r"\1", message).strip().rstrip(".")
+    return f"{once}{'' if once.endswith('?') else '.'} Try --help."
 
 
 def _complain(message: str, code: int) -> int:

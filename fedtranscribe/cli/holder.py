@@ -12,6 +12,7 @@ import typer
 from fedtranscribe.cli.options import Json, group
 from fedtranscribe.cli.output import emit, emit_json, say_path, show_table
 from fedtranscribe.errors import ConfigError, FederationError
+from fedtranscribe.text import counted
 
 holder_app = group("Serve a data holder's teachers, and look after its budget.")
 ledger_app = group("Read, prove and export a ledger; nothing here writes to it.")
@@ -86,7 +87,10 @@ def status(policy: PolicyFile = Path("policy.toml"), as_json: Json = False) -> N
     if as_json:
         emit(told, as_json=True, title="")
     else:
-        shown = {run: f"{facts['rows']} rows since {facts['first']}" for run, facts in runs.items()}
+        shown = {
+            run: f"{counted(facts['rows'], 'row')} since {facts['first']}"
+            for run, facts in runs.items()
+        }
         full = {name: f"{each['used']} of {each['limit']}" for name, each in kept.items()}
         emit({**told, "quotas": full, "runs": shown}, as_json=False, title="Holder")
     if not serving:
@@ -137,7 +141,9 @@ def show(ledger: LedgerFile, as_json: Json = False) -> None:
             "head": head.hash,
             "budget": budget_left(book),
             "limits": limits(book),
-            "runs": {run.run: f"{run.rows} rows since {run.first}" for run in book.runs()},
+            "runs": {
+                run.run: f"{counted(run.rows, 'row')} since {run.first}" for run in book.runs()
+            },
         }
     emit(told, as_json, "Ledger")
 
@@ -176,4 +182,4 @@ def export(
     with Ledger.open_read_only(ledger) as book:
         lines = [json.dumps(asdict(entry)) for entry in book.entries()]
     write_atomically(out, "".join(f"{line}\n" for line in lines).encode())
-    say_path(f"{len(lines)} entries", out)
+    say_path(counted(len(lines), "entry", "entries"), out)

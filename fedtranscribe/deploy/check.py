@@ -30,6 +30,7 @@ from fedtranscribe.deploy.keys import public_path, read_private, read_public
 from fedtranscribe.deploy.pem import Certificate, read_certificate
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.files import who_may_open
+from fedtranscribe.text import counted
 
 SOON_DAYS = 30
 _RENEW = "fedtranscribe deploy certs renew, then start the SuperLink again"
@@ -242,7 +243,7 @@ def _expiry(found: Certificate, fix: str) -> Check:
     if left < 0:
         return Check(name, Verdict.FAULT, f"it expired on {day}", fix)
     if left <= SOON_DAYS:
-        return Check(name, Verdict.WARNING, f"it expires on {day}, in {left} days", fix)
+        return Check(name, Verdict.WARNING, f"it expires on {day}, in {counted(left, 'day')}", fix)
     return Check(name, Verdict.OK, f"good until {day}")
 
 

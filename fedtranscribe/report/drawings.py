@@ -14,6 +14,7 @@ from torch import Tensor
 from fedtranscribe.evaluation.figures import CurvePoint, literal
 from fedtranscribe.report.spending import Line
 from fedtranscribe.report.verdict import tiny
+from fedtranscribe.text import counted
 
 _COLOURS = ("#0b5c6b", "#b4531a", "#5b4a9c", "#3c7a3a", "#a3286a", "#6b6b6b")
 _INK, _GRID = "#3b4249", "#d9dcdf"
@@ -125,7 +126,8 @@ def spending_curve(lines: Sequence[Line], delta: float) -> Drawing:
         axis.legend(loc="best")
         svg = _svg(figure, "spending")
     ends = "; ".join(
-        f"{line.label}: ε = {line.epsilon[-1]:.4g} after {line.rows[-1]:,} rows" for line in lines
+        f"{line.label}: ε = {line.epsilon[-1]:.4g} after {counted(line.rows[-1], 'row')}"
+        for line in lines
     )
     return Drawing(svg, f"Lines of ε growing with answered rows. {ends}.")
 

@@ -213,7 +213,13 @@ def _key_figures(facts: RunFacts) -> list[Figure]:
         kind = answers.privacy and f"kind: {answers.privacy}"
         found.append(Figure("rows answered", f"{result.rows:,}", kind or ""))
     if result.teachers:
-        found.append(Figure("teachers", f"{result.teachers:,}", "on disjoint records"))
+        found.append(
+            Figure(
+                "teachers" if result.teachers > 1 else "teacher",
+                f"{result.teachers:,}",
+                "on disjoint records",
+            )
+        )
     if result.federation is not None:
         found.append(Figure("data holders", f"{result.federation.holders:,}"))
     if answers.noise_std:

@@ -26,6 +26,7 @@ from fedtranscribe.rounds.roster import quorum
 from fedtranscribe.rounds.standing import Complaint, Standing
 from fedtranscribe.rounds.transport import Reply, Transport
 from fedtranscribe.run_directory import Checkpoint, RunDirectory
+from fedtranscribe.text import counted
 from fedtranscribe.tracking import Report, ignore
 
 if TYPE_CHECKING:
@@ -178,8 +179,8 @@ class Server:
             if self._standing.exhausted() and len(self._present()) < needed:
                 return None
             raise QuorumError(
-                f"{len(replies)} holders answered {query.id}, quorum={needed}; resume the run "
-                "when more of them are back, or set a smaller quorum."
+                f"{counted(len(replies), 'holder')} answered {query.id}, quorum={needed}; resume "
+                "the run when more of them are back, or set a smaller quorum."
             )
         noise = self._noise.for_query(query.id)
         return combine(replies, self._plan, self._method.part, noise), len(replies)

@@ -25,6 +25,7 @@ from fedtranscribe.privacy.zcdp import zcdp_rho
 from fedtranscribe.query import Kind
 from fedtranscribe.rounds.asked import Asked
 from fedtranscribe.rounds.plan import Part, Plan
+from fedtranscribe.text import counted
 
 # Of μ², which adds up: the first question about moments only has to show which axes matter.
 _FIRST_SHARE = 0.3
@@ -100,7 +101,8 @@ def _descent_rounds(
     if without is not None:
         return 0, f"no gradients are asked for: holder {without} does not allow them"
     rounds = said or _DESCENT_ROUNDS
-    return rounds, f"{rounds} rounds of gradients get {_DESCENT_SHARE:.0%} of the student's budget"
+    asked_in = f"{counted(rounds, 'round')} of gradients {'gets' if rounds == 1 else 'get'}"
+    return rounds, f"{asked_in} {_DESCENT_SHARE:.0%} of the student's budget"
 
 
 def _seen_of_gradients(part: Part, roster: Mapping[str, Capabilities], classes: int) -> str:
@@ -109,7 +111,7 @@ def _seen_of_gradients(part: Part, roster: Mapping[str, Capabilities], classes: 
         return ""
     noise = part.combined_std(len(roster)) * math.sqrt(part.width)
     ratio = in_short(_declared(roster) / classes / noise)
-    return f" (a class that the student misses stands {ratio} times above the noise of each)"
+    return f" (a class that the student misses is a signal of {ratio} times the noise of each)"
 
 
 def mixture_share(asked: Asked, roster: Mapping[str, Capabilities]) -> tuple[float, str]:
@@ -192,7 +194,9 @@ def _mixture_parts(
     cuts = picked_cuts(facts.channels, facts.size, facts.classes, stands)
     shapes = question_shapes(facts.channels, facts.size, facts.classes, cuts)
     high = (
-        f", each {in_short(stands(shapes[-2]))} times above its noise" if _declared(roster) else ""
+        f", each a signal of {in_short(stands(shapes[-2]))} times its noise"
+        if _declared(roster)
+        else ""
     )
     return tuple(part(shape) for shape in shapes), (
         f"{share:.0%} of the budget goes to a generator ({why}): a mixture of {2**cuts} "

@@ -15,6 +15,7 @@ from fedtranscribe.query import Kind
 from fedtranscribe.rounds.plan import Plan
 from fedtranscribe.rounds.planning import KINDS
 from fedtranscribe.rounds.roster import against_start
+from fedtranscribe.text import counted
 
 TEACHER = "cnn"
 """The teachers' architecture."""
@@ -201,9 +202,9 @@ def picked_words(
         )
     return (
         *start,
-        f"{facts.shards} teachers on disjoint shards of about "
-        f"{facts.records / facts.shards:.0f} records: more of them carry more signal through the "
-        "noise, each knows less",
+        f"{counted(facts.shards, 'teacher')} on disjoint shards of about "
+        f"{counted(round(facts.records / facts.shards), 'record')}: more of them carry more signal "
+        "through the noise, each knows less",
         f"{plan.teachers.rows:,} synthetic rows in all: more rows see more noise each, at the "
         "same ε",
         (

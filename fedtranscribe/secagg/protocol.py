@@ -57,6 +57,7 @@ from fedtranscribe.secagg.masks import (
 )
 from fedtranscribe.secagg.rounds import Round, Task
 from fedtranscribe.secagg.shares import SHARE_BYTES, combine, seal, split, unseal
+from fedtranscribe.text import counted
 
 
 @dataclass(frozen=True)
@@ -203,7 +204,7 @@ class Holder:
     def _expect_quorum(self, count: int, what: str) -> None:
         if count < self.book.cohort.quorum:
             raise ProtocolError(
-                f"Only {count} holders {what}; this holder's cohort needs "
+                f"Only {counted(count, 'holder')} {what}; this holder's cohort needs "
                 f"{self.book.cohort.quorum}. Nothing is revealed."
             )
 

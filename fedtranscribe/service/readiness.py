@@ -19,6 +19,7 @@ from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.service.holder_file import HolderFile
 from fedtranscribe.service.metrics_file import expect_closed
 from fedtranscribe.teachers import Ensemble, Manifest
+from fedtranscribe.text import counted
 
 T = TypeVar("T")
 
@@ -52,7 +53,10 @@ def examine(path: Path) -> list[Finding]:
     findings.append(finding)
     if teachers is not None:
         m = teachers.manifest
-        words = f"{m.shards} of {m.architecture}, {m.classes} classes of {m.channels}x{m.size}"
+        words = f"{counted(m.shards, 'teacher')} ({m.architecture})"
+        words += f", {m.classes} classes of {m.channels}x{m.size}"
+        if m.imported is not None and m.imported.declared_by is not None:
+            words += f"; {m.imported.declared_by} declares that their shards are disjoint"
         findings[-1] = Finding("teachers", True, words)
         findings.append(_settled("ledger", lambda: _ledger(file, m))[1])
     if file.holder.features:
@@ -166,7 +170,8 @@ def _booked(file: HolderFile, manifest: Manifest) -> str:
     with Ledger.open_read_only(file.holder.ledger, manifest.data_id) as ledger:
         unit = file.policy.unit
         booked = budget_left(ledger)[f"{unit} booked"]
-        return f"{ledger.head.sequence} entries proved, booked per {unit}: {booked}"
+        entries = counted(ledger.head.sequence, "entry", "entries")
+        return f"{entries} proved, booked per {unit}: {booked}"
 
 
 def _not_for_others(name: str, folder: Path) -> Finding:

@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +52,27 @@ def test_mistakes_end_as_one_line(
     assert captured.err.startswith("error: ")
     assert captured.err.count("\n") == 1
     assert named in captured.err
+
+
+@pytest.mark.parametrize("command", ["transcrib", "transcribe --epsilom 5", "teacher infos"])
+def test_a_close_name_is_suggested_once(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(command.split()) == 2
+    said = capsys.readouterr().err
+    assert said.count("Did you mean") == 1
+    assert said.endswith("? Try --help.\n")
+
+
+@pytest.mark.parametrize("command", ["transcribe", "synthesize"])
+def test_a_run_that_is_not_there_is_not_resumed_and_nothing_is_planned(
+    command: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert cli.run([command, "--resume", "--out", str(tmp_path / "none")]) == 7
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        f"error: No run in {tmp_path / 'none'} to resume; leave out --resume to start one.\n"
+    )
+    assert not (tmp_path / "none").exists()
 
 
 def raising(error: BaseException):

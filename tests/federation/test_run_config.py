@@ -33,3 +33,18 @@ def test_other_values_are_kept_or_refused() -> None:
         settings_from({"rows": -1})
     with pytest.raises(ConfigError, match="holders=0"):
         settings_from({"holders": 0})
+
+
+@pytest.mark.parametrize(
+    ("key", "hint"),
+    [
+        ("nois", "did you mean noise"),
+        ("dpsd.round-row", "did you mean round_rows"),
+        ("training.dp-promise.boundry", "did you mean boundary"),
+        ("qqqq", "remove it or check its spelling"),
+        ("dpsd.rows.more", "dpsd.rows"),
+    ],
+)
+def test_an_unknown_setting_comes_with_a_close_name(key: str, hint: str) -> None:
+    with pytest.raises(ConfigError, match=hint):
+        settings_from({key: "x"})

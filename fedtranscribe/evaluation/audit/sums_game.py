@@ -34,6 +34,7 @@ from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.result import Result
 from fedtranscribe.result_parts import Answers
+from fedtranscribe.text import counted
 
 # Only the coordinates in which two records differ tell anything: the others are noise alone.
 _WIDTH = 2
@@ -189,7 +190,7 @@ def check_noise(result: Result, given: Given, adjacency: Adjacency) -> Check | N
         sums = [release for release in releases if release.mechanism.endswith(_SUMS)]
         answered = _answered(result, holder, len(stds))
         if sum(release.rows for release in sums) < answered:
-            words = f"{holder} answered {answered} sums, the events book {len(sums)}"
+            words = f"{holder} answered {counted(answered, 'sum')}, the events book {len(sums)}"
             return Check("noise", False, words)
         if len(sums) != len(stds):
             continue
@@ -201,7 +202,7 @@ def check_noise(result: Result, given: Given, adjacency: Adjacency) -> Check | N
                 words = f"noise of std {answer.std:.6g} on {answer.bound.name} costs ρ = {owed:.6g}"
                 return Check("noise", False, f"{words}, the events say {booked:.6g}")
             checked += 1
-    words = f"{checked} sums cost what their noise says"
+    words = f"noise of {counted(checked, 'sum')}: the cost is what the noise says"
     return Check("noise", True if checked else None, words)
 
 
