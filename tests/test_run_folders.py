@@ -295,6 +295,7 @@ def test_what_a_run_on_a_benchmark_leaves_is_listed(kind, benchmark, tmp_path, l
                 "sums_stds",
                 "abandoned_rows",
                 "confusion",
+                "declared_teachers",
                 "features",
                 "logit_scale",
                 "private_start",
