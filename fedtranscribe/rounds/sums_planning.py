@@ -111,7 +111,7 @@ def _seen_of_gradients(part: Part, roster: Mapping[str, Capabilities], classes: 
         return ""
     noise = part.combined_std(len(roster)) * math.sqrt(part.width)
     ratio = in_short(_declared(roster) / classes / noise)
-    return f" (a class that the student misses is a signal of {ratio} times the noise of each)"
+    return f" (a class that the student misses is {ratio} times as strong as the noise of each)"
 
 
 def mixture_share(asked: Asked, roster: Mapping[str, Capabilities]) -> tuple[float, str]:
@@ -194,7 +194,7 @@ def _mixture_parts(
     cuts = picked_cuts(facts.channels, facts.size, facts.classes, stands)
     shapes = question_shapes(facts.channels, facts.size, facts.classes, cuts)
     high = (
-        f", each a signal of {in_short(stands(shapes[-2]))} times its noise"
+        f", each {in_short(stands(shapes[-2]))} times as strong as its noise"
         if _declared(roster)
         else ""
     )

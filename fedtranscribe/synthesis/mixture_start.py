@@ -139,7 +139,7 @@ def _planned(settings: SynthesizeSettings, facts: Facts) -> MixtureStart:
     words = (
         f"private start: {share:.0%} of μ² buys a mixture of {2**cuts} "
         f"{'Gaussian' if cuts == 0 else 'Gaussians'} per class, each "
-        f"a signal of {in_short(stands(shapes[-2]))} times its noise; the network begins with "
+        f"{in_short(stands(shapes[-2]))} times as strong as its noise; the network begins with "
         f"{_SAMPLES:,} samples of it"
     )
     return MixtureStart(share, cuts, stds, _SAMPLES, together("mixture", releases), words)

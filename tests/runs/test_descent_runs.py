@@ -44,7 +44,7 @@ def test_one_budget_pays_for_moments_gradients_and_mixture(
     assert "3 rounds of gradients get 50% of the student's budget (a class that" in plan.words
     noise = plan.descent[0].noise.strength * plan.descent[0].width ** 0.5
     each = plan.facts.records / plan.facts.classes
-    assert f" is a signal of {in_short(each / noise)} times the noise of each)" in plan.words
+    assert f" is {in_short(each / noise)} times as strong as the noise of each)" in plan.words
     plain = prepare(settings.model_copy(update={"descent_rounds": 0})).plan
     for one, other in zip(plan.parts[:2], plain.parts[:2], strict=True):
         assert (one.noise.strength / other.noise.strength) ** 2 == pytest.approx(2)
