@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fedtranscribe.config import OF_RUNS, Mark, marked
-from fedtranscribe.data import is_published
-from fedtranscribe.errors import LedgerError, StorageError
+from fedtranscribe.data import ImageSet, is_published
+from fedtranscribe.errors import FedtranscribeError, LedgerError, StorageError
 from fedtranscribe.evaluation.audit.audit import AUDIT, INVERSION, OWN_DATA
 from fedtranscribe.evaluation.audit.claims import Given, events_of, read_events
 from fedtranscribe.evaluation.audit.findings import Claim
@@ -23,8 +23,10 @@ from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.reading import json_objects, read_object
 from fedtranscribe.result import Result
 from fedtranscribe.result_parts import Accuracy, AccuracyCurve, Confusion
+from fedtranscribe.runs.finished import FinishedRun
 from fedtranscribe.tracking import PROGRESS
 
+MAJORITY = "always the most frequent class"
 _TOLD_SCORES = {
     "student": "student",
     "public_set_alone": "student, public images alone",
@@ -61,6 +63,8 @@ class RunFacts:
         given: what holders gave away.
         scores: name -> accuracy; empty where it may not be told.
         confusion: of the student; None where it may not be told.
+        public: held-out images of a published benchmark; None for all other data, and where the
+            benchmark is not at hand.
         curve: answered rows and accuracies.
         evaluation: what `evaluation.json` holds.
         audit: what `audit.json` holds.
@@ -75,6 +79,7 @@ class RunFacts:
     given: Given
     scores: dict[str, float]
     confusion: Confusion | None
+    public: ImageSet | None
     curve: tuple[list[int], list[float]]
     evaluation: Mapping[str, Any]
     audit: Mapping[str, Any]
@@ -108,6 +113,31 @@ class RunFacts:
         """Accuracy of a CNN that learned from synthetic images alone, where it may be told."""
         measured = (self.evaluation.get("downstream") or {}).get("cnn") if self.told else None
         return self.scores.get(_TOLD_SCORES["downstream"], measured)
+
+    @property
+    def class_names(self) -> list[str] | None:
+        """What the classes are called, or their numbers; None where nobody knows how many."""
+        if self.result.class_names is not None:
+            return [*self.result.class_names]
+        if self.confusion is not None:
+            return [str(label) for label in range(len(self.confusion.counts))]
+        return None
+
+    @property
+    def majority(self) -> float | None:
+        """What naming the most frequent class always gets right, where it may be told."""
+        if self.confusion is not None:
+            return self.confusion.majority
+        if self.public is None:
+            return None
+        return float(self.public.labels.bincount().max()) / len(self.public)
+
+    @property
+    def baselines(self) -> dict[str, float]:
+        """What accuracies are held against, by name."""
+        alone = self.scores.get(_TOLD_SCORES["public_set_alone"])
+        found = {MAJORITY: self.majority, "public images alone": alone}
+        return {name: value for name, value in found.items() if value is not None}
 
     @property
     def epsilon(self) -> float | None:
@@ -158,6 +188,7 @@ def read_facts(path: Path, ledger: Path | None = None) -> RunFacts:
         given=given,
         scores=known,
         confusion=result.confusion if told else None,
+        public=_public_images(path, result) if told else None,
         curve=([*curve.rows], [*curve.accuracy]),
         evaluation=evaluation,
         audit=read_object(path / AUDIT) or {},
@@ -166,6 +197,13 @@ def read_facts(path: Path, ledger: Path | None = None) -> RunFacts:
         risk=_risk(result, given),
         ledgers=tuple(_digests(path, result, ledger)),
     )
+
+
+def _public_images(path: Path, result: Result) -> ImageSet | None:
+    try:
+        return FinishedRun(path, result, None, None).data().test
+    except FedtranscribeError:
+        return None
 
 
 def _risk(result: Result, given: Given) -> Risk | None:
