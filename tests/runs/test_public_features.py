@@ -11,7 +11,7 @@ from fedtranscribe.errors import ConfigError, FedtranscribeError, ModelMismatchE
 from fedtranscribe.holder.answering import Holder
 from fedtranscribe.models.backbones import Backbone, file_digest
 from fedtranscribe.releases import make_release, verify
-from fedtranscribe.releases.card import CARD
+from fedtranscribe.releases.statement import CARD
 from fedtranscribe.releases.loading import load
 from fedtranscribe.releases.statement import STATEMENT, read_statement
 from fedtranscribe.result import METRICS
