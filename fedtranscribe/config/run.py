@@ -14,7 +14,7 @@ MOST_RECORDS = 10**12
 """That may be declared."""
 LONGEST_NAME = 200
 
-DATA = "Private data: a name, an .npz file, or an image folder."
+DATA = "Private data: a name, an .npz file, an image folder, or one that datasets saved."
 PUBLIC_IMAGES = "Public images to start from: shapes, uci-digits, …, none."
 
 
@@ -38,6 +38,15 @@ class OwnData(Settings):
     id_pattern: Annotated[str | None, Topic.DATA] = Field(
         default=None,
         description="Image folder: regular expression; its group is a path's id.",
+    )
+    image_column: Annotated[str | None, Mark.UNTOLD, Topic.DATA] = Field(
+        default=None, description="Folder saved by datasets: column of images, if not clear."
+    )
+    label_column: Annotated[str | None, Mark.UNTOLD, Topic.DATA] = Field(
+        default=None, description="Folder saved by datasets: column of labels, if not clear."
+    )
+    id_column: Annotated[str | None, Mark.UNTOLD, Topic.DATA] = Field(
+        default=None, description="Folder saved by datasets: column of lasting ids, or patients."
     )
     image_size: Annotated[int | None, Topic.DATA] = Field(
         default=None, ge=8, description="Pixels a side, for an image folder of mixed sizes."
@@ -122,8 +131,8 @@ class TrackingOptions(Settings):
     tensorboard: Annotated[bool, CIRCUMSTANCE, Topic.RUN] = Field(
         default=False, description="Write TensorBoard event files too."
     )
-    tracker: Annotated[str | None, CIRCUMSTANCE | Mark.NO_OPTION] = Field(
-        default=None, description="An installed tracker, by name of its entry point."
+    tracker: Annotated[str | None, CIRCUMSTANCE, Topic.RUN] = Field(
+        default=None, description="Report progress to mlflow, wandb, or another installed tracker."
     )
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtranscribe.config import OF_RUNS, Mark, marked
 from fedtranscribe.data import ImageSet, is_published
 from fedtranscribe.errors import FedtranscribeError, LedgerError, StorageError
 from fedtranscribe.evaluation.audit.audit import AUDIT, INVERSION, OWN_DATA
@@ -20,6 +19,7 @@ from fedtranscribe.evaluation.audit.risk import Risk, risk_of
 from fedtranscribe.evaluation.evaluate import EVALUATION
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.public_settings import public_settings
 from fedtranscribe.reading import json_objects, read_object
 from fedtranscribe.result import Result
 from fedtranscribe.result_parts import Accuracy, AccuracyCurve, Confusion
@@ -162,8 +162,7 @@ class RunFacts:
     @property
     def settings(self) -> dict[str, str]:
         """Resolved settings, flat, without paths and machines."""
-        untold, settings = marked(Mark.UNTOLD, *OF_RUNS), self.result.settings
-        return dict(_flat({name: settings[name] for name in settings if name not in untold}))
+        return public_settings(self.result.settings)
 
 
 def read_facts(path: Path, ledger: Path | None = None) -> RunFacts:
@@ -231,20 +230,6 @@ def _digests(path: Path, result: Result, given: Path | None) -> list[LedgerDiges
             continue
         found.append(LedgerDigest(holder, head.sequence, head.hash, queries, runs))
     return found
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    lines: list[tuple[str, str]] = []
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            lines += _flat(value, f"{prefix}{name}.")
-        elif isinstance(value, str) and ("/" in value or "\\" in value):
-            lines.append((f"{prefix}{name}", "a file of the holder"))
-        else:
-            lines.append(
-                (f"{prefix}{name}", f"{value:g}" if isinstance(value, float) else str(value))
-            )
-    return lines
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
