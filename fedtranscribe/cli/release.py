@@ -86,7 +86,8 @@ def make(
     choice: Annotated[
         list[str] | None,
         typer.Option(
-            help="Something chosen by looking at private data without charging it; repeatable."
+            metavar="WORDS",
+            help="Something chosen by looking at private data without charging it; repeatable.",
         ),
     ] = None,
     stamp_not_private: Annotated[
@@ -140,7 +141,7 @@ def verify_command(
         checks = [{"name": c.name, "ok": c.ok, "words": c.words} for c in verification.checks]
         emit({"ok": verification.ok, "checks": checks}, as_json=True, title="")
     else:
-        rows = [(c.name, "ok" if c.ok else "FAILED", c.words) for c in verification.checks]
+        rows = [(c.name, "ok" if c.ok else "not ok", c.words) for c in verification.checks]
         show_table("Verification", ("check", "", "what was found"), rows)
     failed = verification.first_failure
     if failed is not None:
@@ -161,9 +162,11 @@ def push_command(
     private: Annotated[
         bool, typer.Option("--private/--public", help="Who may see the repository.")
     ] = True,
-    revision: Annotated[str, typer.Option(help="Branch; created if it is not there.")] = "main",
+    revision: Annotated[
+        str, typer.Option(metavar="BRANCH", help="Created if it is not there.")
+    ] = "main",
     message: Annotated[
-        str | None, typer.Option(help="Of the commit; names the run if left out.")
+        str | None, typer.Option(metavar="WORDS", help="Of the commit; names the run if left out.")
     ] = None,
     stamp_not_private: Annotated[
         bool,

@@ -4,6 +4,7 @@ A field says everything about itself: kind, default and bounds to pydantic, its 
 sentence that the command line and the reference show, and by its marks what else holds for it.
 """
 
+from dataclasses import dataclass
 from enum import Flag, StrEnum, auto
 from pathlib import Path
 from typing import Any, TypeVar
@@ -37,6 +38,13 @@ class Topic(StrEnum):
     DATA = "Data"
     PRIVACY = "Privacy"
     RUN = "Run"
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a text can be, as a command's help shows it: NAME, FILE, a|b|…."""
+
+    words: str
 
 
 class Settings(BaseModel):

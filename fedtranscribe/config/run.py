@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from fedtranscribe.config.base import CIRCUMSTANCE, Mark, Settings, Topic
+from fedtranscribe.config.base import CIRCUMSTANCE, Form, Mark, Settings, Topic
 
 PUBLIC_SHAPES = "shapes"
 MOST_CLASSES = 65_536
@@ -29,23 +29,23 @@ class OwnData(Settings):
     Data sets known by name state their classes themselves.
     """
 
-    classes: Annotated[int | tuple[str, ...] | None, Topic.DATA] = Field(
+    classes: Annotated[int | tuple[str, ...] | None, Topic.DATA, Form("N|NAMES")] = Field(
         default=None, description="Own data: how many classes, or names by commas."
     )
     ids: Annotated[Path | None, Mark.UNTOLD, Topic.DATA] = Field(
         default=None, description="Image folder: CSV file with path and id of each image."
     )
-    id_pattern: Annotated[str | None, Topic.DATA] = Field(
+    id_pattern: Annotated[str | None, Topic.DATA, Form("REGEX")] = Field(
         default=None,
         description="Image folder: regular expression; its group is a path's id.",
     )
-    image_column: Annotated[str | None, Mark.UNTOLD, Topic.DATA] = Field(
+    image_column: Annotated[str | None, Mark.UNTOLD, Topic.DATA, Form("NAME")] = Field(
         default=None, description="Folder saved by datasets: column of images, if not clear."
     )
-    label_column: Annotated[str | None, Mark.UNTOLD, Topic.DATA] = Field(
+    label_column: Annotated[str | None, Mark.UNTOLD, Topic.DATA, Form("NAME")] = Field(
         default=None, description="Folder saved by datasets: column of labels, if not clear."
     )
-    id_column: Annotated[str | None, Mark.UNTOLD, Topic.DATA] = Field(
+    id_column: Annotated[str | None, Mark.UNTOLD, Topic.DATA, Form("NAME")] = Field(
         default=None, description="Folder saved by datasets: column of lasting ids, or patients."
     )
     image_size: Annotated[int | None, Topic.DATA] = Field(
@@ -120,8 +120,8 @@ class Place(Settings):
     data_root: Annotated[Path | None, CIRCUMSTANCE, Topic.DATA] = Field(
         default=None, description="Where named data sets lie."
     )
-    device: Annotated[str, CIRCUMSTANCE, Topic.RUN] = Field(
-        default="auto", description="auto, cpu, cuda, …"
+    device: Annotated[str, CIRCUMSTANCE, Topic.RUN, Form("[auto|cpu|cuda|…]")] = Field(
+        default="auto", description="What computes; auto takes a GPU if there is one."
     )
 
 
@@ -131,7 +131,7 @@ class TrackingOptions(Settings):
     tensorboard: Annotated[bool, CIRCUMSTANCE, Topic.RUN] = Field(
         default=False, description="Write TensorBoard event files too."
     )
-    tracker: Annotated[str | None, CIRCUMSTANCE, Topic.RUN] = Field(
+    tracker: Annotated[str | None, CIRCUMSTANCE, Topic.RUN, Form("[mlflow|wandb|NAME]")] = Field(
         default=None, description="Report progress to mlflow, wandb, or another installed tracker."
     )
 

@@ -1,8 +1,8 @@
 """Progress of a run to MLflow.
 
-Where to: MLFLOW_TRACKING_URI; where it is not set, MLflow's own default, the file `mlflow.db` in the
-current folder. The experiment is MLFLOW_EXPERIMENT_NAME, or "fedtranscribe". A run that is resumed goes on as the same MLflow run,
-which its tag `fedtranscribe.run` finds.
+Where to: MLFLOW_TRACKING_URI; where it is not set, MLflow's own default, the file `mlflow.db` in
+the current folder. The experiment is MLFLOW_EXPERIMENT_NAME, or "fedtranscribe". A run that is
+resumed goes on as the same MLflow run, which its tag `fedtranscribe.run` finds.
 """
 
 import os
