@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from fedtranscribe.evaluation.figures import CurvePoint, literal
+from fedtranscribe.evaluation.figures import CurvePoint
 from fedtranscribe.report.spending import Line
 from fedtranscribe.report.verdict import tiny
+from fedtranscribe.text import literal
 
 _COLOURS = ("#0b5c6b", "#b4531a", "#5b4a9c", "#3c7a3a", "#a3286a", "#6b6b6b")
 _INK, _GRID = "#3b4249", "#d9dcdf"
