@@ -158,7 +158,7 @@ def _canvas() -> Iterator[tuple[Any, Any]]:
 def _whole_numbers(axis: Any) -> None:
     from matplotlib.ticker import MaxNLocator
 
-    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
 
 
