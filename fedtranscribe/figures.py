@@ -46,7 +46,7 @@ def draw_images(
     for place, (image, label) in enumerate(zip(images, labels.tolist(), strict=True)):
         top, left = place // _COLUMNS * high + high - size, place % _COLUMNS * wide
         sheet[:, top : top + size, left : left + size] = image
-        title = literal(str(label) if names is None else names[label], _LONGEST_TITLE)
+        title = literal(str(label) if names is None else names[int(label)], _LONGEST_TITLE)
         axis.text(left + size / 2, top - 1, title, fontsize=7, ha="center", va="bottom")
     axis.imshow(sheet.permute(1, 2, 0).numpy().squeeze(), cmap="gray", vmin=0, vmax=255)
     axis.axis("off")
@@ -66,6 +66,7 @@ def draw_curve(
         what: was answered.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(6, 3.6), layout="constrained")
     axis = figure.subplots()
@@ -73,7 +74,7 @@ def draw_curve(
     for number, (label, value) in enumerate(lines.items(), start=1):
         axis.axhline(value, linestyle="--", linewidth=1, color=f"C{number}", label=label)
     axis.set(xlabel=f"{what} answered", ylabel="accuracy on held-out images", ylim=(0, 1))
-    axis.xaxis.get_major_locator().set_params(integer=True)
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axis.legend(fontsize=8, loc="lower right")
     axis.grid(alpha=0.3)
     _save(figure, path)

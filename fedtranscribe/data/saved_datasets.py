@@ -167,8 +167,7 @@ def _classes(feature: Any, own: OwnData, where: str) -> Classes:
 
     known = None
     if isinstance(feature, datasets.ClassLabel):
-        names = None if feature.names is None else tuple(feature.names)
-        known = Classes(feature.num_classes, names)
+        known = Classes(len(feature.names), tuple(feature.names))
     found = settled(known, own, where)
     if found is None:
         raise InvalidDataError(

@@ -44,7 +44,7 @@ def draw_classes(
         path: PNG to write.
         names: of all classes; their numbers if not given.
     """
-    classes = labels.unique()[:_MOST_CLASSES].tolist()
+    classes: list[int] = labels.unique()[:_MOST_CLASSES].tolist()
     rows = [images[labels == label][:_PER_CLASS] for label in classes]
     called = [str(label) if names is None else literal(names[label]) for label in classes]
     _draw_rows(rows, called, path, "Synthetic images by class")
