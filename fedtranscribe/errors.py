@@ -24,7 +24,8 @@ FedtranscribeError              exit code 1
  │   ├─ ProtocolError               a message that makes no sense, or is of another version
  │   ├─ QuorumError                 too few holders answered
  │   └─ SimulationError             Flower or Ray did not carry a run to its end; names the log
- └─ StorageError                7   a full disk, a read-only folder, a folder with another run
+ ├─ StorageError                7   a full disk, a read-only folder, a folder with another run
+ └─ HubError                    9   a model hub refuses, or cannot be reached
 
 Messages name the value and the fix, and never hold anything derived from private records.
 """
@@ -144,3 +145,9 @@ class QuorumError(FederationError):
 
 class SimulationError(FederationError):
     """Flower or Ray did not carry a run to its end."""
+
+
+class HubError(FedtranscribeError):
+    """A model hub refuses what is sent, or cannot be reached."""
+
+    exit_code = 9

@@ -37,6 +37,17 @@ def printable(text: object, most: int = MOST_CHARACTERS) -> str:
     return whole if whole.isprintable() else "".join(map(_visible, whole))
 
 
+def literal(name: str, most: int = 50) -> str:
+    """A name as a text of a matplotlib figure: no formula, whatever it holds, and never left out.
+
+    Args:
+        name: what is shown.
+        most: characters to keep.
+    """
+    plain = printable(name, most).replace("$", r"\$")
+    return f" {plain}" if plain.startswith("_") else plain  # such labels are hidden otherwise
+
+
 def printable_json(document: str) -> str:
     """A JSON document with the same content; outside of its line breaks all is printable."""
     return "".join(

@@ -3,12 +3,12 @@
 progress.jsonl   one JSON object a line, with the time
 tensorboard/     event files, for `tensorboard --logdir RUN`
 
-Another tracker is a callable that a package offers as an entry point of the group
-`fedtranscribe.trackers`. It is called with the run's folder once, and what it returns with every
-entry:
+Other trackers are entry points of the group `fedtranscribe.trackers`: MLflow and Weights & Biases
+(`fedtranscribe.trackers`), and those of other packages. A tracker is called with the run's folder
+once, and what it returns with every entry:
 
-    def mlflow_tracker(folder: Path) -> Report:
-        return lambda entry: mlflow.log_metric("done", entry["done"], step=entry["done"])
+    def my_tracker(folder: Path) -> Report:
+        return lambda entry: print(scalars(entry))
 
 A tracker receives only what may leave the data holder: public counts, ε so far, losses of the
 student side (post-processing of private answers) and accuracy on images that are public by
@@ -83,12 +83,20 @@ class Tracker:
             stream.write(json.dumps({"time": round(time.time(), 3), **entry}) + "\n")
         self._other(entry)
         if self._writer is not None:
-            group = str(entry["stage"]).replace(" ", "-")
-            for name, value in entry.items():
-                if name not in ("done", "total") and isinstance(value, int | float):
-                    self._writer.add_scalar(f"{group}/{name}", value, int(entry["done"]))
+            for name, value in scalars(entry).items():
+                self._writer.add_scalar(name, value, int(entry["done"]))
             # A run that is killed loses no point.
             self._writer.flush()
+
+
+def scalars(entry: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of an entry that make curves over `done`, as `stage/name`."""
+    group = str(entry["stage"]).replace(" ", "-")
+    return {
+        f"{group}/{name}": value
+        for name, value in entry.items()
+        if name not in ("done", "total") and isinstance(value, int | float)
+    }
 
 
 def check_tracking(options: TrackingOptions) -> None:
@@ -113,4 +121,12 @@ def _found(name: str) -> Callable[[Path], Report]:
             f"No tracker {name!r} is installed (there is {known}); install a package that offers "
             f"it as an entry point of {TRACKERS!r}."
         )
-    return installed[name].load()
+    point = installed[name]
+    try:
+        return point.load()
+    except ModuleNotFoundError as error:
+        ours = point.module.startswith("fedtranscribe.")
+        package = f"'fedtranscribe[{name}]'" if ours else str(error.name)
+        raise ConfigError(
+            f"tracker={name} needs {error.name}, which is not installed: pip install {package}."
+        ) from None

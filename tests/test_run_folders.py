@@ -258,7 +258,7 @@ def lines_drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     drawn: list[str] = []
     monkeypatch.setattr(
         "fedtranscribe.runs.learning.draw_curve",
-        lambda rows, values, lines, path: drawn.extend(lines),
+        lambda answered, values, lines, path, what: drawn.extend(lines),
     )
     for place in ("runs.transcription", "flower.simulated"):
         monkeypatch.setattr(f"fedtranscribe.{place}.ensemble_accuracy", lambda *_: MARKED)

@@ -125,7 +125,7 @@ def show(done: "Audit") -> None:
             )
         )
     for check in done.checks:
-        verdict = "not tried" if check.ok is None else "ok" if check.ok else "FAILED"
+        verdict = "not tried" if check.ok is None else "ok" if check.ok else "not ok"
         rows.append((check.name, verdict, "", "", check.words))
     columns = ("attack", "ε at least", "ε claimed", "confidence", "what was found")
     show_table(f"Audit of {run.path}", columns, rows, lines=True)

@@ -71,7 +71,8 @@ Examples:
 def certs_create(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The server's certificates.")],
     name: Annotated[
-        list[str], typer.Option(help="Host name or address that holders use; repeatable.")
+        list[str],
+        typer.Option(metavar="NAME", help="Host name or address that holders use; repeatable."),
     ],
     authority: Authority = Path("authority"),
     days: Days = 365,
@@ -118,7 +119,7 @@ def certs_show(
 @keys_app.command("create", help=_KEYS_CREATE)
 def keys_create(
     path: Annotated[Path, typer.Argument(help="The private half; PATH.pub is made beside it.")],
-    comment: Annotated[str, typer.Option(help="Whose key: public.")] = "",
+    comment: Annotated[str, typer.Option(metavar="WORDS", help="Whose key: public.")] = "",
     as_json: Json = False,
 ) -> None:
     """Make a node's key pair."""

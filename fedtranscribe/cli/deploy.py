@@ -16,7 +16,7 @@ deploy_app.add_typer(certs_app, name="certs")
 deploy_app.add_typer(keys_app, name="keys")
 
 Health = Annotated[
-    str | None, typer.Option(help="host:port on which gRPC health checks are answered.")
+    str | None, typer.Option(metavar="HOST:PORT", help="On which gRPC health checks are answered.")
 ]
 
 _INIT = """Write a ready folder: compose files, images, policy or state, to be filled in.
@@ -85,7 +85,8 @@ def check_command(
     kind: Annotated[Kind, typer.Argument(help="Whose folder.", metavar="client|server")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder.")],
     name: Annotated[
-        list[str] | None, typer.Option(help="Name or address of the server; repeatable.")
+        list[str] | None,
+        typer.Option(metavar="NAME", help="Name or address of the server; repeatable."),
     ] = None,
     connect: Annotated[
         bool, typer.Option("--connect", help="A holder's folder: speak TLS with the server.")
@@ -124,7 +125,8 @@ def check_command(
 def join_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The holder's folder.")],
     superlink: Annotated[
-        str | None, typer.Option(help="host:port of the server, instead of the one in .env.")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Of the server, instead of the one in .env."),
     ] = None,
     socket: Annotated[
         Path | None, typer.Option(help="The holder service's; DIR/socket/holder.sock if left out.")
@@ -151,7 +153,9 @@ def join_command(
 @deploy_app.command("serve", help=_SERVE)
 def serve_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The server's folder.")],
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is all.")] = "127.0.0.1",
+    host: Annotated[
+        str, typer.Option(metavar="ADDRESS", help="To listen on; 0.0.0.0 is all.")
+    ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port for SuperNodes and `flwr` alike.")] = 8000,
     health: Health = None,
 ) -> None:

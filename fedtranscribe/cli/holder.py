@@ -115,7 +115,7 @@ def check(
     if as_json:
         emit_json([vars(finding) for finding in findings])
     else:
-        rows = [("ok" if f.ok else "WRONG", f.name, f.words) for f in findings]
+        rows = [("ok" if f.ok else "not ok", f.name, f.words) for f in findings]
         show_table(policy, ("", "checked", ""), rows)
     wrong = [finding.name for finding in findings if not finding.ok]
     if wrong:

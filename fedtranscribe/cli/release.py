@@ -1,4 +1,4 @@
-"""`fedtranscribe release RUN` makes a release, `fedtranscribe release verify DIR` checks one."""
+"""`fedtranscribe release RUN` makes a release, `verify` checks one, `push` sends it to a hub."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,7 +11,7 @@ from fedtranscribe.cli.output import emit, say, say_path, show_table, warn
 from fedtranscribe.errors import PrivacyError
 
 _PURPOSE = "Hand a finished run over in a form that others can use and check."
-_MAKE, _VERIFY = "RUN", "verify"
+_MAKE, _VERIFY, _PUSH = "RUN", "verify", "push"
 
 _EXAMPLES = """Hand a finished run over in a form that others can use and check.
 
@@ -21,6 +21,7 @@ Examples:
   fedtranscribe release runs/scans --out scans-student
   fedtranscribe release runs/a --stamp-not-private --choice "better of two runs on our scans"
   fedtranscribe release verify scans-student          # whole, and is its ε what it says?
+  fedtranscribe release push runs/scans OWNER/NAME    # to the Hugging Face hub: what would be sent
   fedtranscribe release ./verify                      # a run whose folder is called verify
 
 Networks, ONNX, model card and privacy.json go into one folder; open it with fedtranscribe.load.
@@ -38,13 +39,26 @@ Exit code 0 only if all checks are passed. It proves that the release is whole a
 right, not who made it.
 """
 
+_PUSH_HELP = """Push a release to the Hugging Face hub; without --yes, show what would be sent.
+
+\b
+Examples:
+  fedtranscribe release push runs/scans example/scans-student          # nothing is sent
+  fedtranscribe release push runs/scans example/scans-student --yes
+  fedtranscribe release push scans-student example/scans-student --public --yes
+
+The release is verified first. Nothing is sent but the files that its privacy.json lists,
+privacy.json itself, and the card as README.md. The repository is created if it is not there, and is
+private unless you pass --public. Log in with `hf auth login`, or set HF_TOKEN.
+"""
+
 
 class _RunFirst(TyperGroup):
-    """`release RUN` and `release verify DIR`: what is not `verify` goes to the first command."""
+    """`release RUN`, `release verify DIR` and so on: what names no command goes to the first."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Name the command that was left out; without anything, show the help."""
-        if not args or args[0] != _VERIFY:
+        if not args or args[0] not in (_VERIFY, _PUSH):
             args = [_MAKE, *(args or ["--help"])]
         return super().parse_args(ctx, args)
 
@@ -72,7 +86,8 @@ def make(
     choice: Annotated[
         list[str] | None,
         typer.Option(
-            help="Something chosen by looking at private data without charging it; repeatable."
+            metavar="WORDS",
+            help="Something chosen by looking at private data without charging it; repeatable.",
         ),
     ] = None,
     stamp_not_private: Annotated[
@@ -126,8 +141,74 @@ def verify_command(
         checks = [{"name": c.name, "ok": c.ok, "words": c.words} for c in verification.checks]
         emit({"ok": verification.ok, "checks": checks}, as_json=True, title="")
     else:
-        rows = [(c.name, "ok" if c.ok else "FAILED", c.words) for c in verification.checks]
+        rows = [(c.name, "ok" if c.ok else "not ok", c.words) for c in verification.checks]
         show_table("Verification", ("check", "", "what was found"), rows)
     failed = verification.first_failure
     if failed is not None:
         raise PrivacyError(f"The release in {folder} is rejected ({failed.name}): {failed.words}.")
+
+
+@release_app.command(_PUSH, help=_PUSH_HELP)
+def push_command(
+    folder: Annotated[
+        Path, typer.Argument(metavar="RUN|DIR", help="A run that has a release, or a release.")
+    ],
+    repository: Annotated[
+        str, typer.Argument(metavar="OWNER/NAME", help="Repository on the Hugging Face hub.")
+    ],
+    yes: Annotated[
+        bool, typer.Option("--yes", "--push", help="Push; without it nothing is sent.")
+    ] = False,
+    private: Annotated[
+        bool, typer.Option("--private/--public", help="Who may see the repository.")
+    ] = True,
+    revision: Annotated[
+        str, typer.Option(metavar="BRANCH", help="Created if it is not there.")
+    ] = "main",
+    message: Annotated[
+        str | None, typer.Option(metavar="WORDS", help="Of the commit; names the run if left out.")
+    ] = None,
+    stamp_not_private: Annotated[
+        bool,
+        typer.Option("--stamp-not-private", help="Push what is stamped as not private."),
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Push a release."""
+    from fedtranscribe.releases import plan_push, push
+
+    plan = plan_push(
+        folder,
+        repository,
+        private=private,
+        revision=revision,
+        message=message,
+        stamp_not_private=stamp_not_private,
+    )
+    if plan.stamp is not None:
+        warn(plan.stamp)
+    sizes = {name: len(content) for name, content in plan.files.items()}
+    commit = push(plan) if yes else None
+    if as_json:
+        values = {
+            "repository": plan.repository,
+            "private": plan.private,
+            "revision": plan.revision,
+            "message": plan.message,
+            "files": sizes,
+            "card": dict(plan.metadata),
+            "pushed": yes,
+            "commit": commit,
+        }
+        emit(values, as_json=True, title="")
+        return
+    title = "Pushed" if yes else "Would be pushed"
+    rows = [(name, f"{size:,}") for name, size in sizes.items()]
+    show_table(title, ("file", "bytes"), rows, right=("bytes",))
+    show_table("The card's metadata", (), [(k, str(v)) for k, v in plan.metadata.items()])
+    visible = "private" if plan.private else "PUBLIC"
+    say(f"repository {plan.repository} ({visible}), branch {plan.revision}: {plan.message}")
+    if commit is None:
+        say("Nothing was sent; add --yes to push.", "bold")
+    else:
+        say_path("Commit", commit)

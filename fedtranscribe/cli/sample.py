@@ -34,7 +34,11 @@ def sample_command(
     num: Annotated[int, typer.Option(help="Images to draw.")],
     out: Annotated[Path, typer.Option(help="A file .npz, or a folder.")],
     labels: Annotated[
-        str, typer.Option(help="all (each alike), uniform (by lot), or classes by commas.")
+        str,
+        typer.Option(
+            metavar="[all|uniform|NAMES]",
+            help="all (each alike), uniform (by lot), or classes by commas.",
+        ),
     ] = "all",
     steps: Annotated[int | None, typer.Option(help="T', if not the run's.")] = None,
     guidance: Annotated[float | None, typer.Option(help="w, if not the run's.")] = None,

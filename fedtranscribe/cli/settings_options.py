@@ -17,7 +17,7 @@ import typer
 from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
-from fedtranscribe.config import Mark, Settings, Topic
+from fedtranscribe.config import Form, Mark, Settings, Topic
 
 Command = Callable[..., None]
 
@@ -155,13 +155,17 @@ def _option(name: str, field: FieldInfo, flag: str | None, table: str | None) ->
     option = typer.Option(
         spelling,
         help=_help(name, field, table),
-        metavar=f"[{'|'.join(choices)}]" if choices else None,
+        metavar=f"[{'|'.join(choices)}]" if choices else _form(field),
         rich_help_panel=topic and topic.value,
     )
     annotation = Annotated[kind | None, option]
     return inspect.Parameter(
         name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation
     )
+
+
+def _form(field: FieldInfo) -> str | None:
+    return next((mark.words for mark in field.metadata if isinstance(mark, Form)), None)
 
 
 def _kind(annotation: Any) -> tuple[type, tuple[str, ...]]:

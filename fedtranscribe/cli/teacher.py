@@ -51,10 +51,15 @@ _OF_RUNS = (
 def train(
     typed: dict[str, Any],
     data: Annotated[
-        str, typer.Option(help=about(TranscribeSettings, "data"), rich_help_panel=Topic.DATA)
+        str,
+        typer.Option(
+            metavar="NAME|PATH",
+            help=about(TranscribeSettings, "data"),
+            rich_help_panel=Topic.DATA,
+        ),
     ],
     out: Annotated[Path, typer.Option(help="Folder for the teachers.")],
-    arch: Annotated[str, typer.Option(help="Architecture.")] = "cnn",
+    arch: Annotated[str, typer.Option(metavar="NAME", help="Architecture.")] = "cnn",
     shards: Annotated[int, typer.Option(help="Disjoint shards, one teacher each.")] = 1,
     config: Annotated[
         Path | None,

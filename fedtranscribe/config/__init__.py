@@ -12,6 +12,7 @@ evaluation  what is done with finished runs: evaluations and audits; not importe
 
 from fedtranscribe.config.base import (
     CIRCUMSTANCE,
+    Form,
     Mark,
     Settings,
     Topic,
@@ -65,6 +66,7 @@ __all__ = [
     "DpSadOptions",
     "DpsdSettings",
     "FederationSettings",
+    "Form",
     "LedgerOptions",
     "Mark",
     "OwnData",

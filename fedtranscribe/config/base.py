@@ -5,6 +5,7 @@ sentence that the command line and the reference show, and by its marks what els
 """
 
 import difflib
+from dataclasses import dataclass
 from enum import Flag, StrEnum, auto
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,6 +39,13 @@ class Topic(StrEnum):
     DATA = "Data"
     PRIVACY = "Privacy"
     RUN = "Run"
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a text can be, as a command's help shows it: NAME, FILE, a|b|…."""
+
+    words: str
 
 
 class Settings(BaseModel):

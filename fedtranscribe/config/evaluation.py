@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from fedtranscribe.config.base import Mark, Topic
+from fedtranscribe.config.base import Form, Mark, Topic
 from fedtranscribe.config.run import Place
 
 # Ten parts of six for the Inception Score, and a sixth of it to choose networks by.
@@ -59,7 +59,7 @@ class EvaluationSettings(Place):
         description="Synthetic images to draw; 20,000 if left out, of a diffusion model as its run "
         "did.",
     )
-    classifiers: tuple[str, ...] = Field(
+    classifiers: Annotated[tuple[str, ...], Form("[all|quick|none|NAMES]")] = Field(
         default=_QUICK, description="all, quick, none, or names by commas."
     )
     max_train: int = Field(
@@ -101,7 +101,7 @@ class EvaluationSettings(Place):
 class AuditSettings(Place):
     """Settings of `fedtranscribe audit`; all of them are public."""
 
-    attacks: tuple[str, ...] = Field(
+    attacks: Annotated[tuple[str, ...], Form("[all|none|NAMES]")] = Field(
         default=_ALL, description=f"all, none, or some of {', '.join(ATTACKS)}."
     )
     confidence: float = Field(

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from fedtranscribe.config.base import CIRCUMSTANCE, Mark, Settings, Topic
+from fedtranscribe.config.base import CIRCUMSTANCE, Form, Mark, Settings, Topic
 
 PUBLIC_SHAPES = "shapes"
 MOST_CLASSES = 65_536
@@ -14,7 +14,7 @@ MOST_RECORDS = 10**12
 """That may be declared."""
 LONGEST_NAME = 200
 
-DATA = "Private data: a name, an .npz file, or an image folder."
+DATA = "Private data: a name, an .npz file, an image folder, or one that datasets saved."
 PUBLIC_IMAGES = "Public images to start from: shapes, uci-digits, …, none."
 
 
@@ -29,15 +29,24 @@ class OwnData(Settings):
     Data sets known by name state their classes themselves.
     """
 
-    classes: Annotated[int | tuple[str, ...] | None, Topic.DATA] = Field(
+    classes: Annotated[int | tuple[str, ...] | None, Topic.DATA, Form("N|NAMES")] = Field(
         default=None, description="Own data: how many classes, or names by commas."
     )
     ids: Annotated[Path | None, Mark.UNTOLD, Topic.DATA] = Field(
         default=None, description="Image folder: CSV file with path and id of each image."
     )
-    id_pattern: Annotated[str | None, Topic.DATA] = Field(
+    id_pattern: Annotated[str | None, Topic.DATA, Form("REGEX")] = Field(
         default=None,
         description="Image folder: regular expression; its group is a path's id.",
+    )
+    image_column: Annotated[str | None, Mark.UNTOLD, Topic.DATA, Form("NAME")] = Field(
+        default=None, description="Folder saved by datasets: column of images, if not clear."
+    )
+    label_column: Annotated[str | None, Mark.UNTOLD, Topic.DATA, Form("NAME")] = Field(
+        default=None, description="Folder saved by datasets: column of labels, if not clear."
+    )
+    id_column: Annotated[str | None, Mark.UNTOLD, Topic.DATA, Form("NAME")] = Field(
+        default=None, description="Folder saved by datasets: column of lasting ids, or patients."
     )
     image_size: Annotated[int | None, Topic.DATA] = Field(
         default=None, ge=8, description="Pixels a side, for an image folder of mixed sizes."
@@ -111,8 +120,8 @@ class Place(Settings):
     data_root: Annotated[Path | None, CIRCUMSTANCE, Topic.DATA] = Field(
         default=None, description="Where named data sets lie."
     )
-    device: Annotated[str, CIRCUMSTANCE, Topic.RUN] = Field(
-        default="auto", description="auto, cpu, cuda, …"
+    device: Annotated[str, CIRCUMSTANCE, Topic.RUN, Form("[auto|cpu|cuda|…]")] = Field(
+        default="auto", description="What computes; auto takes a GPU if there is one."
     )
 
 
@@ -122,8 +131,8 @@ class TrackingOptions(Settings):
     tensorboard: Annotated[bool, CIRCUMSTANCE, Topic.RUN] = Field(
         default=False, description="Write TensorBoard event files too."
     )
-    tracker: Annotated[str | None, CIRCUMSTANCE | Mark.NO_OPTION] = Field(
-        default=None, description="An installed tracker, by name of its entry point."
+    tracker: Annotated[str | None, CIRCUMSTANCE, Topic.RUN, Form("[mlflow|wandb|NAME]")] = Field(
+        default=None, description="Report progress to mlflow, wandb, or another installed tracker."
     )
 
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedtranscribe.config.base import CIRCUMSTANCE, Mark, Settings, Topic
+from fedtranscribe.config.base import CIRCUMSTANCE, Form, Mark, Settings, Topic
 from fedtranscribe.config.run import (
     DATA,
     LONGEST_NAME,
@@ -88,25 +88,27 @@ class DpsdSettings(Settings):
 class StudentSettings(RunOptions):
     """What the student side of every run is told; `None` means: picked from public facts."""
 
-    student: str | None = Field(default=None, description="Student architecture.")
-    features: str | None = Field(
+    student: Annotated[str | None, Form("NAME")] = Field(
+        default=None, description="Student architecture."
+    )
+    features: Annotated[str | None, Form("NAME")] = Field(
         default=None,
         description="Public network (resnet18, timm/…) whose features the student is linear in.",
     )
-    features_weights: Annotated[str | None, CIRCUMSTANCE] = Field(
+    features_weights: Annotated[str | None, CIRCUMSTANCE, Form("FILE|imagenet|hub:…")] = Field(
         default=None,
         description="Its weights: a file, imagenet (torchvision's), or hub:OWNER/NAME/FILE.",
     )
     features_side: int | None = Field(
         default=None, gt=0, description="Pixels a side that it is shown; none: by image size."
     )
-    features_declared_by: str | None = Field(
+    features_declared_by: Annotated[str | None, Form("WHO")] = Field(
         default=None,
         min_length=1,
         max_length=LONGEST_NAME,
         description="Who declares that these weights never saw the private records; on the card.",
     )
-    public_data: Annotated[str | None, Topic.DATA] = Field(
+    public_data: Annotated[str | None, Topic.DATA, Form("[shapes|none|NAME]")] = Field(
         default=PUBLIC_SHAPES, description=PUBLIC_IMAGES
     )
     privacy: Annotated[Literal["data", "label", "vote"], Topic.PRIVACY] = Field(
@@ -163,14 +165,14 @@ class StudentSettings(RunOptions):
 class TranscribeSettings(StudentSettings, LedgerOptions):
     """Everything `fedtranscribe transcribe` can be told."""
 
-    teacher: str | None = Field(
+    teacher: Annotated[str | None, Form("NAME|FOLDER")] = Field(
         default=None,
         description="Architecture (cnn, resnet50, …), or folder of `teacher train` or `import`.",
     )
-    teacher_weights: Annotated[str | None, Mark.UNTOLD] = Field(
+    teacher_weights: Annotated[str | None, Mark.UNTOLD, Form("imagenet|FILE")] = Field(
         default=None, description="'imagenet' or a file: the teacher's public start."
     )
-    teacher_weights_declared_by: str | None = Field(
+    teacher_weights_declared_by: Annotated[str | None, Form("WHO")] = Field(
         default=None,
         min_length=1,
         max_length=LONGEST_NAME,
@@ -180,7 +182,9 @@ class TranscribeSettings(StudentSettings, LedgerOptions):
         default=None, description="What the student learns from: moments, or teachers."
     )
     # None: the teachers' own, or the packaged digits.
-    data: Annotated[str | None, Mark.UNTOLD, Topic.DATA] = Field(default=None, description=DATA)
+    data: Annotated[str | None, Mark.UNTOLD, Topic.DATA, Form("NAME|PATH")] = Field(
+        default=None, description=DATA
+    )
     declared: Annotated[int | None, Topic.DATA] = Field(
         default=None,
         gt=0,

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedtranscribe.config.base import Mark, Settings, Topic
+from fedtranscribe.config.base import Form, Mark, Settings, Topic
 from fedtranscribe.config.run import DATA, PUBLIC_IMAGES, LedgerOptions, RunOptions
 
 # No training needs more; a server that asks a data holder for absurd ones is refused by them.
@@ -112,7 +112,9 @@ class TrainingOptions(Settings):
     start_share: float | None = Field(
         default=None, gt=0, lt=1, description="Of μ², for the mixture; the rest trains."
     )
-    pretrain_data: str | None = Field(default=None, description=PUBLIC_IMAGES)
+    pretrain_data: Annotated[str | None, Form("[shapes|none|NAME]")] = Field(
+        default=None, description=PUBLIC_IMAGES
+    )
     pretrain_epochs: float | None = Field(
         default=None, gt=0, le=_MOST_PUBLIC_EPOCHS, description="Passes over them."
     )
@@ -135,7 +137,9 @@ class SynthesizeSettings(TrainingOptions, RunOptions, LedgerOptions):
     method: Literal["dp-promise", "dp-sad"] = Field(
         default="dp-promise", description="Which paper's algorithm trains."
     )
-    data: Annotated[str, Mark.UNTOLD, Topic.DATA] = Field(default="digits", description=DATA)
+    data: Annotated[str, Mark.UNTOLD, Topic.DATA, Form("NAME|PATH")] = Field(
+        default="digits", description=DATA
+    )
     noise: Annotated[bool, Topic.PRIVACY] = Field(
         default=True, description="Without: a baseline that is NOT private."
     )

@@ -32,6 +32,12 @@ def load_cifar10_jpeg(root: Path | None) -> DataSplit:
     raise absent_data("cifar10-jpeg", root)
 
 
+_CLASSES = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
+
+
 def _jpeg_part(folder: Path, part: str) -> ImageSet:
     path = folder / f"cifar10_jpeg_{part}.npz"
     arrays = read_arrays(path, ("jpeg", "offsets", "labels"))
@@ -45,6 +51,7 @@ def _jpeg_part(folder: Path, part: str) -> ImageSet:
         classes=10,
         record_ids=tuple(f"cifar10-{part}-{i}" for i in range(len(images))),
         folder=folder,
+        class_names=_CLASSES,
     )
 
 

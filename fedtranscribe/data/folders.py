@@ -1,9 +1,11 @@
 """Folders of image files, one subfolder per class."""
 
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtranscribe.config import UNSTATED, OwnData
@@ -87,7 +89,7 @@ def _read(path: Path, whole: Path, own: OwnData, names: tuple[str, ...]) -> Imag
     return ImageSet(
         name=whole.name,
         data_id=f"folder:{whole.resolve().name}",
-        images=_stack([file for _, file in files], path, own),
+        images=stacked((read_picture(file, own) for _, file in files), repr(str(path)), own),
         labels=torch.tensor([label for label, _ in files], dtype=torch.int64),
         classes=len(names),
         record_ids=ids,
@@ -107,24 +109,36 @@ def _relative(file: Path, whole: Path) -> str:
     return name
 
 
-def _stack(files: list[Path], path: Path, own: OwnData) -> Tensor:
-    images: list[np.ndarray] = []
+def stacked(pictures: Iterable[NDArray[np.uint8]], where: str, own: OwnData) -> Tensor:
+    """Pictures as one tensor, uint8 [n, channels, size, size].
+
+    Args:
+        pictures: uint8 [h, w] or [h, w, 3] each, read one by one.
+        where: they are, for messages.
+        own: `max_gib` bounds the memory that they take.
+
+    Raises:
+        InvalidDataError: none at all, too many, several sizes, or grey and colour mixed.
+    """
+    images: list[NDArray[np.uint8]] = []
     left = own.max_gib * _GIB
-    for file in files:
-        images.append(read_picture(file, own))
-        left -= images[-1].nbytes
+    for picture in pictures:
+        images.append(picture)
+        left -= picture.nbytes
         if left < 0:
             raise InvalidDataError(
-                f"Expected the images in {str(path)!r} to take at most {own.max_gib:g} GiB of "
+                f"Expected the images in {where} to take at most {own.max_gib:g} GiB of "
                 "memory; pass --image-size to scale them, or raise --max-gib."
             )
+    if not images:
+        raise InvalidDataError(f"Expected images in {where}, found none.")
     if len({image.ndim for image in images}) > 1:
         raise InvalidDataError(
-            f"Expected all images in {str(path)!r} to be grey or all to be colour; convert them."
+            f"Expected all images in {where} to be grey or all to be colour; convert them."
         )
     shapes = {image.shape[:2] for image in images}
     if len(shapes) > 1 or any(height != width for height, width in shapes):
         raise InvalidDataError(
-            f"Expected square images of one size in {str(path)!r}; pass --image-size to resize."
+            f"Expected square images of one size in {where}; pass --image-size to resize."
         )
-    return to_images(np.stack(images), f"images in {str(path)!r}")
+    return to_images(np.stack(images), f"images in {where}")

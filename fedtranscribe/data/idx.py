@@ -23,17 +23,24 @@ _FILES = {
 
 @dataclass(frozen=True)
 class IdxSet:
-    """One member of the family: our name and the folder (and class) name in torchvision."""
+    """One member of the family: our name, torchvision's for folder and class, and class names."""
 
     name: str
     torchvision_name: str
+    class_names: tuple[str, ...] | None = None
 
+
+# As their authors call them, in the order of the labels.
+_CLOTHES = (
+    *("T-shirt/top", "trouser", "pullover", "dress", "coat"),
+    *("sandal", "shirt", "sneaker", "bag", "ankle boot"),
+)
 
 IDX_SETS = {
     s.name: s
     for s in (
         IdxSet("mnist", "MNIST"),
-        IdxSet("fashion-mnist", "FashionMNIST"),
+        IdxSet("fashion-mnist", "FashionMNIST", _CLOTHES),
         IdxSet("kmnist", "KMNIST"),
     )
 }
@@ -103,6 +110,7 @@ def _part(which: IdxSet, folder: Path, part: str) -> ImageSet:
         classes=10,
         record_ids=tuple(f"{which.name}-{part}-{i}" for i in range(len(images))),
         folder=folder,
+        class_names=which.class_names,
     )
 
 

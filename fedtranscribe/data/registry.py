@@ -16,6 +16,7 @@ from fedtranscribe.data.imageset import DataSplit
 from fedtranscribe.data.medmnist_sets import load_medmnist, read_medmnist
 from fedtranscribe.data.npz import keys_of
 from fedtranscribe.data.packaged import load_digits, load_uci_digits
+from fedtranscribe.data.saved_datasets import is_saved_dataset, load_saved_dataset
 from fedtranscribe.data.torchvision_sets import TORCHVISION_SETS, load_torchvision_set
 from fedtranscribe.errors import ConfigError
 
@@ -41,7 +42,8 @@ def load(
     """The data set called `spec`.
 
     Args:
-        spec: one of `available()`, the path of an `.npz` archive, or of an image folder.
+        spec: one of `available()`, or the path of an `.npz` archive, of an image folder, or of a
+            folder that the package `datasets` has saved.
         root: where downloaded sets lie; packaged sets and paths need none.
         download: fetch an absent set into `root`; nothing is ever fetched unasked.
         own: how an archive or folder of one's own is read: its classes, ids and pixels.
@@ -51,6 +53,7 @@ def load(
         InvalidDataError: present but unusable.
         ConfigError: `own` contradicts what the set states itself.
     """
+    _expect_no_columns(spec, own)
     if spec.startswith(MEDMNIST):
         return load_medmnist(spec.removeprefix(MEDMNIST), root, download, own)
     if spec in available():
@@ -60,9 +63,26 @@ def load(
         if "train_images" in keys_of(path):
             return read_medmnist(path, own)
         return load_archive(path, own)
+    if is_saved_dataset(path):
+        return load_saved_dataset(path, own)
     if path.is_dir():
         return load_folder(path, own)
     raise unknown_data(spec)
+
+
+def _expect_no_columns(spec: str, own: OwnData) -> None:
+    """Columns are those of a saved dataset; for any other data a name of one is a mistake."""
+    named = {
+        "--image-column": own.image_column,
+        "--label-column": own.label_column,
+        "--id-column": own.id_column,
+    }
+    given = [option for option, column in named.items() if column is not None]
+    if given and not is_saved_dataset(Path(spec).expanduser()):
+        raise ConfigError(
+            f"Expected no {given[0]} for data={spec!r}: it is for folders that the package "
+            "datasets has saved."
+        )
 
 
 def _named(spec: str, root: Path | None, download: bool) -> DataSplit:

@@ -71,6 +71,8 @@ def _part(which: TorchvisionSet, root: Path, part: str, download: bool) -> Image
         classes=which.classes,
         record_ids=tuple(f"{which.name}-{part}-{i}" for i in range(len(images))),
         folder=root,
+        # Where torchvision knows them; digits are called by their numbers anyway.
+        class_names=tuple(getattr(data, "classes", ())) or None,
     )
 
 

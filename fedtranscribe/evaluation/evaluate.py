@@ -156,7 +156,8 @@ def _measured(
     else:
         alone["note"] = _NO_LABELS
     if figures_available():
-        draw_classes(images, labels, run.path / SAMPLES)
+        names = run.result.class_names if run.labelled else None
+        draw_classes(images, labels, run.path / SAMPLES, names)
         _draw_neighbours(run, images[:_QUERIES], split.train.images)
     return alone, real
 

@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.errors import StorageError
-from fedtranscribe.text import printable
+from fedtranscribe.text import literal
 
 _PER_CLASS = 10
 _MOST_CLASSES = 20
 _MARGIN = 1.5
-_LONGEST_LABEL = 50
 
 
 @dataclass(frozen=True)
@@ -34,24 +33,21 @@ class CurvePoint:
     high: float
 
 
-def literal(name: str) -> str:
-    """A name as the label of a line: no formula, whatever it holds, and never left out."""
-    plain = printable(name, _LONGEST_LABEL).replace("$", r"\$")
-    return f" {plain}" if plain.startswith("_") else plain  # such labels are hidden otherwise
-
-
-def draw_classes(images: Tensor, labels: Tensor, path: Path) -> None:
+def draw_classes(
+    images: Tensor, labels: Tensor, path: Path, names: Sequence[str] | None = None
+) -> None:
     """Ten synthetic images of every class, a row per class.
 
     Args:
         images: uint8 [n, ch, s, s].
         labels: int64 [n]; the first twenty classes that occur are shown.
         path: PNG to write.
+        names: of all classes; their numbers if not given.
     """
-    classes = labels.unique()[:_MOST_CLASSES].tolist()
+    classes: list[int] = labels.unique()[:_MOST_CLASSES].tolist()
     rows = [images[labels == label][:_PER_CLASS] for label in classes]
-    names = [str(label) for label in classes]
-    _draw_rows(rows, names, path, "Synthetic images by class")
+    called = [str(label) if names is None else literal(names[label]) for label in classes]
+    _draw_rows(rows, called, path, "Synthetic images by class")
 
 
 def draw_neighbours(

@@ -9,9 +9,11 @@ onnx_export  the student as ONNX, without a trace of the machine it was made on
 writing      all of it into a folder, whole or not at all
 loading      that folder -> networks to use
 verification whether a folder is what it says
+pushing      that folder -> a repository on the Hugging Face hub
 """
 
 from fedtranscribe.releases.loading import Release, load
+from fedtranscribe.releases.pushing import PushPlan, plan_push, push
 from fedtranscribe.releases.statement import PrivacyStatement
 from fedtranscribe.releases.verification import Check, Verification, verify
 from fedtranscribe.releases.writing import MadeRelease, make_release
@@ -20,9 +22,12 @@ __all__ = [
     "Check",
     "MadeRelease",
     "PrivacyStatement",
+    "PushPlan",
     "Release",
     "Verification",
     "load",
     "make_release",
+    "plan_push",
+    "push",
     "verify",
 ]

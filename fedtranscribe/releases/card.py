@@ -28,8 +28,6 @@ from fedtranscribe.result_parts import OWN_LABELS, Diffusion
 from fedtranscribe.runs.finished import FinishedRun
 from fedtranscribe.text import counted, markdown
 
-CARD = "card.md"
-
 _TEMPLATE = Path(__file__).with_name("card.md.jinja")
 _UNITS = {
     Unit.RECORD: "one private image and its label (all images of one id, where ids repeat)",

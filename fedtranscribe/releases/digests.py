@@ -4,7 +4,16 @@ import hashlib
 from pathlib import Path
 
 from fedtranscribe.errors import StorageError
-from fedtranscribe.releases.statement import STATEMENT, PrivacyStatement
+from fedtranscribe.releases.statement import CARD, STATEMENT, PrivacyStatement
+
+HUB_CARD = "README.md"
+"""The card's second name: model hubs show a file that is called so."""
+
+HUB_FILES = frozenset({".gitattributes"})
+"""What the Hugging Face hub puts into every repository; nothing here ever reads it."""
+
+# What a download leaves beside the files.
+_OF_DOWNLOADS = HUB_FILES | {".cache", ".git"}
 
 
 def sha256(path: Path) -> str:
@@ -31,8 +40,18 @@ def first_difference(folder: Path, statement: PrivacyStatement) -> str | None:
 
 
 def unlisted(folder: Path, statement: PrivacyStatement) -> list[str]:
-    """What lies in the folder besides; links count, since what they show can change."""
-    listed = {STATEMENT, *statement.files}
+    """What lies in the folder besides; links count, since what they show can change.
+
+    A release from a hub may have its card a second time, as `README.md`, and what the hub and its
+    client keep there for themselves.
+    """
+    listed = {STATEMENT, *statement.files, *_OF_DOWNLOADS}
+    if _is_card(folder / HUB_CARD, statement):
+        listed.add(HUB_CARD)
     return sorted(
         entry.name for entry in folder.iterdir() if entry.name not in listed or entry.is_symlink()
     )
+
+
+def _is_card(path: Path, statement: PrivacyStatement) -> bool:
+    return path.is_file() and sha256(path) == statement.files.get(CARD)

@@ -23,6 +23,7 @@ from fedtranscribe.reading import read_bounded
 from fedtranscribe.text import printable
 
 STATEMENT = "privacy.json"
+CARD = "card.md"
 SCHEMA = "fedtranscribe-privacy-1"
 SCHEMA_FILE = Path(__file__).with_name("privacy.schema.json")
 

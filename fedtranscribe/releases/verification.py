@@ -14,12 +14,12 @@ from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.reading import read_bounded
 from fedtranscribe.releases.accounting import first_disagreement
-from fedtranscribe.releases.card import CARD, complaints
+from fedtranscribe.releases.card import complaints
 from fedtranscribe.releases.digests import first_difference, unlisted
 from fedtranscribe.releases.loading import load_generator, load_student, unvouched
 from fedtranscribe.releases.onnx_export import agrees
 from fedtranscribe.releases.stamp import stamp_of
-from fedtranscribe.releases.statement import STATEMENT, PrivacyStatement, read_statement
+from fedtranscribe.releases.statement import CARD, STATEMENT, PrivacyStatement, read_statement
 from fedtranscribe.releases.writing import ONNX
 from fedtranscribe.run_directory import DENOISER, STUDENT
 

@@ -13,12 +13,12 @@ from fedtranscribe.files import unwritable
 from fedtranscribe.models import save_network
 from fedtranscribe.models.diffusion import Synthesizer, save_synthesizer
 from fedtranscribe.reading import read_object
-from fedtranscribe.releases.card import CARD, render_card
+from fedtranscribe.releases.card import render_card
 from fedtranscribe.releases.describe import describe
 from fedtranscribe.releases.digests import sha256
 from fedtranscribe.releases.onnx_export import export_onnx
 from fedtranscribe.releases.stamp import refuse_unstamped
-from fedtranscribe.releases.statement import STATEMENT, PrivacyStatement
+from fedtranscribe.releases.statement import CARD, STATEMENT, PrivacyStatement
 from fedtranscribe.run_directory import DENOISER, GENERATOR, STUDENT
 from fedtranscribe.runs.finished import FinishedRun
 

@@ -1,6 +1,5 @@
-"""Figures that live inside a page: SVG without scripts, sample images as small PNG."""
+"""Figures that live inside a page: SVG without scripts."""
 
-import base64
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,19 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from fedtranscribe.evaluation.figures import CurvePoint, literal
+from fedtranscribe.evaluation.figures import CurvePoint
 from fedtranscribe.report.spending import Line
 from fedtranscribe.report.verdict import tiny
-from fedtranscribe.text import counted
+from fedtranscribe.text import counted, literal
 
 _COLOURS = ("#0b5c6b", "#b4531a", "#5b4a9c", "#3c7a3a", "#a3286a", "#6b6b6b")
 _INK, _GRID = "#3b4249", "#d9dcdf"
 _SIZE = (5.2, 3.1)
-PER_CLASS = 10
-_GAP = 2
 _LARGE_RATIO = 30
 
 _STYLE: dict[Any, Any] = {
@@ -55,52 +49,38 @@ class Drawing:
     words: str
 
 
-@dataclass(frozen=True)
-class SampleRow:
-    """Synthetic images of one class.
-
-    Attributes:
-        label: what the student calls them.
-        source: a `data:` URL.
-        words: alternative text.
-        width: pixels.
-        height: pixels.
-    """
-
-    label: str
-    source: str
-    words: str
-    width: int
-    height: int
-
-
-def accuracy_curve(rows: Sequence[int], values: Sequence[float], alone: float | None) -> Drawing:
-    """The student's accuracy over answered rows.
+def accuracy_curve(
+    answered: Sequence[int],
+    values: Sequence[float],
+    baselines: Mapping[str, float],
+    what: str,
+) -> Drawing:
+    """The student's accuracy over what was answered.
 
     Args:
-        rows: answered rows.
+        answered: how many rows, or sums.
         values: accuracy at each.
-        alone: accuracy after public images alone; None where it is not known.
+        baselines: horizontal lines to compare with, by name.
+        what: was answered: rows, or sums.
     """
     with _canvas() as (figure, axis):
-        axis.plot(rows, values, marker="o", markersize=3.5, color=_COLOURS[0], label="student")
-        if alone is not None:
-            axis.axhline(
-                alone, color=_COLOURS[1], linestyle="--", linewidth=1.2, label="public images alone"
-            )
-        axis.set(xlabel="rows answered", ylabel="accuracy, held-out images", ylim=(0, 1))
-        axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        axis.plot(answered, values, marker="o", markersize=3.5, color=_COLOURS[0], label="student")
+        for number, (name, value) in enumerate(baselines.items(), start=1):
+            style = {"color": _COLOURS[number], "linestyle": "--", "linewidth": 1.2}
+            axis.axhline(value, label=name, **style)
+        axis.set(xlabel=f"{what} answered", ylabel="accuracy, held-out images", ylim=(0, 1))
+        _whole_numbers(axis)
         axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
         axis.legend(loc="best")
         svg = _svg(figure, "accuracy")
     words = (
         f"Line: the student's accuracy on held-out images rises from {100 * values[0]:.0f} % after "
-        f"{rows[0]:,} answered rows to {100 * values[-1]:.0f} % after {rows[-1]:,}"
+        f"{answered[0]:,} answered {what} to {100 * values[-1]:.0f} % after {answered[-1]:,}"
         if values[-1] >= values[0]
         else f"Line: the student's accuracy on held-out images, {100 * values[-1]:.0f} % at the end"
     )
-    start = f"; {100 * alone:.0f} % after public images alone." if alone is not None else "."
-    return Drawing(svg, words + start)
+    compared = "".join(f"; {name}: {100 * value:.0f} %" for name, value in baselines.items())
+    return Drawing(svg, f"{words}{compared}.")
 
 
 def spending_curve(lines: Sequence[Line], delta: float) -> Drawing:
@@ -122,7 +102,7 @@ def spending_curve(lines: Sequence[Line], delta: float) -> Drawing:
         else:
             axis.set_ylim(bottom=0)
         axis.set(xlabel="rows answered", ylabel=f"sound ε at δ = {tiny(delta)}")
-        axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+        _whole_numbers(axis)
         axis.legend(loc="best")
         svg = _svg(figure, "spending")
     ends = "; ".join(
@@ -162,31 +142,6 @@ def privacy_accuracy(lines: Mapping[str, Sequence[CurvePoint]]) -> Drawing:
     return Drawing(svg, f"Accuracy over ε. {'; '.join(told)}.")
 
 
-def sample_rows(images: Tensor, labels: Tensor, classes: int) -> list[SampleRow]:
-    """Ten synthetic images of every class.
-
-    Args:
-        images: uint8 [n, ch, s, s].
-        labels: int64 [n].
-        classes: of the task; one without images is left out.
-    """
-    rows = []
-    for label in range(classes):
-        some = images[labels == label][:PER_CLASS]
-        if len(some) == 0:
-            continue
-        strip = _strip(some)
-        words = f"{len(some)} synthetic images of class {label}"
-        height, width = strip.shape[-2:]
-        rows.append(SampleRow(str(label), _png(strip), words, width, height))
-    return rows
-
-
-def png_url(content: bytes) -> str:
-    """A PNG as a `data:` URL."""
-    return f"data:image/png;base64,{base64.b64encode(content).decode()}"
-
-
 @contextmanager
 def _canvas() -> Iterator[tuple[Any, Any]]:
     """A figure and its axis in the page's style, which holds until the figure is saved."""
@@ -201,6 +156,13 @@ def _canvas() -> Iterator[tuple[Any, Any]]:
         yield figure, axis
 
 
+def _whole_numbers(axis: Any) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axis.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+
+
 def _svg(figure: Any, name: str) -> str:
     """The <svg> element alone, scalable, its ids its own, in the page's typeface."""
     buffer = io.StringIO()
@@ -212,23 +174,3 @@ def _svg(figure: Any, name: str) -> str:
     text = re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, count=1)
     text = _IDS.sub(rf"\1{name}-", text)
     return _FONT.sub(r"font-size: \1px", text).strip()
-
-
-def _strip(images: Tensor) -> Tensor:
-    """Images side by side, a thin white gap between them: uint8 [ch, s, w]."""
-    channels, size = images.shape[1], images.shape[2]
-    step = size + _GAP
-    strip = torch.full((channels, size, len(images) * step - _GAP), 255, dtype=torch.uint8)
-    for place, image in enumerate(images):
-        strip[:, :, place * step : place * step + size] = image
-    return strip
-
-
-def _png(picture: Tensor) -> str:
-    from matplotlib.image import imsave
-
-    buffer = io.BytesIO()
-    array = picture.permute(1, 2, 0).numpy()
-    grey = array.shape[-1] == 1
-    imsave(buffer, array[..., 0] if grey else array, cmap="gray", vmin=0, vmax=255, format="png")
-    return png_url(buffer.getvalue())

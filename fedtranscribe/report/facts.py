@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtranscribe.config import OF_RUNS, Mark, marked
-from fedtranscribe.data import is_published
-from fedtranscribe.errors import LedgerError, StorageError
+from fedtranscribe.data import ImageSet, is_published
+from fedtranscribe.errors import FedtranscribeError, LedgerError, StorageError
 from fedtranscribe.evaluation.audit.audit import AUDIT, INVERSION, OWN_DATA
 from fedtranscribe.evaluation.audit.claims import Given, events_of, read_events
 from fedtranscribe.evaluation.audit.findings import Claim
@@ -20,11 +19,14 @@ from fedtranscribe.evaluation.audit.risk import Risk, risk_of
 from fedtranscribe.evaluation.evaluate import EVALUATION
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.public_settings import public_settings
 from fedtranscribe.reading import json_objects, read_object
 from fedtranscribe.result import Result
 from fedtranscribe.result_parts import Accuracy, AccuracyCurve, Confusion
+from fedtranscribe.runs.finished import FinishedRun
 from fedtranscribe.tracking import PROGRESS
 
+MAJORITY = "always the most frequent class"
 _TOLD_SCORES = {
     "student": "student",
     "public_set_alone": "student, public images alone",
@@ -61,6 +63,8 @@ class RunFacts:
         given: what holders gave away.
         scores: name -> accuracy; empty where it may not be told.
         confusion: of the student; None where it may not be told.
+        public: held-out images of a published benchmark; None for all other data, and where the
+            benchmark is not at hand.
         curve: answered rows and accuracies.
         evaluation: what `evaluation.json` holds.
         audit: what `audit.json` holds.
@@ -75,6 +79,7 @@ class RunFacts:
     given: Given
     scores: dict[str, float]
     confusion: Confusion | None
+    public: ImageSet | None
     curve: tuple[list[int], list[float]]
     evaluation: Mapping[str, Any]
     audit: Mapping[str, Any]
@@ -110,6 +115,31 @@ class RunFacts:
         return self.scores.get(_TOLD_SCORES["downstream"], measured)
 
     @property
+    def class_names(self) -> list[str] | None:
+        """What the classes are called, or their numbers; None where nobody knows how many."""
+        if self.result.class_names is not None:
+            return [*self.result.class_names]
+        if self.confusion is not None:
+            return [str(label) for label in range(len(self.confusion.counts))]
+        return None
+
+    @property
+    def majority(self) -> float | None:
+        """What naming the most frequent class always gets right, where it may be told."""
+        if self.confusion is not None:
+            return self.confusion.majority
+        if self.public is None:
+            return None
+        return float(self.public.labels.bincount().max()) / len(self.public)
+
+    @property
+    def baselines(self) -> dict[str, float]:
+        """What accuracies are held against, by name."""
+        alone = self.scores.get(_TOLD_SCORES["public_set_alone"])
+        found = {MAJORITY: self.majority, "public images alone": alone}
+        return {name: value for name, value in found.items() if value is not None}
+
+    @property
     def epsilon(self) -> float | None:
         """The headline; None where there is no guarantee, whatever was printed."""
         return self.result.guarantee.held
@@ -132,8 +162,7 @@ class RunFacts:
     @property
     def settings(self) -> dict[str, str]:
         """Resolved settings, flat, without paths and machines."""
-        untold, settings = marked(Mark.UNTOLD, *OF_RUNS), self.result.settings
-        return dict(_flat({name: settings[name] for name in settings if name not in untold}))
+        return public_settings(self.result.settings)
 
 
 def read_facts(path: Path, ledger: Path | None = None) -> RunFacts:
@@ -158,6 +187,7 @@ def read_facts(path: Path, ledger: Path | None = None) -> RunFacts:
         given=given,
         scores=known,
         confusion=result.confusion if told else None,
+        public=_public_images(path, result) if told else None,
         curve=([*curve.rows], [*curve.accuracy]),
         evaluation=evaluation,
         audit=read_object(path / AUDIT) or {},
@@ -166,6 +196,13 @@ def read_facts(path: Path, ledger: Path | None = None) -> RunFacts:
         risk=_risk(result, given),
         ledgers=tuple(_digests(path, result, ledger)),
     )
+
+
+def _public_images(path: Path, result: Result) -> ImageSet | None:
+    try:
+        return FinishedRun(path, result, None, None).data().test
+    except FedtranscribeError:
+        return None
 
 
 def _risk(result: Result, given: Given) -> Risk | None:
@@ -193,20 +230,6 @@ def _digests(path: Path, result: Result, given: Path | None) -> list[LedgerDiges
             continue
         found.append(LedgerDigest(holder, head.sequence, head.hash, queries, runs))
     return found
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    lines: list[tuple[str, str]] = []
-    for name, value in settings.items():
-        if isinstance(value, Mapping):
-            lines += _flat(value, f"{prefix}{name}.")
-        elif isinstance(value, str) and ("/" in value or "\\" in value):
-            lines.append((f"{prefix}{name}", "a file of the holder"))
-        else:
-            lines.append(
-                (f"{prefix}{name}", f"{value:g}" if isinstance(value, float) else str(value))
-            )
-    return lines
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:

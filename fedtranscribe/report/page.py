@@ -8,34 +8,28 @@ from typing import Any
 
 from fedtranscribe import __version__
 from fedtranscribe.data import is_published
-from fedtranscribe.errors import ConfigError, FedtranscribeError, StorageError
+from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.evaluation.audit.claims import worst
 from fedtranscribe.evaluation.comparison import Comparison, Group, cells, compare
 from fedtranscribe.files import write_atomically
-from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.report.drawings import (
-    PER_CLASS,
     Drawing,
-    SampleRow,
     accuracy_curve,
-    png_url,
     privacy_accuracy,
-    sample_rows,
     spending_curve,
 )
-from fedtranscribe.report.facts import OWN_DATA, RunFacts, read_facts
-from fedtranscribe.report.spending import lines
+from fedtranscribe.report.facts import MAJORITY, OWN_DATA, RunFacts, read_facts
+from fedtranscribe.report.samples import draw_samples, png_url
+from fedtranscribe.report.spending import asked_sums, lines, shares
 from fedtranscribe.report.verdict import CHANGES, UNITS, judge, tiny
 from fedtranscribe.result_parts import Answers, Diffusion
 from fedtranscribe.run_directory import DAMAGED
-from fedtranscribe.runs.finished import FinishedRun
 from fedtranscribe.text import printable
 
 REPORT = "report.html"
 
 _FOLDER = Path(__file__).parent / "templates"
-_SAMPLES = 600
 _WHOLE = 10_000
 # Of a table of counts.
 _MOST_CLASSES = 20
@@ -116,11 +110,11 @@ def write_comparison(paths: Sequence[Path], out: Path) -> Path:
 def render(facts: RunFacts) -> str:
     """The page of a run."""
     verdict = judge(facts)
-    rows, values = facts.curve
-    alone = facts.scores.get("student, public images alone")
-    # A training is one release: there is no course of ε to draw.
-    spent = [] if facts.diffusion else lines(facts.given, facts.adjacency, facts.delta, rows)
-    samples, classes = _samples(facts)
+    answered, _ = facts.curve
+    sums = asked_sums(facts.given)
+    # A training is one release, and sums are a few of unequal cost: no course of ε to draw.
+    course = not facts.diffusion and not sums
+    spent = lines(facts.given, facts.adjacency, facts.delta, answered) if course else []
     return _rendered(
         "run.html.jinja",
         title=f"{facts.method} on {facts.data}",
@@ -130,12 +124,11 @@ def render(facts: RunFacts) -> str:
         guarantees=_guarantees(facts),
         published=_published(facts),
         spending=spending_curve(spent, facts.delta) if spent else None,
-        spent=spent,
-        accuracy=accuracy_curve(rows, values, alone) if rows else None,
+        shares=shares(facts.given, facts.unit, facts.adjacency, facts.delta) if sums else [],
+        accuracy=_accuracy(facts, sums) if answered else None,
         scores=_scores(facts),
         confusion=_confusion(facts),
-        samples=samples,
-        classes=classes,
+        samples=draw_samples(facts),
         inversion=png_url(facts.inversion) if facts.inversion else None,
         units=UNITS,
         changes=CHANGES,
@@ -193,7 +186,7 @@ def figure(value: float | None) -> str:
 
 def percent(value: float | None) -> str:
     """A share in per cent."""
-    return "–" if value is None else f"{100 * value:.1f} %"
+    return "–" if value is None else f"{100 * value:.1f}\u00a0%"
 
 
 # ---------------------------------------------------------------- parts of a page
@@ -204,7 +197,9 @@ def _key_figures(facts: RunFacts) -> list[Figure]:
     under = f"{facts.unit.value}, {facts.adjacency.value}, δ\u00a0=\u00a0{tiny(facts.delta)}"
     found = [Figure("ε, sound", figure(facts.epsilon), under if facts.epsilon else "no guarantee")]
     if "student" in facts.scores:
-        found.append(Figure("student’s accuracy", percent(facts.scores["student"]), "held out"))
+        beside = "" if facts.majority is None else f"; {MAJORITY}: {percent(facts.majority)}"
+        score = percent(facts.scores["student"])
+        found.append(Figure("student’s accuracy", score, f"held-out images{beside}"))
     if result.diffusion is not None:
         found += _of_training(facts, result.diffusion)
     elif answers.privacy == "moments":
@@ -271,6 +266,10 @@ def _published(facts: RunFacts) -> Mapping[str, Any] | None:
     return {"epsilon": found.epsilon, "reason": found.reason, "used": chose}
 
 
+def _accuracy(facts: RunFacts, sums: bool) -> Drawing:
+    return accuracy_curve(*facts.curve, facts.baselines, "sums" if sums else "rows")
+
+
 def _scores(facts: RunFacts) -> list[tuple[str, list[tuple[str, str]]]]:
     """Tables of figures that may be told: caption, lines."""
     student = [(name, percent(value)) for name, value in facts.scores.items()]
@@ -290,6 +289,8 @@ def _scores(facts: RunFacts) -> list[tuple[str, list[tuple[str, str]]]]:
         if isinstance(fidelity.get(key), int | float)
     ]
     real = f"held-out images of {facts.data}"
+    if learned and facts.majority is not None:
+        learned.append((MAJORITY, percent(facts.majority)))
     tables = [
         (f"Accuracy on {real}.", student + _beside(facts)),
         (f"Classifiers that learned from synthetic images only, tested on {real}.", learned),
@@ -300,13 +301,12 @@ def _scores(facts: RunFacts) -> list[tuple[str, list[tuple[str, str]]]]:
 
 def _beside(facts: RunFacts) -> list[tuple[str, str]]:
     """What the student's accuracy is held against, and two classes' own figures."""
-    found = facts.confusion
-    if found is None:
+    found, names = facts.confusion, facts.class_names
+    if found is None or names is None:
         return []
-    lines = [("naming the most frequent class always", percent(found.majority))]
+    lines = [(MAJORITY, percent(found.majority))]
     if found.auc is None or found.sensitivity is None or found.specificity is None:
         return lines
-    names = _class_names(facts)
     return [
         *lines,
         ("area under the ROC curve", f"{found.auc:.3f}"),
@@ -317,35 +317,10 @@ def _beside(facts: RunFacts) -> list[tuple[str, str]]:
 
 def _confusion(facts: RunFacts) -> dict[str, Any] | None:
     """A table of counts; none where there are too many classes for a page."""
-    found = facts.confusion
-    if found is None or len(found.counts) > _MOST_CLASSES:
+    found, names = facts.confusion, facts.class_names
+    if found is None or names is None or len(found.counts) > _MOST_CLASSES:
         return None
-    names = _class_names(facts)
     return {"names": names, "rows": list(zip(names, found.counts, strict=True))}
-
-
-def _class_names(facts: RunFacts) -> list[str]:
-    found = facts.confusion
-    numbers = () if found is None else range(len(found.counts))
-    return list(facts.result.class_names or map(str, numbers))
-
-
-def _samples(facts: RunFacts) -> tuple[list[SampleRow], int]:
-    """Synthetic images, drawn anew from the generator; none where it cannot be opened."""
-    try:
-        run = FinishedRun.open(facts.path)
-        if isinstance(run.generator, Synthesizer):
-            # It is asked for each class, and slow; one class stands for images without labels.
-            classes = max(1, run.generator.classes)
-            wanted = classes * PER_CLASS
-        elif run.student is not None:
-            classes, wanted = run.student.classes, _SAMPLES if run.generator is not None else 0
-        else:
-            return [], 0
-        return sample_rows(*run.synthesise(wanted), classes) if wanted else [], classes
-    except (FedtranscribeError, OSError, ValueError):
-        # The page of a run of another kind, or without its networks, is still a page.
-        return [], 0
 
 
 def _cells(group: Group) -> list[tuple[str, str]]:

@@ -126,14 +126,17 @@ def _usefulness(facts: RunFacts) -> tuple[str, ...]:
             "How accurate the student is on the holder's own records is not told here: nobody "
             "charged for that look.",
         )
-    return (f"The student names {100 * score:.1f} % of held-out images of {facts.data} right.",)
+    return (
+        f"The student names {100 * score:.1f} % of held-out images of {facts.data} right"
+        f"{_compared(facts)}.",
+    )
 
 
 def _taught(facts: RunFacts) -> str:
     if facts.taught is not None:
         return (
             f"A CNN that learned from its images alone names {100 * facts.taught:.1f} % of "
-            f"held-out images of {facts.data} right."
+            f"held-out images of {facts.data} right{_compared(facts)}."
         )
     if facts.told:
         return "What can be learned from its images has not been measured: run an evaluation."
@@ -141,3 +144,9 @@ def _taught(facts: RunFacts) -> str:
         "What can be learned from its images, tested on the holder's own records, is not told "
         "here: nobody charged for that look."
     )
+
+
+def _compared(facts: RunFacts) -> str:
+    """What an accuracy is to be held against."""
+    found = [f"{name}: {100 * value:.1f}\u00a0%" for name, value in facts.baselines.items()]
+    return f" ({'; '.join(found)})" if found else ""

@@ -121,7 +121,8 @@ def federate(
         result = _result(settings, run, plan, learned, test, transport.payload, private)
         result.write(run.path)
     if settings.with_generator:
-        finish_generator(learned.method, run, progress)
+        names = None if test is None else test.images.class_names
+        finish_generator(learned.method, run, progress, names)
     return result
 
 

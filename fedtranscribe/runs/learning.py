@@ -1,6 +1,6 @@
 """The part that every run shares: networks, method, rounds, and what is kept of the result."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,17 +190,24 @@ def learn(
     save_network(side.student, run.path / STUDENT)
     shown = Accuracy.of(run.read_scores()) if told else None
     if outcome.curve[0] and figures_available():
-        _draw_curve(run, outcome, {} if shown is None else shown.to_json())
+        scores = {} if shown is None else shown.to_json()
+        _draw_curve(run, outcome, scores, "sums" if plan.teachers is None else "rows")
     return Learned(outcome, shown, confusion if told else None, method)
 
 
-def finish_generator(method: Method[Any], run: RunDirectory, progress: Progress = silent) -> None:
+def finish_generator(
+    method: Method[Any],
+    run: RunDirectory,
+    progress: Progress = silent,
+    names: Sequence[str] | None = None,
+) -> None:
     """Train what a generator still lacks, and write it with some of its images: free.
 
     Args:
         method: whose student is finished.
         run: its folder; an interrupted training goes on.
         progress: shows it.
+        names: of the classes, for the picture of its images.
     """
     method.finish_generator(progress, run.generator_state)
     if method.generator is None:
@@ -209,7 +216,7 @@ def finish_generator(method: Method[Any], run: RunDirectory, progress: Progress 
     if figures_available():
         images, labels = labelled_samples(method.generator, method.student, _POOL, seed=0)
         shown = _class_by_class(labels, _GRID)
-        draw_images(images[shown], labels[shown], run.path / "images.png")
+        draw_images(images[shown], labels[shown], run.path / "images.png", names)
 
 
 def _class_by_class(labels: Tensor, count: int) -> Tensor:
@@ -282,6 +289,6 @@ def _components(plan: Plan) -> int:
     return max(part.classes or 0 for part in plan.mixture) // plan.facts.classes
 
 
-def _draw_curve(run: RunDirectory, outcome: Outcome, scores: dict[str, float]) -> None:
+def _draw_curve(run: RunDirectory, outcome: Outcome, scores: dict[str, float], what: str) -> None:
     lines = {name.replace("_", " "): v for name, v in scores.items() if name != "student"}
-    draw_curve(*outcome.curve, lines, run.path / "accuracy.png")
+    draw_curve(*outcome.curve, lines, run.path / "accuracy.png", what)

@@ -135,7 +135,7 @@ def pool(
     labelled = labels if classes else None
     write_samples(images, labelled, run.path / SAMPLES, classes, names, origin)
     if figures_available():
-        draw_images(images[:_GRID], labels[:_GRID], run.path / "images.png")
+        draw_images(images[:_GRID], labels[:_GRID], run.path / "images.png", names)
     judged = _named(settings, next(iter(trained.values())))
     scores = _scores(settings, images, labels, tested) if judged else {}
     run.write_scores(scores)

@@ -181,7 +181,7 @@ def _run(
     if settings.with_generator:
         if prepared.plan.teachers is None:  # otherwise it was trained along the way
             say(_student_words(shown, run.path, free=not prepared.plan.mixture))
-        finish_generator(learned.method, run, progress)
+        finish_generator(learned.method, run, progress, split.train.class_names)
     return shown
 
 

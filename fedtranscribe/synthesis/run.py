@@ -187,7 +187,8 @@ def _show(
     labels = chosen_labels(ALL, num, model.classes, settings.seed)
     images = model.draw(labels, settings.seed, lambda done, total: progress("samples", done, total))
     if figures_available():
-        draw_images(images[:_GRID], labels[:_GRID], run.path / "images.png")
+        names = prepared.split.train.class_names if own else None
+        draw_images(images[:_GRID], labels[:_GRID], run.path / "images.png", names)
     if not judged:
         return {}
     assert judge is not None

@@ -64,7 +64,7 @@ def test_every_option_has_words_and_none_contradicts_its_field(name: str):
         ("evaluate", "names by commas. [default: quick]"),
         ("evaluate", "--no-fidelity"),
         ("plant", "--kind [pattern|mislabelled]"),
-        ("teacher train", "Data: --data TEXT Private data"),
+        ("teacher train", "Data: --data NAME|PATH Private data"),
     ],
 )
 def test_help_shows_choices_defaults_and_tables(
@@ -128,3 +128,18 @@ def test_no_sentence_of_a_setting_is_written_again_for_its_option():
     again = {words for path in (package / "cli").glob("*.py") for words in helps(path)}
     assert said
     assert not said & again
+
+
+def options(command, path=""):
+    for name, below in command.commands.items():
+        if hasattr(below, "commands"):
+            yield from options(below, f"{path} {name}")
+        else:
+            context = typer.Context(below, info_name=name)
+            yield from ((f"{path} {name}", p, context) for p in below.params)
+
+
+def test_help_says_what_every_option_takes():
+    for path, parameter, context in options(typer.main.get_command(cli.app)):
+        if parameter.param_type_name == "option":
+            assert parameter.make_metavar(context) != "TEXT", f"{path} {parameter.opts[0]}"

@@ -1,10 +1,12 @@
 """The site builds without a warning, and a reader's browser asks nobody but the site itself."""
 
 import html
+import json
 import os
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,6 +19,7 @@ import typer
 import fedtranscribe
 from fedtranscribe import config
 from fedtranscribe.cli import app
+from tests.report.browser import Browser, find
 
 # What a browser fetches by itself; a link is followed only by who clicks on it.
 _FETCHED = {
@@ -116,6 +119,40 @@ def test_a_fetch_from_elsewhere_would_be_noticed(tmp_path: Path):
         "//b.example/x.js",
         "https://c.example/y.css",
     ]
+
+
+def test_the_index_of_the_search_lies_in_a_script(site: Path):
+    # A page that was opened as a file may read a script, and no other file.
+    script = (site / "search" / "search_index.js").read_text(encoding="utf-8")
+    index = json.loads(script.removeprefix("var __index = "))
+    assert any("ledger" in document["text"] for document in index["docs"])
+    for page in site.rglob("*.html"):
+        assert "javascripts/iframe-worker.js" in page.read_text(encoding="utf-8"), page
+
+
+_SEARCH = """(() => {
+    const box = document.querySelector(".md-search__input");
+    box.focus();
+    box.value = "ledger";
+    box.dispatchEvent(new Event("input", { bubbles: true }));
+    box.dispatchEvent(new Event("keyup", { bubbles: true }));
+})()"""
+
+
+def test_the_search_finds_pages_that_are_opened_as_files(site: Path, tmp_path: Path):
+    program = find()
+    if program is None:
+        pytest.skip("no Chromium on this machine")
+    with Browser(program, tmp_path / "profile") as browser:
+        browser.open(site / "index.html", 1280, 900)
+        until, found = time.monotonic() + 60, 0
+        while not found and time.monotonic() < until:
+            browser.evaluate(_SEARCH)
+            time.sleep(0.3)
+            found = browser.evaluate("document.querySelectorAll('.md-search-result__item').length")
+        assert found > 0, browser.complaints
+        browser.open(site / "figures" / "utility.html", 390, 800)
+        assert browser.evaluate("document.documentElement.scrollWidth") <= 390
 
 
 def leaves(command: Any, path: str = "") -> Iterator[tuple[str, Any]]:

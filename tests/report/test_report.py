@@ -10,14 +10,18 @@ import pytest
 
 from fedtranscribe.cli import run as cli
 from fedtranscribe.config import TranscribeSettings
+from fedtranscribe.data import load
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.evaluation import compare
 from fedtranscribe.mechanisms import TopKRandomizedResponse
 from fedtranscribe.privacy.calibrate import EnsembleLayout
+from fedtranscribe.privacy.events import Gaussian
+from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, RowAnswer, Unit
 from fedtranscribe.report import page, write_comparison, write_report
 from fedtranscribe.report.facts import OWN_DATA, read_facts
-from fedtranscribe.report.spending import lines
+from fedtranscribe.report.samples import class_rows
+from fedtranscribe.report.spending import asked_sums, lines, shares
 from fedtranscribe.report.verdict import judge
 from fedtranscribe.runs import prepare, transcribe
 from tests.conftest import TINY_DPSD, TINY_TEACHERS
@@ -74,7 +78,8 @@ def test_the_page_of_a_private_run(told):
     assert "NOT PRIVATE" not in said
     assert f"ε = {told.result.guarantee.epsilon:.4g} at δ = 1e-5" in said
     assert "Whoever guesses whether one given record was used" in said
-    assert "The student names 65.4 % of held-out images of digits right." in said
+    assert "The student names 65.4 % of held-out images of digits right (always the" in said
+    assert "most frequent class: 10.0 %; public images alone: 10.0 %)." in said
     assert "Published formula: 0.046. This is no guarantee." in said
     assert f"Sound ε beside it: {told.result.guarantee.epsilon:.4g}." in said
     assert "Theorem 1 forgets a factor." in said
@@ -151,7 +156,7 @@ def test_an_audit_that_contradicts_stands_on_top(told):
     assert "AN AUDIT CONTRADICTS THE GUARANTEE" in said
     assert "“game” proves at least ε = 3.5 where 2 is claimed" in said
     assert "contradicts" in said
-    assert "failed" in said
+    assert "not ok" in said
 
 
 @pytest.mark.parametrize(
@@ -189,6 +194,7 @@ def test_evaluations_are_shown(told):
     said = words_of(text_of(told))
     assert "cnn 71.0 %" in said
     assert "mean of 3 by scikit-learn 50.0 %" in said
+    assert "always the most frequent class 10.0 %" in said
     assert "FID 12.3" in said
     assert "lda" not in said
 
@@ -228,6 +234,10 @@ def test_nothing_of_a_users_own_records_is_told(own):
     assert not [share for share in shares if share in text]
     assert OWN_DATA in text
     assert "is not told here" in text
+    # Nor are real images shown.
+    assert read_facts(own).public is None
+    assert "Real images are not shown beside them" in text
+    assert all("real images" not in (each["alt"] or "") for each in Page(text).all("img"))
 
 
 def test_the_ledger_shows_its_head_and_no_answer(own):
@@ -274,6 +284,76 @@ def test_holders_that_gave_the_same_are_one_line():
     many = lines({"a": (label,)}, Adjacency.REPLACE, 1e-5, list(range(10, 500, 10)))
     assert all(len(line.rows) <= 11 for line in many)
     assert lines({"a": (same,)}, Adjacency.ADD_REMOVE, 1e-5, [])[0].unit is Unit.HOLDER
+
+
+def test_what_each_kind_of_sum_took():
+    given = {
+        "a": (*sums("noisy-moments", 0.6, 0.8), *sums("noisy-loss-gradients", 1.0)),
+        "b": sums("noisy-moments", 0.1),
+    }
+    assert asked_sums(given)
+    moments, gradients = shares(given, Unit.RECORD, Adjacency.ZERO_OUT, 1e-5)
+    assert moments.kind == "moments of the records' features, for the student"
+    assert (moments.answers, gradients.answers) == (2, 1)
+    # μ² adds: 0.36 + 0.64 is as much as 1.
+    assert moments.share == pytest.approx(0.5)
+    assert moments.epsilon == pytest.approx(gradients.epsilon)
+    assert shares({"b": given["b"]}, Unit.RECORD, Adjacency.ZERO_OUT, 1e-5) == []
+    assert shares(given, Unit.HOLDER, Adjacency.ZERO_OUT, 1e-5) == []
+    rows = noisy_mean_rows(EnsembleLayout(50), 0.3, RowAnswer.VOTE).release(9, positional_ids=True)
+    assert not asked_sums({"a": (rows,)})
+
+
+def sums(mechanism, *mus):
+    return tuple(
+        Release(mechanism, 1, {Unit.RECORD: {Adjacency.ZERO_OUT: Gaussian(mu)}}) for mu in mus
+    )
+
+
+def test_a_run_on_sums_has_shares_and_no_curve_over_rows(told):
+    given = (*sums("noisy-moments", 0.6), *sums("noisy-new-kind", 0.8))
+    (told.path / "events.jsonl").write_text("".join(f"{json.dumps(r.to_json())}\n" for r in given))
+    said = words_of(text_of(told))
+    assert "What the budget went to" in said
+    assert "moments of the records&#39; features, for the student 1 36.0 %" in said
+    assert "noisy-new-kind 1 64.0 %" in said
+    assert "ε while rows were answered" not in said
+
+
+# ---------------------------------------------------------------- the first picture
+
+
+def test_synthetic_images_come_first_beside_real_ones_of_a_benchmark(told):
+    parsed = Page(text_of(told))
+    first = parsed.all("img")[:2]
+    assert re.fullmatch(r"\d+ synthetic images of class \d", first[0]["alt"] or "")
+    assert re.fullmatch(r"5 real images of class \d", first[1]["alt"] or "")
+    said = words_of(text_of(told))
+    assert said.index("Synthetic images") < said.index("Privacy Sound ε")
+    assert "held-out images of digits, a published benchmark" in said
+
+
+def test_classes_have_their_names(tmp_path):
+    names = [f"digit-{label}" for label in "abcdefghij"]
+    counts = [[0] * 10 for _ in range(9)] + [[0] * 9 + [7]]
+    confusion = {"counts": counts, "majority": 1.0}
+    run = reported(tmp_path / "run", class_names=names, confusion=confusion)
+    (run.path / "inversion.png").write_bytes(b"\x89PNG\r\n\x1a\n")
+    text = text_of(run)
+    assert f"a column each, from the released networks alone: {', '.join(names)}." in text
+    assert "real images of class digit-" in text
+    assert words_of(text).count("digit-j") >= 3
+
+
+def test_rows_of_the_picture():
+    digits = load("digits").test
+    images, labels = digits.images[:40], digits.labels[:40] % 3
+    names = ["a", "b", "c", "d"]
+    found = class_rows(images, labels, names, None)
+    assert [row.name for row in found] == ["a", "b", "c"]
+    assert {row.synthetic.width for row in found} == {10 * 30 - 2}
+    assert all(row.real is None for row in found)
+    assert len(class_rows(images, labels, names * 30, digits)) <= 20
 
 
 # ---------------------------------------------------------------- the command

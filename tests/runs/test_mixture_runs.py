@@ -20,7 +20,7 @@ from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.query import ImageQuery, Kind
 from fedtranscribe.releases import make_release, verify
-from fedtranscribe.releases.card import CARD
+from fedtranscribe.releases.statement import CARD
 from fedtranscribe.run_directory import GENERATOR, STUDENT
 from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.runs.finished import FinishedRun

@@ -1,0 +1,205 @@
+"""Folders that the package `datasets` has written: a saved Dataset, or a saved DatasetDict.
+
+Such a folder is data, and nothing in it is run: pictures are decoded here, from the bytes in its
+Arrow files, and a path or an address in place of a picture is never followed. No network is asked.
+"""
+
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fedtranscribe.config import OwnData
+from fedtranscribe.data.classes import Classes, below, settled
+from fedtranscribe.data.folders import stacked
+from fedtranscribe.data.imageset import DataSplit, ImageSet
+from fedtranscribe.data.pictures import decode_picture
+from fedtranscribe.data.splits import split_by_id
+from fedtranscribe.data.validation import to_labels
+from fedtranscribe.errors import (
+    ConfigError,
+    DataNotFoundError,
+    FedtranscribeError,
+    InvalidDataError,
+)
+from fedtranscribe.reading import read_object
+
+_SPLITS, _STATE, _INFO = "dataset_dict.json", "state.json", "dataset_info.json"
+_TRAIN, _TEST = "train", "test"
+_BATCH = 64
+
+
+def is_saved_dataset(path: Path) -> bool:
+    """Whether a folder looks as `save_to_disk` leaves it."""
+    return (path / _SPLITS).is_file() or all((path / n).is_file() for n in (_STATE, _INFO))
+
+
+def load_saved_dataset(path: Path, own: OwnData) -> DataSplit:
+    """The splits `train` and `test` of a saved DatasetDict, or a saved Dataset.
+
+    Images are the column of the type `Image`, labels the one of the type `ClassLabel`, which states
+    the classes, too. Where there are several, or labels are plain numbers, the settings name the
+    column. Without a test part one record in five is held out by a fixed hash of its id.
+
+    Args:
+        path: the folder.
+        own: `image_column`, `label_column` and `id_column` name columns; the rest as for folders
+            of image files.
+
+    Raises:
+        DataNotFoundError: the package `datasets` is not installed, or there is no split `train`.
+        InvalidDataError: damaged, without pictures, or with labels that are no classes.
+        ConfigError: the settings name no column, the wrong one, or other classes.
+    """
+    if own.ids is not None or own.id_pattern is not None:
+        raise ConfigError(
+            f"Expected ids of {str(path)!r} in a column: --id-column NAME; --ids and --id-pattern "
+            "are for folders of image files."
+        )
+    if importlib.util.find_spec("datasets") is None:
+        raise DataNotFoundError(
+            f"{str(path)!r} is read by the package datasets, which is not installed; "
+            "run: pip install 'fedtranscribe[datasets]'"
+        )
+    if not (path / _SPLITS).is_file():
+        return split_by_id(_read(path, path, own))
+    names = (_object(path / _SPLITS)).get("splits")
+    if not isinstance(names, list) or _TRAIN not in names:
+        shown = ", ".join(map(repr, names)) if isinstance(names, list) else "none"
+        raise DataNotFoundError(
+            f"Expected the splits 'train' and 'test' in {str(path)!r}, found {shown}; give the "
+            "folder of one split, or save the data again under these names."
+        )
+    train = _read(path / _TRAIN, path, own)
+    return (
+        DataSplit(train, _read(path / _TEST, path, own)) if _TEST in names else split_by_id(train)
+    )
+
+
+def _read(part: Path, whole: Path, own: OwnData) -> ImageSet:
+    where = repr(str(part))
+    try:
+        table = _table(part)
+        image, label = _columns(table.features, own, where)
+        classes = _classes(table.features[label], own, where)
+        images = stacked(_pictures(table, image, own, where), where, own)
+        labels = to_labels(np.asarray(table.with_format(None)[label][:]), f"labels in {where}")
+        ids = _ids(table, own.id_column, where)
+    except FedtranscribeError:
+        raise
+    except Exception as error:  # pyarrow and datasets raise many kinds for a damaged file
+        raise InvalidDataError(
+            f"Cannot read {where} as a saved dataset ({type(error).__name__}); save it again."
+        ) from error
+    return ImageSet(
+        name=whole.name,
+        data_id=f"datasets:{whole.resolve().name}",
+        images=images,
+        labels=below(labels, classes, f"labels in {where}"),
+        classes=classes.count,
+        record_ids=ids,
+        folder=whole,
+        class_names=classes.names,
+    )
+
+
+def _table(part: Path) -> Any:
+    """The columns of one split, on disk; nothing is decoded yet."""
+    files = _object(part / _STATE).get("_data_files")
+    names = [file.get("filename") for file in files or [] if isinstance(file, dict)]
+    for name in names:
+        # A file elsewhere is not part of these data.
+        if not isinstance(name, str) or name != Path(name).name or not (part / name).is_file():
+            raise InvalidDataError(
+                f"Expected the Arrow files of {str(part)!r} inside of it, {name!r} is not; save "
+                "the data again."
+            )
+    import datasets
+
+    table = datasets.Dataset.load_from_disk(str(part.absolute()), keep_in_memory=False)
+    for name, kind in table.features.items():
+        if isinstance(kind, datasets.Image):
+            table = table.cast_column(name, datasets.Image(decode=False))
+    return table.with_format(None)
+
+
+def _object(path: Path) -> dict[str, Any]:
+    found = read_object(path)
+    if found is None:
+        raise InvalidDataError(f"{str(path)!r} is absent or damaged; save the data again.")
+    return found
+
+
+def _columns(features: Any, own: OwnData, where: str) -> tuple[str, str]:
+    """The columns of images and of labels."""
+    import datasets
+
+    image = _column(features, datasets.Image, own.image_column, "image", where)
+    label = _column(features, datasets.ClassLabel, own.label_column, "label", where)
+    if not isinstance(features[image], datasets.Image):
+        raise ConfigError(
+            f"Expected the column {image!r} of {where} to have the type Image; cast it, and save "
+            "the data again."
+        )
+    return image, label
+
+
+def _column(features: Any, kind: type, named: str | None, what: str, where: str) -> str:
+    found = [name for name, feature in features.items() if isinstance(feature, kind)]
+    if named is not None:
+        if named in features:
+            return named
+    elif len(found) == 1:
+        return found[0]
+    columns = ", ".join(map(repr, features))
+    raise ConfigError(
+        f"Expected one column of {what}s in {where}, found "
+        f"{len(found) if named is None else f'no {named!r}'} among {columns}; name it by "
+        f"--{what}-column."
+    )
+
+
+def _classes(feature: Any, own: OwnData, where: str) -> Classes:
+    import datasets
+
+    known = None
+    if isinstance(feature, datasets.ClassLabel):
+        known = Classes(len(feature.names), tuple(feature.names))
+    found = settled(known, own, where)
+    if found is None:
+        raise InvalidDataError(
+            f"Expected the labels in {where} to have the type ClassLabel, which states the "
+            "classes; cast the column and save the data again, or pass --classes N."
+        )
+    return found
+
+
+def _pictures(table: Any, column: str, own: OwnData, where: str) -> Iterator[NDArray[np.uint8]]:
+    only, number = table.select_columns([column]), 0
+    for batch in only.iter(_BATCH):
+        for cell in batch[column]:
+            content = cell.get("bytes") if isinstance(cell, dict) else None
+            if not isinstance(content, bytes):
+                raise InvalidDataError(
+                    f"Expected a picture in every row of {where}, row {number} has none; save the "
+                    "data again with save_to_disk, which stores the pictures themselves."
+                )
+            yield decode_picture(content, own, f"The image in row {number} of {where}")
+            number += 1
+
+
+def _ids(table: Any, column: str | None, where: str) -> tuple[str, ...] | None:
+    if column is None:
+        return None
+    if column not in table.features:
+        columns = ", ".join(map(repr, table.features))
+        raise ConfigError(f"Expected --id-column={column!r} as one of the columns {columns}.")
+    values = table[column][:]
+    if not all(isinstance(value, str | int) and not isinstance(value, bool) for value in values):
+        raise InvalidDataError(
+            f"Expected strings or whole numbers in the column {column!r} of {where}."
+        )
+    return tuple(map(str, values))
