@@ -7,10 +7,10 @@ import typer
 
 from fedtranscribe.cli.options import Json, group
 from fedtranscribe.cli.output import emit
-from fedtranscribe.cli.progress import StageBars
 from fedtranscribe.cli.runs import expect_known
 from fedtranscribe.cli.settings_options import GroupedCommand, about, settings_options
 from fedtranscribe.config import OwnData, Topic, TranscribeSettings, build, read_toml
+from fedtranscribe.stage_bars import StageBars
 
 teacher_app = group("Train teachers on disjoint shards of private records, and describe them.")
 

@@ -4,6 +4,7 @@ A field says everything about itself: kind, default and bounds to pydantic, its 
 sentence that the command line and the reference show, and by its marks what else holds for it.
 """
 
+import difflib
 from enum import Flag, StrEnum, auto
 from pathlib import Path
 from typing import Any, TypeVar
@@ -67,17 +68,30 @@ def build(kind: type[S], values: dict[str, Any]) -> S:
     try:
         return kind.model_validate(values)
     except ValidationError as error:
-        raise ConfigError("; ".join(_one_line(e) for e in error.errors())) from None
+        raise ConfigError("; ".join(_one_line(kind, e) for e in error.errors())) from None
 
 
-def _one_line(error: Any) -> str:
+def _one_line(kind: type[Settings], error: Any) -> str:
     where = ".".join(str(part) for part in error["loc"])
     message = str(error["msg"]).removeprefix("Value error, ")
     if not where:
         return message
     if error["type"] == "extra_forbidden":
-        return f"Unknown setting {where}; remove it or check its spelling"
+        *tables, name = error["loc"]
+        close = difflib.get_close_matches(str(name), _names_in(kind, tables), n=2)
+        hint = f"did you mean {' or '.join(close)}?" if close else "remove it"
+        return f"Unknown setting {where}; {hint}"
     return f"{where}={error['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def _names_in(kind: type[Settings], tables: list[Any]) -> list[str]:
+    """Names of the fields of settings, or of a table within them."""
+    for name in tables:
+        inner = kind.model_fields[name].annotation if name in kind.model_fields else None
+        if not (isinstance(inner, type) and issubclass(inner, Settings)):
+            return []
+        kind = inner
+    return [*kind.model_fields]
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -48,8 +48,9 @@ def read_picture(file: Path, own: OwnData = UNSTATED) -> NDArray[np.uint8]:
         InvalidDataError: no regular file, not readable, too large, several frames, transparent, or
             of a kind whose values cannot be kept.
     """
+    what = f"The image {str(file)!r}"
     try:
-        from PIL import Image, ImageOps
+        from PIL import Image
     except ImportError as error:
         raise DataNotFoundError(
             "Image files are read by Pillow, which is not installed; "
@@ -58,24 +59,40 @@ def read_picture(file: Path, own: OwnData = UNSTATED) -> NDArray[np.uint8]:
     try:
         # A pipe or a device might never answer, so look before opening.
         if not S_ISREG(file.stat().st_mode):
-            raise _refused(file, "is no regular file", "remove it")
+            raise _refused(what, "is no regular file", "remove it")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             # A stream, not a path: Pillow maps a raw TIFF into memory, and a rotated one wrongly.
             with file.open("rb") as stream, Image.open(stream, formats=_FORMATS) as image:
-                _expect_usable(image, file)
-                upright = ImageOps.exif_transpose(image)
-                # Pillow brings a PGM of any range to 16 bits; other files do not say their range.
-                whole_range = image.format == "PPM"
-                pixels = _eight_bits(upright, 16 if whole_range else own.bit_depth, file)
+                return pixels_of(image, own, what)
     except FedtranscribeError:
         raise
     except Image.DecompressionBombError:
-        raise _refused(file, "has too many pixels", "scale it down") from None
+        raise _refused(what, "has too many pixels", "scale it down") from None
     except Exception as error:  # Pillow raises many kinds for a damaged file
         raise _refused(
-            file, f"cannot be read ({type(error).__name__})", "repair or remove it"
+            what, f"cannot be read ({type(error).__name__})", "repair or remove it"
         ) from (error)
+
+
+def pixels_of(image: Any, own: OwnData, what: str) -> NDArray[np.uint8]:
+    """Pixels of a picture that Pillow has opened; as `read_picture`.
+
+    Args:
+        image: a `PIL.Image.Image`.
+        own: as for `read_picture`.
+        what: how messages call it.
+
+    Raises:
+        InvalidDataError: of a kind whose values cannot be kept.
+    """
+    from PIL import Image, ImageOps
+
+    _expect_usable(image, what)
+    upright = ImageOps.exif_transpose(image)
+    # Pillow brings a PGM of any range to 16 bits; other files do not say their range.
+    whole_range = image.format == "PPM"
+    pixels = _eight_bits(upright, 16 if whole_range else own.bit_depth, what)
     if own.image_size is None:
         return pixels
     side = (own.image_size, own.image_size)
@@ -83,40 +100,40 @@ def read_picture(file: Path, own: OwnData = UNSTATED) -> NDArray[np.uint8]:
     return np.asarray(fitted)
 
 
-def _expect_usable(image: Any, file: Path) -> None:
+def _expect_usable(image: Any, what: str) -> None:
     """Refuse by the header alone what must not be decoded, or could not be kept."""
     if math.prod(image.size) > _MOST_PIXELS:
         size = "x".join(map(str, image.size))
-        raise _refused(file, f"has {size} pixels, {_MOST_PIXELS:,} are allowed", "scale it down")
+        raise _refused(what, f"has {size} pixels, {_MOST_PIXELS:,} are allowed", "scale it down")
     # A telephone's MPO is a JPEG with further views behind the picture.
     if getattr(image, "n_frames", 1) > 1 and image.format != "MPO":
-        raise _refused(file, f"has {image.n_frames} frames", "store one image per file")
+        raise _refused(what, f"has {image.n_frames} frames", "store one image per file")
     if image.mode not in (*_GREY, *_COLOUR, *_DEEP):
-        raise _refused(file, f"has pixels of kind {image.mode!r}", "store 8-bit grey or RGB")
-    if image.mode not in _DEEP and _DEEP_COLOUR.search(str(image.tile)):
-        raise _refused(file, "has 16 bits per colour or alpha value", "store 8 bits")
+        raise _refused(what, f"has pixels of kind {image.mode!r}", "store 8-bit grey or RGB")
+    if image.mode not in _DEEP and _DEEP_COLOUR.search(str(getattr(image, "tile", ""))):
+        raise _refused(what, "has 16 bits per colour or alpha value", "store 8 bits")
     if image.mode in _DEEP and "transparency" in image.info:
-        raise _refused(file, "has transparent pixels", "flatten it")
+        raise _refused(what, "has transparent pixels", "flatten it")
     inverted = getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == _WHITE_IS_ZERO
     if image.mode in _DEEP and inverted:
-        raise _refused(file, "stores white as zero", "invert it")
+        raise _refused(what, "stores white as zero", "invert it")
 
 
-def _eight_bits(image: Any, depth: int | None, file: Path) -> NDArray[np.uint8]:
+def _eight_bits(image: Any, depth: int | None, what: str) -> NDArray[np.uint8]:
     if image.mode in _DEEP:
         if depth is None:
             raise _refused(
-                file,
+                what,
                 "has 16-bit grey values, and does not say how many bits they use",
                 "pass --bit-depth 16, or 12 as for many DICOM exports",
             )
-        return from_depth(np.asarray(image), depth, repr(str(file)))
+        return from_depth(np.asarray(image), depth, f"{what[0].lower()}{what[1:]}")
     if image.mode in ("LA", "PA", "RGBA") or "transparency" in image.info:
         lowest, _ = image.convert("RGBA").getchannel("A").getextrema()
         if lowest < 255:
-            raise _refused(file, "has transparent pixels", "flatten it")
+            raise _refused(what, "has transparent pixels", "flatten it")
     return np.asarray(image.convert("L" if image.mode in _GREY else "RGB"))
 
 
-def _refused(file: Path, why: str, fix: str) -> InvalidDataError:
-    return InvalidDataError(f"The image {str(file)!r} {why}; {fix}.")
+def _refused(what: str, why: str, fix: str) -> InvalidDataError:
+    return InvalidDataError(f"{what} {why}; {fix}.")
