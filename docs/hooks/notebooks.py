@@ -1,7 +1,7 @@
 """Notebooks as pages: stored without outputs, run while the site is built, shown as Markdown.
 
-A notebook runs in a kernel of this environment, in a temporary folder that is its home as well: your
-own ledgers and runs are not touched. If a notebook fails, the build fails. To build the pages
+A notebook runs in a kernel of this environment, in a temporary folder that is its home as well.
+Your own ledgers and runs are not touched. If a notebook fails, the build fails. To build the pages
 without outputs, in seconds, set EXECUTE_NOTEBOOKS=false.
 """
 

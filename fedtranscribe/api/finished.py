@@ -106,7 +106,10 @@ def evaluate(
 
     Args:
         run: a run, or its folder.
-        images, labels, ids, test: of a run on data in memory that is opened again: the same data.
+        images: of a run on data in memory that is opened again: the same images.
+        labels: the same labels.
+        ids: the same ids.
+        test: the same held-out images.
         progress: show bars on standard error; or a function of (stage, done, total).
         **settings: fields of `EvaluationSettings`, such as classifiers="cnn" or samples=5000.
 

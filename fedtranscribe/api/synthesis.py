@@ -40,7 +40,15 @@ def synthesize(
     It is `fedtranscribe synthesize`, with dp-promise or DP-SAD. Pass images in memory, or `data`.
 
     Args:
-        images, labels, data, data_id, classes, class_names, ids, test: as for `transcribe`.
+        images: private images, as for `transcribe`.
+        labels: one class number per image, from 0; a data set brings its own.
+        data: instead of images, a name or path as `--data` takes it.
+        data_id: of images in memory: a lasting name of these records, which their ledger is kept
+            under.
+        classes: how many classes there are, or their names.
+        class_names: what the classes are called, where `classes` is their number.
+        ids: a lasting name per image, or per patient.
+        test: held-out images, `(images, labels)` or a data set; one record in five if left out.
         epsilon: ε of this run; 10 if left out.
         delta: δ at which ε is quoted; 1e-5 if left out.
         out: the run folder; a new one under `runs` if left out.
@@ -70,5 +78,9 @@ def synthesize(
         prepared = prepare(chosen, split, say)
         say(f"run folder: {folder}")
         judge = cnn_judge(chosen.seed) if chosen.evaluate else None
-        run_synthesis(prepared, folder, resume=resume, judge=judge, progress=show, say=say)
+        try:
+            run_synthesis(prepared, folder, resume=resume, judge=judge, progress=show, say=say)
+        except KeyboardInterrupt:
+            say(f"go on with: ft.synthesize(…, out={str(folder)!r}, resume=True)")
+            raise
     return Run.of(folder, split)

@@ -61,7 +61,7 @@ def transcribe(
         force: run although the forecast says that nothing can be learned.
         config: a TOML file with settings; what is passed here wins.
         progress: show bars and lines on standard error; or a function of (stage, done, total).
-        **settings: any other field of `TranscribeSettings`, such as budget, seed or no_generator.
+        **settings: any other field of `TranscribeSettings`, such as budget, teacher or seed.
 
     Returns:
         The finished run.
@@ -83,5 +83,9 @@ def transcribe(
     with reported(progress) as (show, say):
         prepared = prepare(chosen, given_generator(chosen, show), split)
         say(f"run folder: {folder}")
-        run_transcription(prepared, folder, resume=resume, force=force, progress=show, say=say)
+        try:
+            run_transcription(prepared, folder, resume=resume, force=force, progress=show, say=say)
+        except KeyboardInterrupt:
+            say(f"go on with: ft.transcribe(…, out={str(folder)!r}, resume=True)")
+            raise
     return Run.of(folder, split)

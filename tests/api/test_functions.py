@@ -175,7 +175,7 @@ def test_a_run_goes_on_with_the_same_data_only(scans: dict[str, Any], own_place:
     stops = {**TEACHERS, "out": "run", "force": True}
 
     def stop(stage: str, done: int, total: int) -> None:
-        if stage == "rows" and done:
+        if stage == "rows answered" and done:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -199,7 +199,7 @@ def test_evaluate_and_release(scans: dict[str, Any], own_place: Path, monkeypatc
     run = ft.transcribe(**scans, **SUMS, out="run", progress=False, force=True)
     settings: dict[str, Any] = {"classifiers": "lda", "samples": 60, "fidelity": False}
     found = run.evaluate(**settings, progress=False)
-    assert found["private"]["downstream"]["lda"] is not None
+    assert "lda" in found["private"]["downstream"]
     assert json.loads((own_place / "run/evaluation.json").read_text())["data"] == "memory:scans"
     with pytest.raises(DataNotFoundError, match="passed in memory"):
         ft.evaluate("run", **settings, progress=False)
