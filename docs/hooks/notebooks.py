@@ -20,6 +20,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from nbclient import NotebookClient
 from nbconvert import MarkdownExporter
+from traitlets.config import Config
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = sorted((ROOT / "docs" / "notebooks").glob("*.ipynb"))
@@ -30,7 +31,7 @@ _SECONDS_PER_CELL = 900
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add a page for each notebook, with its pictures beside it."""
+    """Add a page for each notebook, and its pictures."""
     run = bool(config.extra.get("execute_notebooks", True))
     for path in NOTEBOOKS:
         page, pictures = as_page(path, hashlib.sha256(path.read_bytes()).hexdigest(), run)
@@ -59,7 +60,7 @@ def as_page(path: Path, digest: str, run: bool) -> tuple[str, dict[str, bytes]]:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Turn links to notebooks, right for whoever reads the repository, to their pages."""
+    """Turn links to notebooks, right for readers of the repository, to their pages."""
     if page.file.src_uri.startswith("notebooks/"):
         return markdown
     return _TO_NOTEBOOK.sub(r"](\1.md)", markdown)
@@ -76,11 +77,14 @@ def executed(path: Path) -> Any:
         places = {"HOME": home, "IPYTHONDIR": f"{home}/.ipython", "FEDTRANSCRIBE_HOME": ""}
         paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         env = {**os.environ, **places, "PYTHONPATH": paths, "OMP_WAIT_POLICY": "PASSIVE"}
+        # Sockets in the folder, which no other user may enter; over TCP anybody could listen.
+        kernel = {"transport": "ipc", "connection_file": f"{home}/kernel.json"}
         client = NotebookClient(
             notebook,
             timeout=_SECONDS_PER_CELL,
             kernel_name="python3",
             resources={"metadata": {"path": home}},
+            config=Config({"KernelManager": kernel}),
         )
         client.execute(env=env)
     return notebook

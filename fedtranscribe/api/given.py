@@ -89,6 +89,6 @@ class GivenData:
         return names
 
 
-def told(settings: Mapping[str, Any], **named: Any) -> dict[str, Any]:
+def given_settings(settings: Mapping[str, Any], **named: Any) -> dict[str, Any]:
     """Settings that were said; a keyword argument that is None was left out."""
     return {**settings, **{name: value for name, value in named.items() if value is not None}}

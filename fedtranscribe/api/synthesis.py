@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtranscribe.api.finished import Run
-from fedtranscribe.api.given import GivenData, told
+from fedtranscribe.api.given import GivenData, given_settings
 from fedtranscribe.api.reporting import in_python, reported
 from fedtranscribe.config.sources import layers, new_folder
 from fedtranscribe.config.synthesize import synthesize_settings
@@ -64,13 +64,13 @@ def synthesize(
     Raises:
         ConfigError: an unknown or wrong setting, or data_id, classes or labels are missing.
         DataError: no such data, or images, labels or ids that cannot be used.
-        BudgetExhaustedError: the ledger has no room; nothing was spent.
+        BudgetExhaustedError: the ledger has too little left; nothing was spent.
         FedtranscribeError: any other mistake; see `fedtranscribe.errors`.
     """
     folder = None if out is None else Path(out)
     source = GivenData(images, labels, data, data_id, classes, class_names, ids, test)
     started, given = layers(None if config is None else Path(config), folder, resume=resume)
-    said = told(settings, epsilon=epsilon, delta=delta) | source.settings
+    said = given_settings(settings, epsilon=epsilon, delta=delta) | source.settings
     chosen = synthesize_settings(said, given, started)
     split = source.split(chosen.own_data)
     folder = folder or new_folder("synthesize")

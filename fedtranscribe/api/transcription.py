@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedtranscribe.api.finished import Run
-from fedtranscribe.api.given import GivenData, told
+from fedtranscribe.api.given import GivenData, given_settings
 from fedtranscribe.api.reporting import in_python, reported
 from fedtranscribe.config import TranscribeSettings, build
 from fedtranscribe.config.sources import layers, new_folder
@@ -69,14 +69,14 @@ def transcribe(
     Raises:
         ConfigError: an unknown or wrong setting, or data_id, classes or labels are missing.
         DataError: no such data, or images, labels or ids that cannot be used.
-        BudgetExhaustedError: the ledger has no room; nothing was spent.
+        BudgetExhaustedError: the ledger has too little left; nothing was spent.
         HopelessPlanError: nothing could be learned, and `force` was not given.
         FedtranscribeError: any other mistake; see `fedtranscribe.errors`.
     """
     folder = None if out is None else Path(out)
     source = GivenData(images, labels, data, data_id, classes, class_names, ids, test)
     started, given = layers(None if config is None else Path(config), folder, resume=resume)
-    said = told(settings, epsilon=epsilon, delta=delta)
+    said = given_settings(settings, epsilon=epsilon, delta=delta)
     chosen = build(TranscribeSettings, {**started, **given, **said, **source.settings})
     split = source.split(chosen.own_data)
     folder = folder or new_folder("transcribe")

@@ -23,7 +23,7 @@ _NO_MEANING = ("epsilon", "adjacency", "budget")
 def synthesize_settings(
     said: Mapping[str, Any], given: Mapping[str, Any], started: Mapping[str, Any]
 ) -> SynthesizeSettings:
-    """The settings of a run; what stands first wins.
+    """The settings of a run; an earlier argument wins over a later one.
 
     Args:
         said: options of the command line, or keyword arguments. Those of a method's table may stand

@@ -1,7 +1,7 @@
 """Private data that Python has in memory: arrays, tensors, and data sets of torch and Hugging Face.
 
-Such data have no file that says what they are. So whoever passes them states the facts that must
-not be counted from records: a lasting name, which the ledger is kept under, and the classes.
+No file says what such data are. The caller states the facts that must not be counted from records:
+a lasting name, which the ledger is kept under, and the classes.
 
 Guarantee: each image is converted by itself, from its own type and values. An item of a torch
 `Dataset` is what the user's code returns; it must depend on that record alone.
