@@ -36,6 +36,17 @@ class Run(FinishedRun):
     """
 
     @classmethod
+    @in_python
+    def open(cls, path: str | Path) -> Self:
+        """Read the run in a folder.
+
+        Raises:
+            StorageError: there is no run, it is not finished, or it has a network per holder.
+            ModelError: a network's file is damaged.
+        """
+        return super().open(Path(path))
+
+    @classmethod
     def of(cls, folder: Path, split: DataSplit | None = None) -> Self:
         """The run that has just been finished in a folder.
 
@@ -123,7 +134,7 @@ def evaluate(
         StorageError: there is no finished run, or its folder cannot be written.
     """
     wanted = build(EvaluationSettings, settings)
-    found = run if isinstance(run, Run) else Run.open(Path(run))
+    found = run if isinstance(run, Run) else Run.open(run)
     if images is not None:
         found = found.about(_same_data(found, images, labels, ids, test))
     with reported(progress) as (show, _):

@@ -138,7 +138,7 @@ def test_a_run_says_what_it_has_cost_and_can_do(scans: dict[str, Any], own_place
     assert run.probabilities(images[:2] / 255).shape == (2, 3)
     drawn, labels = run.sample(5, seed=1)
     assert (drawn.shape, labels.shape) == ((5, 1, 28, 28), (5,))
-    again = ft.Run.open(own_place / "run")
+    again = ft.Run.open("run")
     assert again.predict(drawn).equal(labels)
     with pytest.raises(ConfigError, match="does not name its classes"):
         again.predict(drawn, names=True)
@@ -352,4 +352,4 @@ def test_wrong_settings_of_a_simulation_are_named(settings: Any, named: str, own
 
 def test_a_run_that_is_not_there_is_no_run():
     with pytest.raises(StorageError, match="No run in"):
-        ft.Run.open(Path("nowhere"))
+        ft.Run.open("nowhere")
