@@ -8,7 +8,6 @@ import doc_pages as pages
 import nbformat
 import pytest
 
-
 PRINTED = {
     "first-transcription": "BudgetExhaustedError",
     "privacy-card": "it states ε = 1.0",
