@@ -75,6 +75,8 @@ def executed(path: Path) -> Any:
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory(prefix="notebook-") as home:
         places = {"HOME": home, "IPYTHONDIR": f"{home}/.ipython", "FEDTRANSCRIBE_HOME": ""}
+        # tqdm misses a package for bars that a page could not show.
+        places["PYTHONWARNINGS"] = "ignore:IProgress not found"
         paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         env = {**os.environ, **places, "PYTHONPATH": paths, "OMP_WAIT_POLICY": "PASSIVE"}
         # Sockets in the folder, which no other user may enter; over TCP anybody could listen.
