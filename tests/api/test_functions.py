@@ -213,7 +213,9 @@ def test_evaluate_and_release(scans: dict[str, Any], own_place: Path, monkeypatc
     assert release.privacy.epsilon == pytest.approx(run.epsilon)
     assert "scans" not in (own_place / "run/release/privacy.json").read_text()
     assert ft.load("run/release").predict(scans["images"]).equal(run.predict(scans["images"]))
-    other = ft.release("run", "handed-over", choices=["the better of two"], stamp_not_private=True)
+    said = {"choices": ["the better of two"], "stamp_not_private": True}
+    with pytest.warns(UserWarning, match="the better of two"):
+        other = ft.release("run", "handed-over", **said)
     assert other.path == Path("handed-over")
 
 
