@@ -39,6 +39,9 @@ LAYOUT = {
 NOT_FETCHED = ("cifar10-jpeg",)
 """Sets that nobody offers for download."""
 
+MEMORY = "memory:"
+"""Before the data id of data that Python had in memory, where others have a name or a path."""
+
 NETWORKS = ("cnn-small", "cnn", "cnn-wide", "scatter", "patches")
 """Our own; torchvision's classifiers come on top where it is installed."""
 
@@ -72,6 +75,11 @@ def expect_data(spec: str) -> None:
 
 def unknown_data(spec: str) -> DataNotFoundError:
     """The error for a data set that is not there."""
+    if spec.startswith(MEMORY):
+        return DataNotFoundError(
+            f"The data {spec.removeprefix(MEMORY)!r} were passed in memory, so that they cannot be "
+            "read again; pass the same images and labels in Python."
+        )
     close = difflib.get_close_matches(spec, DATA_SETS, n=3)
     hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(DATA_SETS)}"
     return DataNotFoundError(f"No data set or path {spec!r}; {hint}")

@@ -68,6 +68,13 @@ class StatedGuarantee(Part):
         """ε that holds: none for a baseline, and none with seeded noise, whatever was printed."""
         return self.epsilon if self.private else None
 
+    def __str__(self) -> str:
+        """The headline in one sentence."""
+        if self.epsilon is None:
+            return "no guarantee: ε is infinite"
+        stated = f"ε = {self.epsilon:.4g} at δ = {self.delta:g} ({self.unit}, {self.adjacency})"
+        return stated if self.private is not False else f"NOT PRIVATE; its plan costs {stated}"
+
 
 class Answers(Part):
     """What was asked of teachers, or of sums over records, and the noise on it.

@@ -13,6 +13,7 @@ What may stand outside `private/`, and why, is listed in `fedtranscribe.allowed`
 `metrics.json` said by the fields of `fedtranscribe.result.Result`.
 """
 
+import contextlib
 import io
 import json
 import os
@@ -37,6 +38,7 @@ GENERATOR = "generator.safetensors"
 DENOISER = "denoiser.safetensors"
 HOLDERS = "holders"
 """Folders, each a whole run, where every holder has trained a network of its own."""
+_RECORDS = "private/records.json"
 # Of checkpoints.
 _VERSION = 6
 
@@ -125,6 +127,21 @@ class RunDirectory:
     def abandon(self) -> None:
         """Take back a run that could not begin, so that its folder is free again."""
         (self.path / "config.toml").unlink(missing_ok=True)
+        (self.path / _RECORDS).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # there is more in it, or it was never made
+            self.private.rmdir()
+
+    def bind_records(self, digest: str) -> None:
+        """Remember which records in memory the run is about; one that goes on must get the same.
+
+        Args:
+            digest: of the data; PRIVATE, and kept under `private/`.
+
+        Raises:
+            ConfigError: the run began with other records.
+        """
+        expect_same_records(self.path, digest)
+        write_atomically(self.path / _RECORDS, json.dumps({"digest": digest}).encode())
 
     @property
     def private(self) -> Path:
@@ -267,6 +284,24 @@ class StateFile:
         buffer = io.BytesIO()
         torch.save(state, buffer)
         write_atomically(self._path, buffer.getvalue())
+
+
+def expect_same_records(folder: Path, digest: str) -> None:
+    """Refuse other records in memory than those that a run began with.
+
+    Args:
+        folder: the run's; where `private/` has been taken away, nothing can be compared.
+        digest: of the data that are passed now.
+
+    Raises:
+        ConfigError: they differ.
+    """
+    known = (read_object(folder / _RECORDS) or {}).get("digest", digest)
+    if known != digest:
+        raise ConfigError(
+            f"The images, labels or ids passed are not those that the run in {folder} began with; "
+            "pass the same ones, in the same order."
+        )
 
 
 def check_writable(path: Path) -> None:

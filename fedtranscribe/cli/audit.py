@@ -7,10 +7,10 @@ import typer
 
 from fedtranscribe.cli.options import Json, Runs
 from fedtranscribe.cli.output import emit_json, say, show_table
-from fedtranscribe.cli.progress import StageBars
 from fedtranscribe.cli.settings_options import settings_options
 from fedtranscribe.config import OwnData, RunOptions, Topic, build
 from fedtranscribe.config.evaluation import AuditSettings
+from fedtranscribe.stage_bars import StageBars
 
 if TYPE_CHECKING:
     from fedtranscribe.evaluation.audit import Audit

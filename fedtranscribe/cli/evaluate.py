@@ -5,10 +5,10 @@ from typing import Any
 
 from fedtranscribe.cli.options import Json, Runs
 from fedtranscribe.cli.output import emit, emit_json, say, say_path, show_table
-from fedtranscribe.cli.progress import StageBars
 from fedtranscribe.cli.settings_options import settings_options
 from fedtranscribe.config import build
 from fedtranscribe.config.evaluation import EvaluationSettings
+from fedtranscribe.stage_bars import StageBars
 
 _EXAMPLES = """Measure finished runs: student, classifiers on synthetic images, fidelity.
 

@@ -1,43 +1,15 @@
-"""What commands that make a run share: settings out of three places, and its privacy at the end."""
+"""What commands that make a run share: names are checked first, and its privacy is shown last."""
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from fedtranscribe.catalogue import expect_data, expect_network
 from fedtranscribe.cli.output import say, show_table
-from fedtranscribe.config import read_toml
-from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.result import Result, Shown
 from fedtranscribe.result_parts import LedgerFacts
 
 # Classes of a table that a terminal can show.
 _MOST_SHOWN = 12
-
-Layers = tuple[dict[str, Any], dict[str, Any]]
-
-
-def layers(config: Path | None, out: Path | None, *, resume: bool) -> Layers:
-    """Settings of the run that is resumed, and of the settings file; what was typed wins over both.
-
-    Args:
-        config: the settings file.
-        out: the run's folder, which a resumed run was started with.
-        resume: whether it goes on.
-
-    Raises:
-        ConfigError: nothing says which run to go on with, or a file is absent or no TOML.
-        StorageError: there is no run to go on with.
-    """
-    if resume and out is None:
-        raise ConfigError("Expected --out with --resume: it names the run to go on with.")
-    started: dict[str, Any] = {}
-    if resume and out is not None:
-        if not (out / "config.toml").exists():
-            raise StorageError(f"No run in {out} to resume; leave out --resume to start one.")
-        started = read_toml(out / "config.toml")
-        started.pop("run", None)
-    return started, read_toml(config) if config is not None else {}
 
 
 def expect_known(*data: str | None, networks: Iterable[str | None] = ()) -> None:

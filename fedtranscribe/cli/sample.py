@@ -7,9 +7,9 @@ import typer
 
 from fedtranscribe.cli.options import Json
 from fedtranscribe.cli.output import emit
-from fedtranscribe.cli.progress import StageBars
 from fedtranscribe.cli.settings_options import settings_options
 from fedtranscribe.config import Place, Topic, build
+from fedtranscribe.stage_bars import StageBars
 
 _EXAMPLES = """Draw labelled images from the generator of a finished run, as many as you want: free.
 

@@ -7,7 +7,6 @@ import typer
 
 from fedtranscribe.cli.options import Json, group
 from fedtranscribe.cli.output import emit, say_path
-from fedtranscribe.cli.progress import StageBars
 from fedtranscribe.cli.runs import expect_known
 from fedtranscribe.cli.settings_options import GroupedCommand, about, settings_options
 from fedtranscribe.config import OwnData, Topic, TranscribeSettings, build, read_toml
@@ -15,6 +14,7 @@ from fedtranscribe.errors import ConfigError, HopelessPlanError
 from fedtranscribe.privacy.calibrate import EnsembleLayout
 from fedtranscribe.privacy.forecasts import Forecast, forecast
 from fedtranscribe.privacy.units import NoiseMode, RowAnswer
+from fedtranscribe.stage_bars import StageBars
 
 if TYPE_CHECKING:
     from fedtranscribe.data import DataSplit

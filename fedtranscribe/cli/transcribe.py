@@ -1,19 +1,16 @@
 """`fedtranscribe transcribe`: teachers in, a differentially private student and generator out."""
 
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from fedtranscribe.cli.options import Force, Json, Out, Resume, SettingsFile
 from fedtranscribe.cli.output import emit, say, say_path, show_table
-from fedtranscribe.cli.progress import StageBars
-from fedtranscribe.cli.runs import expect_known, layers, show_confusion, show_privacy
+from fedtranscribe.cli.runs import expect_known, show_confusion, show_privacy
 from fedtranscribe.cli.settings_options import settings_options
 from fedtranscribe.config import TranscribeSettings, build
+from fedtranscribe.config.sources import layers, new_folder
 from fedtranscribe.result import Shown
-
-# From a diffusion model on two cores: some minutes, once.
-_SAMPLES = 2_000
+from fedtranscribe.stage_bars import StageBars
 
 _EXAMPLES = """Turn private images into a differentially private student and generator.
 
@@ -52,12 +49,12 @@ def transcribe_command(
     # A run that is resumed knows the student by its features' name.
     student = None if settings.features else settings.student
     expect_known(settings.data, networks=(settings.teacher, student))
-    folder = out or Path("runs") / f"transcribe-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    folder = out or new_folder("transcribe")
 
-    from fedtranscribe.runs import prepare, transcribe
+    from fedtranscribe.runs import given_generator, prepare, transcribe
 
     with StageBars() as bars:
-        prepared = prepare(settings, _generator(settings, bars))
+        prepared = prepare(settings, given_generator(settings, bars))
         bars.say(f"run folder: {folder}")
         try:
             shown = transcribe(
@@ -73,21 +70,6 @@ def transcribe_command(
 
 
 transcribe_command.__doc__ = _EXAMPLES
-
-
-def _generator(settings: TranscribeSettings, bars: StageBars) -> Any:
-    """Samples of the given run, with its cost; None where there is none."""
-    if settings.generator is None:
-        return None
-    from fedtranscribe.models import pick_device
-    from fedtranscribe.synthesis.pool import open_generator
-
-    return open_generator(
-        settings.generator,
-        _SAMPLES,
-        pick_device(settings.device),
-        lambda done, total: bars("samples of the generator", done, total),
-    )
 
 
 def show(shown: Shown, folder: Path) -> None:

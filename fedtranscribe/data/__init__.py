@@ -2,6 +2,7 @@
 
 from fedtranscribe.data.augment import augment
 from fedtranscribe.data.imageset import DataSplit, DrawnFrom, ImageSet
+from fedtranscribe.data.memory import from_memory
 from fedtranscribe.data.overlap import NamedData, expect_public, load_public, share_records
 from fedtranscribe.data.partitions import dirichlet_partition
 from fedtranscribe.data.registry import (
@@ -26,6 +27,7 @@ __all__ = [
     "draw_shapes",
     "expect_public",
     "folder_of",
+    "from_memory",
     "held_out",
     "is_benchmark",
     "is_published",

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from fedtranscribe.catalogue import DATA_SETS, MEDMNIST, unknown_data
+from fedtranscribe.catalogue import DATA_SETS, MEDMNIST, MEMORY, unknown_data
 from fedtranscribe.config import UNSTATED, OwnData
 from fedtranscribe.data.archives import load_archive
 from fedtranscribe.data.cifar10_jpeg import load_cifar10_jpeg
@@ -54,6 +54,8 @@ def load(
         ConfigError: `own` contradicts what the set states itself.
     """
     _expect_no_columns(spec, own)
+    if spec.startswith(MEMORY):
+        raise unknown_data(spec)
     if spec.startswith(MEDMNIST):
         return load_medmnist(spec.removeprefix(MEDMNIST), root, download, own)
     if spec in available():
@@ -127,7 +129,7 @@ def is_benchmark(name: str) -> bool:
 def folder_of(spec: str) -> Path | None:
     """Where the data of a path lie, if it is one and they are there; None for names."""
     path = Path(spec).expanduser()
-    if spec in available() or spec.startswith(MEDMNIST) or not spec or not path.exists():
+    if spec in available() or spec.startswith((MEDMNIST, MEMORY)) or not spec or not path.exists():
         return None
     return path if path.is_dir() else path.resolve().parent
 

@@ -187,7 +187,7 @@ class Trainings:
         # Before the noise is looked for, which may take a minute.
         known = RunDirectory.resume(path, settings) if self.knows(run) else None
         # Held-out images play no part at a holder: it is measured where the network goes.
-        prepared = prepare(settings, DataSplit(records, records))
+        prepared = prepare(settings, DataSplit(records, records), asked_by_server=True)
         if known is None:
             with self._open_ledger() as ledger:
                 assert prepared.plan.release is not None

@@ -27,7 +27,8 @@ What is noticed, and what is not
     Noticed: a folder that became writable or read-only, another FEDTRANSCRIBE_HOME and another
     named ledger; another user, if the data's folder could be written when the ledger was made.
     Not noticed: another user's ledger for data in a folder that neither may write; another data id
-    for the same records; a copy of the data in another folder; a ledger deleted with its marker.
+    for the same records; a copy of the data in another folder, or in memory, where data have no
+    folder; a ledger deleted with its marker.
 """
 
 import errno

@@ -1,36 +1,28 @@
 """A release folder -> networks to use; a diffusion model alone needs an extra, `diffusion`."""
 
-import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, overload
-
-import torch
-from torch import Tensor
 
 from fedtranscribe.errors import (
-    ConfigError,
     CorruptWeightsError,
-    InvalidDataError,
-    ModelMismatchError,
     PrivacyError,
     StorageError,
 )
 from fedtranscribe.models import Classifier, Generator, load_network
 from fedtranscribe.models.backbones import Backbone
 from fedtranscribe.models.diffusion import Synthesizer, load_synthesizer
-from fedtranscribe.models.inference import labelled_samples, logits_of
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.releases.accounting import first_disagreement
 from fedtranscribe.releases.digests import first_difference
 from fedtranscribe.releases.stamp import stamp_of
 from fedtranscribe.releases.statement import PrivacyStatement, read_statement
 from fedtranscribe.run_directory import DENOISER, GENERATOR, STUDENT
+from fedtranscribe.runs.networks import Networks
 
 
 @dataclass(frozen=True, eq=False)
-class Release:
+class Release(Networks):
     """A released student and generator, or a released diffusion model.
 
     Attributes:
@@ -46,105 +38,17 @@ class Release:
     generator: Generator | GaussianMixture | Synthesizer | None
     privacy: PrivacyStatement
 
+    _kind = "release"
+
+    @property
+    def method(self) -> str:
+        """That learned them."""
+        return self.privacy.method
+
     @property
     def class_names(self) -> tuple[str, ...] | None:
         """What the classes are called, in order; None where nobody named them."""
         return self.privacy.class_names
-
-    @overload
-    def predict(self, images: Tensor, names: Literal[False] = False) -> Tensor: ...
-
-    @overload
-    def predict(self, images: Tensor, names: Literal[True]) -> list[str]: ...
-
-    def predict(self, images: Tensor, names: bool = False) -> Tensor | list[str]:
-        """Likeliest class of each image.
-
-        Args:
-            images: [n, ch, s, s], uint8 or floating point in [0, 1]; on any device.
-            names: give the classes' names and not their numbers.
-
-        Returns:
-            int64 [n], on the CPU; or n names.
-
-        Raises:
-            ConfigError: the release has no student, or nobody named its classes.
-            ModelMismatchError: another shape than the student was made for.
-            InvalidDataError: another type, or values outside of [0, 1].
-        """
-        if not names:
-            return self._logits(images).argmax(-1)
-        if self.class_names is None:
-            raise ConfigError(
-                f"The release in {self.path} does not name its classes; leave out names=True."
-            )
-        return [self.class_names[label] for label in self.predict(images).tolist()]
-
-    def probabilities(self, images: Tensor) -> Tensor:
-        """How likely the student takes each class to be; the card says how far to trust it.
-
-        Args:
-            images: as for `predict`.
-
-        Returns:
-            float32 [n, classes], rows that add up to one, on the CPU.
-
-        Raises:
-            ConfigError: the release has no student.
-            ModelMismatchError: as for `predict`.
-            InvalidDataError: as for `predict`.
-        """
-        return self._logits(images).softmax(-1)
-
-    def _logits(self, images: Tensor) -> Tensor:
-        student = self.student
-        if student is None:
-            raise ConfigError(
-                f"The release in {self.path} (method {self.privacy.method}) has no student; train "
-                "a classifier on what its sample() gives."
-            )
-        shape = student.channels, student.size, student.size
-        if images.ndim != 4 or tuple(images.shape[1:]) != shape:
-            raise ModelMismatchError(
-                f"Expected images [n, {', '.join(map(str, shape))}], got {list(images.shape)}."
-            )
-        if not len(images):
-            return torch.empty(0, student.classes)
-        # Not a number fails this comparison too.
-        whole, real = images.dtype == torch.uint8, images.is_floating_point()
-        if not whole and not (real and bool(((images >= 0) & (images <= 1)).all())):
-            raise InvalidDataError(
-                f"Expected images of uint8, or floating point in [0, 1], got {images.dtype}"
-                f"{' outside of it' if real else ''}."
-            )
-        return logits_of(student, images)
-
-    def sample(self, n: int, seed: int | None = None) -> tuple[Tensor, Tensor]:
-        """Synthetic images and their labels: costs no privacy.
-
-        A mixture's images have the labels of its components; the student labels what a network
-        makes; a diffusion model is asked for every class alike, and one without labels gives 0 to
-        all.
-
-        Args:
-            n: how many.
-            seed: the same one gives the same images; drawn afresh if not given.
-
-        Returns:
-            uint8 [n, ch, s, s], int64 [n].
-
-        Raises:
-            ConfigError: n < 1, or the release has no generator.
-        """
-        if self.generator is None:
-            raise ConfigError(
-                f"The release in {self.path} (method {self.privacy.method}) has no generator; "
-                "only its student can be used."
-            )
-        if n < 1:
-            raise ConfigError(f"Expected n={n} >= 1.")
-        drawn = int.from_bytes(os.urandom(7), "big") if seed is None else seed
-        return labelled_samples(self.generator, self.student, n, drawn)
 
 
 def load(folder: Path, verify: bool = True) -> Release:

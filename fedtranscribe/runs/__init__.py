@@ -8,7 +8,7 @@ learning.py                  what all of them share: networks, method, rounds, w
 finished.py                  the run folder, opened again
 """
 
-from fedtranscribe.runs.preparation import Prepared, prepare
+from fedtranscribe.runs.preparation import Prepared, given_generator, prepare
 from fedtranscribe.runs.transcription import transcribe
 
-__all__ = ["Prepared", "prepare", "transcribe"]
+__all__ = ["Prepared", "given_generator", "prepare", "transcribe"]

@@ -1,28 +1,35 @@
 """A finished run, as evaluation, release and report read it."""
 
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from torch import Tensor
 
 from fedtranscribe.config import OwnData, build
 from fedtranscribe.data import DataSplit, is_published, load
+from fedtranscribe.data.memory import digest_of
 from fedtranscribe.errors import ConfigError, CorruptWeightsError, StorageError
 from fedtranscribe.models import Classifier, Generator, load_network
 from fedtranscribe.models.diffusion import Synthesizer, load_synthesizer
-from fedtranscribe.models.inference import labelled_samples
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.result import Result
 from fedtranscribe.result_parts import OWN_LABELS
-from fedtranscribe.run_directory import DENOISER, GENERATOR, HOLDERS, STUDENT
+from fedtranscribe.run_directory import (
+    DENOISER,
+    GENERATOR,
+    HOLDERS,
+    STUDENT,
+    expect_same_records,
+)
+from fedtranscribe.runs.networks import Networks
 from fedtranscribe.tracking import Progress, silent
 
 _DIFFUSION_SAMPLES = 3_000
 
 
 @dataclass(frozen=True, eq=False)
-class FinishedRun:
+class FinishedRun(Networks):
     """Result and networks of a run that came to its end; `open` reads them.
 
     Attributes:
@@ -30,15 +37,19 @@ class FinishedRun:
         result: what `metrics.json` holds.
         student: the learned classifier, in evaluation mode; None for DP-SAD and dp-promise.
         generator: what synthetic images come from; None for FedAvg and FedDF, which have none.
+        split: the real images, where they are in memory; see `about`.
     """
 
     path: Path
     result: Result
     student: Classifier | None
     generator: Generator | GaussianMixture | Synthesizer | None
+    split: DataSplit | None = None
+
+    _kind = "run"
 
     @classmethod
-    def open(cls, path: Path) -> "FinishedRun":
+    def open(cls, path: Path) -> Self:
         """Read the run in a folder.
 
         Raises:
@@ -62,6 +73,16 @@ class FinishedRun:
         return cls(path, result, student, generator)
 
     @property
+    def method(self) -> str:
+        """That learned them."""
+        return self.result.method
+
+    @property
+    def class_names(self) -> tuple[str, ...] | None:
+        """What the classes are called, in order; None where nobody named them."""
+        return self.result.class_names
+
+    @property
     def private(self) -> Path:
         """What stays with the data holder; never part of a release."""
         return self.path / "private"
@@ -81,11 +102,30 @@ class FinishedRun:
         Raises:
             DataError: the set is absent or has changed its shape.
         """
+        if self.split is not None:
+            return self.split
         asked = self.result.asked
-        return load(asked.data, root or asked.data_root, download, self._own_data)
+        return load(asked.data, root or asked.data_root, download, self.own_data)
+
+    def about(self, split: DataSplit) -> Self:
+        """The same run with its real images in memory.
+
+        Args:
+            split: the data that the run began with.
+
+        Raises:
+            ConfigError: they are other data, or the run read its own from a name or a path.
+        """
+        if self.result.asked.data != split.train.name:
+            raise ConfigError(
+                f"Expected no images with the run in {self.path}, which was made from "
+                f"data={self.result.asked.data!r}, not from {split.train.name!r}."
+            )
+        expect_same_records(self.path, digest_of(split))
+        return replace(self, split=split)
 
     @property
-    def _own_data(self) -> OwnData:
+    def own_data(self) -> OwnData:
         """How the run read its data."""
         settings = self.result.settings
         return build(OwnData, {k: v for k, v in settings.items() if k in OwnData.model_fields})
@@ -127,12 +167,4 @@ class FinishedRun:
         Raises:
             ConfigError: the run has no generator, or n < 1.
         """
-        if self.generator is None:
-            raise ConfigError(
-                f"The run in {self.path} (method {self.result.method}) has no generator; "
-                "only its student can be evaluated."
-            )
-        if n < 1:
-            raise ConfigError(f"Expected samples={n} >= 1.")
-        done = partial(progress, "synthetic images")
-        return labelled_samples(self.generator, self.student, n, seed, done)
+        return self._samples(n, seed, progress)

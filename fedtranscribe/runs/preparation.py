@@ -3,6 +3,7 @@
 import hashlib
 import sys
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fedtranscribe.data import (
     load,
     share_records,
 )
+from fedtranscribe.data.memory import digest_of
 from fedtranscribe.data.registry import lasting
 from fedtranscribe.errors import ConfigError, ModelMismatchError
 from fedtranscribe.models import build, pick_device
@@ -43,12 +45,15 @@ from fedtranscribe.runs.picking import (
 )
 from fedtranscribe.runs.public_features import load_weights, with_features
 from fedtranscribe.runs.student_side import public_images
-from fedtranscribe.synthesis.pool import GivenGenerator
+from fedtranscribe.synthesis.pool import GivenGenerator, open_generator
 from fedtranscribe.teachers import Ensemble, Manifest, load_manifest
-from fedtranscribe.tracking import check_tracking
+from fedtranscribe.tracking import Progress, check_tracking
 
 OWN = "own"
 """One machine is a federation of one holder; this is its name."""
+
+# From a diffusion model on two cores: some minutes, once.
+_SAMPLES = 2_000
 
 
 @dataclass
@@ -66,6 +71,7 @@ class Prepared:
         generator: that was given, whose samples all rows are.
         started: the plan that the same settings would have with sums over the records first; None
             where there is no such choice.
+        digest: of data in memory; None of data that have a name or a path.
     """
 
     settings: TranscribeSettings
@@ -77,6 +83,7 @@ class Prepared:
     mode: TrainingMode | None = None
     generator: GivenGenerator | None = None
     started: Plan | None = None
+    digest: str | None = None
 
     @property
     def before(self) -> tuple[Release, ...]:
@@ -113,12 +120,33 @@ class Prepared:
         return is_published(self.settings.data or "")
 
 
-def prepare(settings: TranscribeSettings, generator: GivenGenerator | None = None) -> Prepared:
+def given_generator(settings: TranscribeSettings, progress: Progress) -> GivenGenerator | None:
+    """Samples of the run that `settings.generator` names, with its cost; None if it names none.
+
+    Args:
+        settings: what was asked for.
+        progress: shows how many samples are drawn.
+
+    Raises:
+        StorageError, ModelError: as `open_generator`.
+    """
+    if settings.generator is None:
+        return None
+    show = partial(progress, "samples of the generator")
+    return open_generator(settings.generator, _SAMPLES, pick_device(settings.device), show)
+
+
+def prepare(
+    settings: TranscribeSettings,
+    generator: GivenGenerator | None = None,
+    split: DataSplit | None = None,
+) -> Prepared:
     """Load and check everything public, and choose the plan.
 
     Args:
         settings: what was asked for.
         generator: all rows are its samples, and the student starts from them.
+        split: the data, where they are in memory; otherwise they are loaded by name.
 
     Raises:
         FedtranscribeError: any bad input; nothing has been written or spent.
@@ -132,7 +160,9 @@ def prepare(settings: TranscribeSettings, generator: GivenGenerator | None = Non
     manifest = load_manifest(folder) if folder else None
     settings = settings.model_copy(update=_data_of(settings, manifest))
     assert settings.data is not None  # _data_of fills it in
-    split = load(settings.data, settings.data_root, settings.download, settings.own_data)
+    digest = None if split is None else digest_of(split)
+    if split is None:
+        split = load(settings.data, settings.data_root, settings.download, settings.own_data)
     private = NamedData.of(settings.data, split)
     if generator is not None and generator.public is not None:
         expect_public(
@@ -179,7 +209,9 @@ def prepare(settings: TranscribeSettings, generator: GivenGenerator | None = Non
         # They come from the private records' own distribution: nothing else teaches as much.
         whole = settings.dpsd.model_copy(update={"public_share": 1.0})
         settings = settings.model_copy(update={"dpsd": whole})
-    prepared = Prepared(settings, device, split, public, folder, plan, mode, generator, started)
+    prepared = Prepared(
+        settings, device, split, public, folder, plan, mode, generator, started, digest
+    )
     return replace(prepared, plan=replace(plan, before=prepared.before))
 
 

@@ -86,6 +86,8 @@ def transcribe(
     check_writable(out)
     starting = RunDirectory.resume if resume else RunDirectory.create
     run = starting(out, prepared.settings)
+    if prepared.digest is not None:
+        run.bind_records(prepared.digest)
     if run.finished and not run.lacks_generator(wanted=prepared.settings.with_generator):
         say("this run was complete already; nothing was spent")
         return with_private_scores(run.path, Result.read(run.path))

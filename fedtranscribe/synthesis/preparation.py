@@ -8,6 +8,7 @@ import torch
 from fedtranscribe.config import SynthesizeSettings
 from fedtranscribe.data import DataSplit, NamedData, is_published, load
 from fedtranscribe.data.ledgers import ledger_of
+from fedtranscribe.data.memory import digest_of
 from fedtranscribe.errors import ConfigError, PrivacyError
 from fedtranscribe.mechanisms.bits import BitSource, OsBits
 from fedtranscribe.mechanisms.dpsgd import Backend
@@ -54,6 +55,7 @@ class Prepared:
         plan: what is trained.
         cost: what that gives away.
         device: where.
+        digest: of data in memory; None of data that have a name or a path.
     """
 
     settings: SynthesizeSettings
@@ -63,6 +65,7 @@ class Prepared:
     plan: MethodPlan
     cost: Cost
     device: torch.device
+    digest: str | None = None
 
     @property
     def facts(self) -> Facts:
@@ -144,15 +147,20 @@ class Prepared:
 
 
 def prepare(
-    settings: SynthesizeSettings, split: DataSplit | None = None, say: Say = lambda _: None
+    settings: SynthesizeSettings,
+    split: DataSplit | None = None,
+    say: Say = lambda _: None,
+    *,
+    asked_by_server: bool = False,
 ) -> Prepared:
     """Load and check everything public, choose the plan and find its noise.
 
     Args:
         settings: what was asked for.
-        split: the private data of a holder that a server has asked; else loaded by name. Public
-            images are compared with a holder's data by id alone, see `expect_public`.
+        split: the data, where they are in memory; otherwise they are loaded by name.
         say: receives lines for the user.
+        asked_by_server: the settings are a server's. Public images are then compared with the data
+            by id alone, see `expect_public`.
 
     Raises:
         FedtranscribeError: any bad input; nothing has been written or spent.
@@ -160,11 +168,11 @@ def prepare(
     check_tracking(settings)
     method: Method = method_named(settings.method)
     device = pick_device(settings.device)
+    digest = None if split is None or asked_by_server else digest_of(split)
     if split is None:
         split = load(settings.data, settings.data_root, settings.download, settings.own_data)
-        private = NamedData.of(settings.data, split)
-    else:
-        private = NamedData(settings.data, split.train.data_id)
+    known = None if asked_by_server else split
+    private = NamedData(settings.data, split.train.data_id, known)
     facts = facts_of(settings.data, split)
     if (start := mixture_start(settings, facts)) is not None:
         method = StartedMethod(method, start)
@@ -176,7 +184,8 @@ def prepare(
     if settings.noise:
         say(f"looking for the noise of ε = {settings.epsilon:g} by the {_figure(settings)} figure")
     plan = method.plan(settings, facts, 0 if public is None else len(public))
-    return Prepared(settings, split, public, method, plan, _cost(settings, plan), device)
+    cost = _cost(settings, plan)
+    return Prepared(settings, split, public, method, plan, cost, device, digest)
 
 
 def _clustered(

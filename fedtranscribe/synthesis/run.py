@@ -97,6 +97,8 @@ def synthesize(
         say("matplotlib is not installed: no figures; pip install 'fedtranscribe[plots]'")
     check_writable(out)
     run = RunDirectory.resume(out, prepared.settings) if resume else _begun(out, prepared, say)
+    if prepared.digest is not None:
+        run.bind_records(prepared.digest)
     if run.finished:
         say("this run was complete already; nothing was spent")
         forget_checkpoint(run)

@@ -15,9 +15,9 @@ import fedtranscribe
 from fedtranscribe import cli
 from fedtranscribe.cli import output
 from fedtranscribe.cli.output import emit, emit_json, say, say_path, show_table, warn
-from fedtranscribe.cli.progress import StageBars
 from fedtranscribe.privacy import Adjacency, Budget, Gaussian, Release, Unit
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.stage_bars import StageBars
 
 HOSTILE = [
     "[/x]",

@@ -21,7 +21,7 @@ import pytest
 
 from fedtranscribe import cli
 from fedtranscribe.catalogue import files_of
-from fedtranscribe.cli import simulate
+from fedtranscribe.cli.simulate import show
 from fedtranscribe.errors import (
     BudgetExhaustedError,
     ConfigError,
@@ -31,6 +31,7 @@ from fedtranscribe.errors import (
     SimulationError,
     StorageError,
 )
+from fedtranscribe.flower import simulate
 from fedtranscribe.flower.apps import App, find_app
 from fedtranscribe.flower.keeper import lives
 from fedtranscribe.flower.run_files import Tail, raise_mistake
@@ -248,7 +249,7 @@ SCORES = {"private_student": 0.9234, "one teacher": None}
 
 
 def test_both_figures_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    simulate.show(Shown(RESULT, SCORES, ()), Path("/runs/one"))
+    show(Shown(RESULT, SCORES, ()), Path("/runs/one"))
     out = capsys.readouterr().out
     for part in ["feddpsd", "private student", "92.3%", "9.87", "3.21", "zero-out", "/runs/one"]:
         assert part in out
@@ -257,7 +258,7 @@ def test_both_figures_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_no_guarantee_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     none = changed(RESULT, epsilon=None, published=None)
-    simulate.show(Shown(none, SCORES, ()), Path("/runs/one"))
+    show(Shown(none, SCORES, ()), Path("/runs/one"))
     out = capsys.readouterr().out
     assert "infinite: no guarantee" in out
     assert "published" not in out

@@ -8,6 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
+NOTEBOOKS = sorted((DOCS / "notebooks").glob("*.ipynb"))
 # Not on the site, but they give the same commands.
 READMES = [ROOT / "README.md", ROOT / "client" / "README.md", ROOT / "server" / "README.md"]
 

@@ -71,7 +71,13 @@ def site(tmp_path_factory) -> Path:
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
         cwd=pages.ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1", "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "NO_MKDOCS_2_WARNING": "1",
+            "OMP_NUM_THREADS": "1",
+            # They take minutes; test_notebooks.py runs them.
+            "EXECUTE_NOTEBOOKS": "false",
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -87,6 +93,10 @@ def test_every_page_is_there(site: Path):
         assert (site / page.relative_to(pages.DOCS)).with_suffix(".html").is_file(), page
     for made in ("changelog", "reference/cli", "reference/settings", "figures/utility"):
         assert (site / f"{made}.html").is_file(), made
+    for notebook in pages.NOTEBOOKS:
+        page = site / "notebooks" / f"{notebook.stem}.html"
+        assert f'href="{notebook.name}"' in page.read_text(encoding="utf-8")
+        assert (page.parent / notebook.name).is_file()
     assert not (site / "hooks").exists()
 
 
@@ -95,6 +105,15 @@ def test_every_page_says_the_version(site: Path):
         title = re.search(r"<title>(.*)</title>", page.read_text(encoding="utf-8"), re.DOTALL)
         assert title is not None
         assert title[1].strip().endswith(f"fedtranscribe {fedtranscribe.__version__}")
+
+
+def test_links_to_notebooks_lead_to_their_pages(site: Path):
+    for page, link in (
+        ("python.html", "notebooks/two-holders.html"),
+        ("tutorials/privacy-card.html", "../notebooks/privacy-card.html"),
+        ("notebooks/first-transcription.html", "privacy-card.html"),
+    ):
+        assert f'<a href="{link}"' in (site / page).read_text(encoding="utf-8"), page
 
 
 def test_a_browser_fetches_nothing_from_elsewhere(site: Path):
@@ -197,6 +216,10 @@ def test_public_rooms_are_there(site: Path):
         "config": ("build",),
         "errors": ("BudgetExhaustedError",),
     }
+    page = (site / "reference" / "api" / "fedtranscribe.html").read_text(encoding="utf-8")
+    names = ("transcribe", "simulate", "synthesize", "evaluate", "release", "Run", "Run.predict")
+    assert [n for n in names if f'id="fedtranscribe.api.{n}"' not in page] == []
+    assert 'id="fedtranscribe.load"' in page
     for room, names in wanted.items():
         page = (site / "reference" / "api" / f"{room}.html").read_text(encoding="utf-8")
         for name in names:

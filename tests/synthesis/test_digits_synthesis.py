@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from fedtranscribe.cli.synthesize import _cnn
 from fedtranscribe.config import SynthesizeSettings
+from fedtranscribe.evaluation.judging import cnn_judge
 from fedtranscribe.synthesis import prepare, synthesize
 
 
@@ -14,6 +14,8 @@ from fedtranscribe.synthesis import prepare, synthesize
 @pytest.mark.usefixtures("figures")
 def test_a_classifier_trained_on_samples_knows_real_digits(tmp_path: Path):
     settings = SynthesizeSettings(noise=False)
-    result = synthesize(prepare(settings), tmp_path / "run", judge=_cnn(settings)).to_json()
+    result = synthesize(
+        prepare(settings), tmp_path / "run", judge=cnn_judge(settings.seed)
+    ).to_json()
     assert result["accuracy"]["downstream"] >= 0.8
     assert (tmp_path / "run" / "images.png").stat().st_size > 0

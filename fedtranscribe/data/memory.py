@@ -1,0 +1,216 @@
+"""Private data that Python has in memory: arrays, tensors, and data sets of torch and Hugging Face.
+
+No file says what such data are. The caller states the facts that must not be counted from records:
+a lasting name, which the ledger is kept under, and the classes.
+
+Guarantee: each image is converted by itself, from its own type and values. An item of a torch
+`Dataset` is what the user's code returns; it must depend on that record alone.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from fedtranscribe.catalogue import MEMORY
+from fedtranscribe.config import UNSTATED, OwnData
+from fedtranscribe.data.classes import Classes, below, settled
+from fedtranscribe.data.hub_datasets import HubDataset, column_of, columns_of, is_hub_dataset
+from fedtranscribe.data.imageset import DataSplit, ImageSet
+from fedtranscribe.data.pictures import pixels_of
+from fedtranscribe.data.splits import split_by_id
+from fedtranscribe.data.validation import to_images, to_labels
+from fedtranscribe.errors import ConfigError, InvalidDataError
+
+Images = Tensor | NDArray[Any] | Sequence[Any] | Dataset[Any] | HubDataset
+"""Images [n, h, w], [n, h, w, ch] or [n, ch, h, w], uint8 or floating point in [0, 1]; a list of
+arrays or of Pillow's pictures; or a torch or Hugging Face `Dataset`, which has labels as well."""
+
+Labels = Tensor | ArrayLike | Sequence[int]
+"""One class number per image, from 0."""
+
+Ids = Sequence[Any] | NDArray[Any] | Tensor | str
+"""One string or whole number per image; of a Hugging Face `Dataset`, the name of their column."""
+
+Raw = tuple[NDArray[Any], NDArray[Any], Classes | None]
+
+
+def from_memory(
+    images: Images,
+    labels: Labels | None,
+    data_id: str,
+    *,
+    ids: Ids | None = None,
+    test: Images | tuple[Images, Labels] | None = None,
+    own: OwnData = UNSTATED,
+) -> DataSplit:
+    """Train and test part of data in memory.
+
+    Args:
+        images: of the private records.
+        labels: None where `images` has its own.
+        data_id: a lasting name of these records.
+        ids: a lasting name per record, or per patient: images that share an id stay together.
+        test: held-out images with labels; without them one record in five is held out by a fixed
+            hash of its id.
+        own: states the classes; says how many bits 16-bit pixels use.
+
+    Raises:
+        InvalidDataError: unusable images, labels or ids.
+        ConfigError: labels or classes are missing, or contradict each other.
+    """
+    train = _part(images, labels, data_id, ids, own)
+    if test is None:
+        return split_by_id(train)
+    held_images, held_labels = test if isinstance(test, tuple) and len(test) == 2 else (test, None)
+    return DataSplit(train, _part(held_images, held_labels, data_id, None, own))
+
+
+def digest_of(split: DataSplit) -> str:
+    """Digest of all images, labels and ids: PRIVATE, since it tells any two data sets apart."""
+    found = hashlib.blake2b(digest_size=32)
+    for part in (split.train, split.test):
+        found.update(repr((tuple(part.images.shape), part.classes, part.record_ids)).encode())
+        found.update(part.images.contiguous().numpy().data)
+        found.update(part.labels.contiguous().numpy().data)
+    return found.hexdigest()
+
+
+def _part(
+    images: Images, labels: Labels | None, data_id: str, ids: Ids | None, own: OwnData
+) -> ImageSet:
+    name = repr(data_id)
+    if isinstance(ids, str):
+        if not is_hub_dataset(images):
+            raise ConfigError(
+                f"Expected ids={ids!r} as one id per image; a name of a column is for a Hugging "
+                "Face Dataset."
+            )
+        ids = column_of(images, ids)
+    raw, classes_of, known = _raw(images, labels, name, own)
+    classes = settled(known, own, data_id)
+    if classes is None:
+        raise ConfigError(
+            "Expected classes=N, or their names: classes=['benign', 'malignant']. How many classes "
+            "there are is public, and never counted from labels."
+        )
+    pixels = to_images(raw, f"the images of {name}", own.bit_depth)
+    if len(pixels) != len(classes_of):
+        raise InvalidDataError(
+            f"Expected one label per image of {name}, got {len(classes_of)} labels for "
+            f"{len(pixels)} images."
+        )
+    return ImageSet(
+        name=f"{MEMORY}{data_id}",
+        data_id=data_id,
+        images=pixels,
+        labels=below(to_labels(classes_of, f"the labels of {name}"), classes, f"labels of {name}"),
+        classes=classes.count,
+        record_ids=None if ids is None else _ids(ids, name),
+        class_names=classes.names,
+    )
+
+
+def _raw(images: Images, labels: Labels | None, name: str, own: OwnData) -> Raw:
+    """Images, labels, and the classes that a data set states itself."""
+    if is_hub_dataset(images):
+        _expect_no_labels(labels)
+        pictures, found, known = columns_of(images, name)
+        return _stacked(pictures, name, own), np.asarray(found), known
+    if isinstance(images, Dataset):
+        _expect_no_labels(labels)
+        pictures, found = _items(images, name)
+        return _stacked(pictures, name, own), np.asarray(found), None
+    if labels is None:
+        raise ConfigError(
+            f"Expected labels with the images of {name}: one class number per image. Only a torch "
+            "Dataset or a Hugging Face Dataset brings its own."
+        )
+    return _array(images, name, own), _numbers(labels, f"labels of {name}"), None
+
+
+def _expect_no_labels(labels: Labels | None) -> None:
+    if labels is not None:
+        raise ConfigError("Expected no labels with a Dataset, which has its own; leave them out.")
+
+
+def _items(dataset: Dataset[Any], name: str) -> tuple[list[Any], list[int]]:
+    """All (image, label) of a torch `Dataset`, each read once."""
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise ConfigError(
+            f"Expected a torch Dataset with a length for {name}: every record is read once, and "
+            "their number is part of the plan. Collect the stream into arrays first."
+        )
+    images, labels = [], []
+    for number in range(len(dataset)):  # pyright: ignore[reportArgumentType]
+        item = dataset[number]
+        if not isinstance(item, tuple | list) or len(item) < 2:
+            raise InvalidDataError(
+                f"Expected items (image, label) of the torch Dataset {name}, got "
+                f"{type(item).__name__}."
+            )
+        images.append(item[0])
+        labels.append(item[1].item() if isinstance(item[1], Tensor | np.ndarray) else item[1])
+    return images, labels
+
+
+def _array(images: Any, name: str, own: OwnData) -> NDArray[Any]:
+    if isinstance(images, Tensor | np.ndarray):
+        return _numbers(images, f"images of {name}")
+    if isinstance(images, Sequence) and not isinstance(images, str | bytes):
+        return _stacked(images, name, own)
+    raise ConfigError(
+        f"Expected the images of {name} as a numpy array, a torch tensor, a torch Dataset or a "
+        f"Hugging Face Dataset, got {type(images).__name__}. A name or a path is given as data=…"
+    )
+
+
+def _stacked(images: Sequence[Any], name: str, own: OwnData) -> NDArray[Any]:
+    """Images one by one as one array [n, …]."""
+    one_by_one = [_one(image, name, own) for image in images]
+    if len({image.shape for image in one_by_one}) > 1:
+        raise InvalidDataError(
+            f"Expected the images of {name} to have one size and as many channels each; scale or "
+            "convert them first."
+        )
+    return np.stack(one_by_one) if one_by_one else np.empty((0,))
+
+
+def _one(image: Any, name: str, own: OwnData) -> NDArray[Any]:
+    if isinstance(image, Tensor | np.ndarray | list):
+        return _numbers(image, f"images of {name}")
+    if hasattr(image, "getexif"):
+        return pixels_of(image, own, f"An image of {name}")
+    raise InvalidDataError(
+        f"Expected each image of {name} as an array, a tensor or a picture of Pillow, got "
+        f"{type(image).__name__}."
+    )
+
+
+def _numbers(values: Any, what: str) -> NDArray[Any]:
+    if isinstance(values, Tensor):
+        values = values.detach().cpu()
+        values = values.float() if values.dtype == torch.bfloat16 else values
+        return values.numpy()
+    try:
+        found = np.asarray(values)
+    except ValueError:
+        found = np.empty(0, dtype=object)
+    if found.dtype == object:
+        raise InvalidDataError(f"Expected {what} as numbers of one shape, got Python objects.")
+    return found
+
+
+def _ids(ids: Sequence[Any] | NDArray[Any] | Tensor, name: str) -> tuple[str, ...]:
+    found = _numbers(ids, f"ids of {name}")
+    if found.ndim != 1 or found.dtype.kind not in "Uiu":
+        raise InvalidDataError(
+            f"Expected ids of {name} as strings or whole numbers [n], got {found.dtype} of shape "
+            f"{found.shape}."
+        )
+    return tuple(map(str, found.tolist()))
