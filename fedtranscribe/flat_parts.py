@@ -19,7 +19,7 @@ from pydantic import (
 
 from fedtranscribe.allowed import Listed, Why
 
-FLAT: Final = "its keys stand beside those of the whole"
+FLAT: Final = "its keys are stored among those of the whole"
 """Marks a field, `Annotated[Part, FLAT]`, whose part has no key of its own in JSON."""
 
 
@@ -77,7 +77,7 @@ def _patterns(kind: type[Part], above: str) -> Iterator[tuple[str, Why]]:
             continue
         reasons = [mark for mark in field.metadata if isinstance(mark, Why)]
         if len(reasons) != 1:
-            raise TypeError(f"{kind.__name__}.{name} has to say once why it may be told.")
+            raise TypeError(f"{kind.__name__}.{name} has to say once why it may be published.")
         yield f"{above}{name}{_below(field.annotation)}", reasons[0]
 
 

@@ -11,7 +11,7 @@ from fedtranscribe.cli.output import emit, say, say_path, show_table
 if TYPE_CHECKING:
     from fedtranscribe.evaluation import Comparison
 
-_EXAMPLES = """Compare finished runs; runs that differ by their seed alone become one row.
+_EXAMPLES = """Compare finished runs; runs that differ only in their seed are one row.
 
 \b
 Examples:

@@ -11,15 +11,15 @@ from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
 
 Epsilon = Annotated[float, typer.Option(help="Target ε of the whole plan.")]
 Delta = Annotated[float, typer.Option(help=about(RunOptions, "delta"))]
-Rows = Annotated[int, typer.Option(help="Rows asked in the whole plan.")]
-Teachers = Annotated[int, typer.Option(help="Teachers on disjoint records, over all holders.")]
+Rows = Annotated[int, typer.Option(help="Rows (images that teachers label) in all.")]
+Teachers = Annotated[int, typer.Option(help="Teachers of all holders, on disjoint records.")]
 Holders = Annotated[int, typer.Option(help="Data holders, each with the same number of teachers.")]
 UnitOption = Annotated[Unit, typer.Option("--unit", help=about(StudentSettings, "unit"))]
 AdjacencyOption = Annotated[
-    Adjacency, typer.Option("--adjacency", help="Against which change the headline holds.")
+    Adjacency, typer.Option("--adjacency", help="The change to a record that ε hides.")
 ]
 Noise = Annotated[NoiseMode, typer.Option(help="Where the noise is added.")]
-Answer = Annotated[RowAnswer, typer.Option(help="What a noisy row is.")]
+Answer = Annotated[RowAnswer, typer.Option(help="What a row of the answer holds.")]
 Records = Annotated[int, typer.Option(help="Private records.")]
 Batch = Annotated[int, typer.Option(help="Expected records per Poisson batch.")]
 Epochs = Annotated[float, typer.Option(help="Passes over the records.")]
@@ -33,8 +33,8 @@ Json = Annotated[
 # Of the calculators.
 Sigma = Annotated[float, typer.Option(help="Noise multiplier.")]
 Dimensions = Annotated[int, typer.Option(help="Numbers in an image, d.")]
-Queries = Annotated[int, typer.Option(help="Labels asked in the whole plan.")]
-SetSize = Annotated[int, typer.Option(help="Size of the set that a label is randomised over.")]
+Queries = Annotated[int, typer.Option(help="Labels in all.")]
+SetSize = Annotated[int, typer.Option(help="Classes that a label is randomised over.")]
 LabelEpsilon = Annotated[float, typer.Option(help="ε of one randomised label.")]
 
 # Of runs.

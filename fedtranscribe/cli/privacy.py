@@ -47,10 +47,10 @@ from fedtranscribe.privacy.published import (
 )
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
 
-privacy_app = group("Privacy calculators: what a plan costs, needs and can carry.")
+privacy_app = group("Privacy calculators: cost, noise and information of a plan.")
 calibrate_app = group("How much noise a target ε needs.")
 account_app = group("What given noise costs.")
-forecast_app = group("What the answers can carry at most, whatever is done with them.")
+forecast_app = group("A bound on what the answers can carry, whatever is done with them.")
 privacy_app.add_typer(calibrate_app, name="calibrate")
 privacy_app.add_typer(account_app, name="account")
 privacy_app.add_typer(forecast_app, name="forecast")

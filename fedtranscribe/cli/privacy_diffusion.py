@@ -35,10 +35,10 @@ Phase1Epochs = Annotated[float | None, typer.Option(help="Passes over the record
 Phase2Batch = Annotated[int, typer.Option(help="Expected records per Poisson batch of Phase II.")]
 Phase2Epochs = Annotated[float, typer.Option(help="Passes over the records in Phase II.")]
 Cached = Annotated[
-    bool, typer.Option("--cached", help="One noised image per record, for ever; any epochs.")
+    bool, typer.Option("--cached", help="One noised image per record, reused in all epochs.")
 ]
 NoPhase1 = Annotated[bool, typer.Option("--no-phase1", help="Phase II over all time steps.")]
-By = Annotated[CalibrateBy, typer.Option(help="Which figure the target means.")]
+By = Annotated[CalibrateBy, typer.Option(help="Which is the target: the sound or the published ε.")]
 TeacherOption = Annotated[Teacher, typer.Option(help="Public, or trained with DP-SGD as well.")]
 DiscriminatorOption = Annotated[
     Discriminator,
@@ -215,9 +215,9 @@ def _emit_dp_sad(
 def _diluted(plan: DpSadPlan, value: float) -> str:
     size = "exceeds 1e6" if value > _HUGE else f"is {value:.4g}"
     return (
-        f"epsilon {size}: dividing by T={plan.dilution} takes {plan.dilution} times of the noise "
-        f"away but nothing of the sensitivity, because one random step per record is clipped to C "
-        f"and not averaged over T steps. The real multiplier is sigma/T = "
+        f"epsilon {size}: dividing by T={plan.dilution} makes the noise {plan.dilution} times "
+        f"smaller but leaves the sensitivity as it is, because one random step per record is "
+        f"clipped to C and not averaged over T steps. The real multiplier is sigma/T = "
         f"{plan.sigma:g}/{plan.dilution} = {plan.multiplier:.3g}; use dilution 1."
     )
 

@@ -39,7 +39,7 @@ from fedtranscribe.privacy.published import (
 )
 from fedtranscribe.privacy.units import Adjacency, Unit
 
-published_app = group("What the papers' formulas print, and what their settings really cost.")
+published_app = group("What the papers' formulas give, and what their settings really cost.")
 
 
 @published_app.command("dpsd")
@@ -74,7 +74,7 @@ def published_dpsd(
 @published_app.command("label")
 def published_label(
     epsilon0: LabelEpsilon,
-    classes: Annotated[int, typer.Option(help="Size of the set that is randomised over.")],
+    classes: Annotated[int, typer.Option(help="Classes that a label is randomised over.")],
     queries: Queries,
     delta: Delta = 1e-5,
     json: Json = False,

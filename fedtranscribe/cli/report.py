@@ -17,7 +17,7 @@ Examples:
   fedtranscribe report runs/demo --out demo.html
   fedtranscribe report runs/eps-* --out comparison.html      # one page over several runs
 
-The page needs no server and no script, and tells nothing that was measured on your own records.
+The page needs no server and no script, and shows nothing that was measured on your own records.
 Run `fedtranscribe evaluate` and `fedtranscribe audit` before: what they found is shown too.
 """
 

@@ -17,7 +17,7 @@ def split_by_id(whole: ImageSet) -> DataSplit:
     if tested.all() or not tested.any():
         raise InvalidDataError(
             f"Expected more than {len(whole)} records in {whole.name!r} to hold out one in five; "
-            f"give a test part of its own."
+            f"pass a separate test part."
         )
     rows = torch.arange(len(whole))
     mask = torch.from_numpy(tested)

@@ -113,7 +113,7 @@ def renew_server(folder: Path, authority: Path, days: int = 365) -> Path:
     path = folder / SERVER_CERTIFICATE
     old, private = load_chain(path)[0], load_private_key(folder / SERVER_KEY)
     if old.public_key() != private.public_key():
-        raise ConfigError(f"{path} is not of {folder / SERVER_KEY}; make a new pair.")
+        raise ConfigError(f"{path} does not belong to {folder / SERVER_KEY}; make a new pair.")
     names = names_in(old)
     if not names:
         raise ConfigError(f"{path} names no host; make a new pair with --name.")
@@ -142,7 +142,7 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not is_authority(certificate):
         raise ConfigError(f"{folder} holds no authority made by `fedtranscribe deploy certs`.")
     if certificate.public_key() != key.public_key():
-        raise ConfigError(f"{folder / CA_KEY} is not the key of {folder / CA_CERTIFICATE}.")
+        raise ConfigError(f"{folder / CA_KEY} does not belong to {folder / CA_CERTIFICATE}.")
     if certificate.not_valid_after_utc <= datetime.now(UTC):
         raise ConfigError(
             f"{folder / CA_CERTIFICATE} expired on {certificate.not_valid_after_utc:%Y-%m-%d}; "

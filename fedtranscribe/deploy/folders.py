@@ -55,7 +55,7 @@ _FOLDERS = {
 }
 
 _ENVIRONMENT = {
-    Kind.CLIENT: """# Address of the server, as its operator told you: host:port.
+    Kind.CLIENT: """# Address of the server, that its operator gave you: host:port.
 SUPERLINK=
 """,
     Kind.SERVER: """# Port on which the SuperNodes and `flwr` reach the server.

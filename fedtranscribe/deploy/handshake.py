@@ -47,7 +47,7 @@ def fault_in_memory(certificate: Path, key: Path, roots: Path, name: str) -> str
                 return None
     except (OSError, ValueError) as error:
         return _words(error)
-    return "the handshake does not end"
+    return "the TLS handshake did not finish"
 
 
 def fault_of_server(host: str, port: int, roots: Path) -> str | None:

@@ -49,7 +49,8 @@ def make_node_key(path: Path, comment: str = "") -> NodeKey:
     """
     if not comment.isprintable() or len(comment) > _LONGEST_COMMENT:
         raise ConfigError(
-            f"Expected --comment {comment!r} to be one line of at most {_LONGEST_COMMENT} signs."
+            f"Expected --comment {comment!r} to be one line of at most {_LONGEST_COMMENT} "
+            "characters."
         )
     refuse_existing(path, public_path(path))
     secret, public = new_pair()

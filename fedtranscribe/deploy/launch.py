@@ -148,7 +148,7 @@ def _await_holder(socket: Path, wait: float) -> None:
     if not is_reachable(socket, max(wait, _LOOK_SECONDS)):
         raise FederationError(
             f"No holder service answers on {socket}; start it with `fedtranscribe holder "
-            "serve`, and see that this user is in the group of the socket."
+            "serve`, and check that this user is in the group of the socket."
         )
 
 
@@ -157,7 +157,7 @@ def _become(command: list[str], places: Mapping[str, str]) -> NoReturn:
     beside = Path(sys.executable).parent / command[0]
     program = str(beside) if beside.exists() else shutil.which(command[0])
     if program is None:
-        raise ConfigError(f"{command[0]} is not here: pip install 'fedtranscribe[federation]'.")
+        raise ConfigError(f"No program {command[0]}; run: pip install 'fedtranscribe[federation]'")
     # It starts Flower's other programs by their names.
     path = os.pathsep.join([str(Path(program).parent), os.environ.get("PATH", "")])
     os.execve(program, command, {**_QUIET, **places, **os.environ, "PATH": path})

@@ -39,7 +39,7 @@ def refuse_existing(*paths: Path) -> None:
     if there:
         raise StorageError(
             f"{' and '.join(there)} exist{'s' if len(there) == 1 else ''} already, and keys are "
-            "never overwritten; choose another place, or move them away yourself."
+            "never overwritten; choose another place, or move the old ones away."
         )
 
 

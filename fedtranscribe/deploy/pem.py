@@ -86,7 +86,7 @@ def load_private_key(path: Path) -> PrivateKeyTypes:
     except OSError as error:
         raise ConfigError(f"Cannot read the key {path}: {error.strerror}.") from None
     except TypeError:
-        raise ConfigError(f"{path} has a passphrase, which a server cannot type in.") from None
+        raise ConfigError(f"{path} has a passphrase; a server needs a key without one.") from None
     except (ValueError, UnsupportedAlgorithm):
         raise ConfigError(f"{path} holds no private key in PEM form; make a new pair.") from None
 

@@ -242,7 +242,7 @@ class PrivateSuperLink:
 
 def _tail(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " | ".join(lines[-3:]) or "it said nothing"
+    return " | ".join(lines[-3:]) or "it printed nothing"
 
 
 def _free_port() -> int:

@@ -81,7 +81,9 @@ class RoundStore:
                     (state, key, before),
                 )
             if done.rowcount != 1:
-                raise ProtocolError(f"Another process of this holder went on with {key!r} first.")
+                raise ProtocolError(
+                    f"Another process of this holder has changed {key!r} in the meantime."
+                )
 
     @contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:

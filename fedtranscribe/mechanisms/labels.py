@@ -160,7 +160,7 @@ def _expect_to_tell(name: str, strength: float, k: int) -> None:
     if not (strength > 0 and math.isfinite(strength)):
         raise ConfigError(f"Expected {name}={strength} > 0 and finite.")
     if k < 2:
-        raise ConfigError(f"Expected k={k} >= 2; a set of one class tells nothing.")
+        raise ConfigError(f"Expected k={k} >= 2; a set of one class carries no information.")
 
 
 def _expect_width(counts: Tensor, k: int) -> None:

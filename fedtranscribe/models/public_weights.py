@@ -56,7 +56,7 @@ def _from_torchvision(network: str) -> Path:
             torch.hub.download_url_to_file(url, str(path), progress=False)
         except (OSError, URLError, RuntimeError) as error:
             raise WeightsNotFoundError(
-                f"No ImageNet weights for {network!r} in {path} and none could be fetched "
+                f"No ImageNet weights for {network!r} in {path} and none could be downloaded "
                 f"({type(error).__name__}); connect to a network, or name a file."
             ) from error
     return path
@@ -77,6 +77,6 @@ def _from_hub(given: str) -> Path:
     # Names out of order are ValueErrors, too.
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise WeightsNotFoundError(
-            f"{given} is not here and could not be fetched ({type(error).__name__}); check the "
-            "name, connect to a network, or name a file."
+            f"{given} is not on this machine and could not be downloaded "
+            f"({type(error).__name__}); check the name, connect to a network, or name a file."
         ) from error

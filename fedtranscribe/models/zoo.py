@@ -83,7 +83,7 @@ def _instance(name: str, side: int, pretrained: bool) -> nn.Module:
         if not pretrained:
             raise
         raise WeightsNotFoundError(
-            f"No ImageNet weights for {name!r} here and none could be fetched "
+            f"No ImageNet weights for {name!r} on this machine and none could be downloaded "
             f"({type(error).__name__}); connect to a network, or pass --teacher-weights FILE."
         ) from error
 

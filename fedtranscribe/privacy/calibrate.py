@@ -144,7 +144,9 @@ def label_epsilon0(
     """
     _expect_rows(rows)
     if classes < 2:
-        raise ConfigError(f"Expected classes={classes} >= 2; a set of one class tells nothing.")
+        raise ConfigError(
+            f"Expected classes={classes} >= 2; a set of one class carries no information."
+        )
     return _largest(
         lambda strength: RandomizedResponse(strength, classes, rows), epsilon, delta, accountant
     )

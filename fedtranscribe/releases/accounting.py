@@ -89,7 +89,7 @@ def first_disagreement(said: PrivacyStatement) -> str | None:
     if on_grid > MOST_ON_GRID:
         return (
             f"its events need {on_grid} compositions of labels, sampled steps or released images, "
-            f"and only {MOST_ON_GRID} are carried out: its figures are not confirmed"
+            f"more than the {MOST_ON_GRID} that are computed here: its figures are not confirmed"
         )
     found = recompute(given, said.unit, said.adjacency, said.delta)
     epsilon, accountant = (found.epsilon, found.accountant) if found else (None, None)

@@ -16,7 +16,7 @@ def reasons(statement: PrivacyStatement) -> list[str]:
             f"under adjacency={statement.adjacency.value}"
         )
     elif not statement.private:
-        found.append("its noise came from a seed, and who knows the seed can take it off again")
+        found.append("its noise came from a seed; anyone who knows the seed can remove it")
     found += [
         f"chosen by looking at private data, and not charged: {choice.choice}"
         for choice in statement.data_dependent_choices
@@ -41,5 +41,6 @@ def refuse_unstamped(statement: PrivacyStatement) -> None:
     if found:
         raise PrivacyError(
             f"This run cannot be released as private: {'; '.join(found)}. "
-            "Make a run without that, or add --stamp-not-private to release it with a loud stamp."
+            "Make a run without that, or add --stamp-not-private to release it with a stamp that "
+            "says so."
         )

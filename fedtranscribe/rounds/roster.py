@@ -86,7 +86,7 @@ def starts(settings: FederationSettings, roster: Mapping[str, Capabilities]) -> 
         without = [name for name, facts in roster.items() if Kind.MOMENTS not in facts.kinds]
         why = f"holder {without[0]} allows no sums over its records" if without else ""
         if why and settings.features:
-            raise ConfigError(f"Expected no features={settings.features}: {why}.")
+            raise ConfigError(f"Cannot use features={settings.features}: {why}.")
     return not why, f"no sums over the records are asked first: {why}" if why else ""
 
 
@@ -105,7 +105,7 @@ def against_start(settings: StudentSettings) -> str:
         why = f"student={settings.student}, and sums teach students {' and '.join(FIXED)} only"
     if why and (settings.start == "moments" or settings.features):
         asked = f"features={settings.features}" if settings.features else "start=moments"
-        raise ConfigError(f"{asked} does not go with {why}; leave one of the two out.")
+        raise ConfigError(f"{asked} cannot be combined with {why}; leave one of the two out.")
     return why
 
 

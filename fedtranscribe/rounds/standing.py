@@ -107,5 +107,5 @@ class Standing:
             self._let_go(name, str(reply))
 
     def _let_go(self, name: str, why: str) -> None:
-        log.warning("holder %s takes part no more: %s", name, why)
+        log.warning("holder %s no longer takes part: %s", name, why)
         self.left[name] = why

@@ -49,13 +49,14 @@ def with_features(settings: S, size: int | None) -> S:
     if settings.features_weights is None:
         raise ConfigError(
             f"Expected --features-weights with --features {network}: a file, imagenet, or "
-            "hub:OWNER/NAME/FILE. Nothing is learned from records in features, so they have to be "
-            "learned already."
+            "hub:OWNER/NAME/FILE. The records do not change the features, so the weights must be "
+            "trained already."
         )
     if settings.features_declared_by is None:
         raise ConfigError(
-            f"Expected --features-declared-by with --features {network}: the name of whoever "
-            "declares that its weights never saw the private records. The guarantee rests on it."
+            f"Expected --features-declared-by with --features {network}: the name of the "
+            "person who declares that its weights never saw the private records. The guarantee "
+            "depends on it."
         )
     if size is None and settings.features_side is None:
         raise ConfigError(
@@ -71,7 +72,7 @@ def with_features(settings: S, size: int | None) -> S:
 
 def _other(student: str | None, made: str) -> str:
     if Backbone.parse(student):
-        return f"The run began with the student {student}, these weights make {made}."
+        return f"The run began with the student {student}, but these weights give {made}."
     return f"Expected no --student {student} with --features: the student is linear in them."
 
 

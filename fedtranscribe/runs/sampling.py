@@ -72,8 +72,8 @@ class Sampler:
             for name, value in (("steps", steps), ("guidance", guidance)):
                 if value is not None:
                     raise ConfigError(
-                        f"Expected no --{name} {value} with the run in {path}: only a diffusion "
-                        "model has any; leave it out."
+                        f"Expected no --{name} {value} with the run in {path}: only diffusion "
+                        "models have this option; leave it out."
                     )
         if generator is None:
             raise ConfigError(f"The run in {path} has no generator; make one, or take another run.")

@@ -52,8 +52,8 @@ Reply = TypeVar("Reply")
 _WORDS = {
     RefusalCode.POLICY: "its policy does not allow this training, or not at this cost",
     RefusalCode.BUDGET: "its budget does not allow this ε; ask for less",
-    RefusalCode.QUOTA: "it keeps no more runs or bytes; its administrator can raise the quota",
-    RefusalCode.MALFORMED: "the settings make no sense for its records; see its own log",
+    RefusalCode.QUOTA: "its quota of runs or bytes is used up; its administrator can raise it",
+    RefusalCode.MALFORMED: "the settings do not fit its records; see its own log",
 }
 
 

@@ -103,7 +103,7 @@ def expect_free(out: Path) -> None:
         StorageError: something is there already, or the folder cannot be written.
     """
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise StorageError(f"{out} is there already; choose another --out.")
+        raise StorageError(f"{out} exists already; choose another --out.")
     if out.suffix != ".npz" and out.suffix:
         raise ConfigError(f"Expected --out {out} as a file .npz, or a folder without an ending.")
     if out.suffix != ".npz":

@@ -132,7 +132,7 @@ def read_progress(content: Message) -> TrainingProgress:
         finished = get(terms, "finished", bool)
         return TrainingProgress(get_name(terms, "stage"), finished=finished, **counts)
     except _SENSELESS:
-        raise ProtocolError("What a holder says of its training makes no sense.") from None
+        raise ProtocolError("A holder sent facts of its training that cannot be read.") from None
 
 
 def read_trained(content: Message) -> TrainedNetwork:
@@ -146,4 +146,4 @@ def read_trained(content: Message) -> TrainedNetwork:
         network = array_of(content, "network", "u").tobytes()
         return TrainedNetwork(network, TrainedFacts.model_validate(facts), release)
     except _SENSELESS:
-        raise ProtocolError("A holder's trained network makes no sense.") from None
+        raise ProtocolError("A holder sent a trained network that cannot be read.") from None

@@ -105,7 +105,7 @@ def test_samples_in_folders_by_label(
     assert run([*arguments, "--guidance", "1", "--seed", "3", "--out", str(tmp_path / "out")]) == 0
     assert {p.parent.name for p in (tmp_path / "out").rglob("*.png")} == {"0", "2"}
     assert run([*arguments, "--out", str(tmp_path / "out")]) == 7
-    assert "there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
 
 
 def test_samples_that_cannot_be_drawn(

@@ -66,7 +66,7 @@ def test_what_leaves_no_room_for_sums_is_named(asked, split, open_nodes, tmp_pat
         update={**changed, "noise": "local"}
     )
     nodes = open_nodes(asked)
-    with pytest.raises(ConfigError, match=f"features={NETWORK} does not go with"):
+    with pytest.raises(ConfigError, match=f"features={NETWORK} cannot be combined with"):
         go(settings, InProcess(nodes), start(tmp_path / "run", settings), split)
 
 

@@ -265,7 +265,7 @@ def test_a_start_that_does_not_fit_is_refused_or_left_out(
     assert result["start"] is None
     assert f"no sums over the records are asked first: {why}" in caplog.text
     asked = settings.model_copy(update={"start": "moments"})
-    with pytest.raises(ConfigError, match=f"start=moments does not go with {why}"):
+    with pytest.raises(ConfigError, match=f"start=moments cannot be combined with {why}"):
         go(asked, InProcess(open_nodes(asked)), start(tmp_path / "asked", asked), split)
 
 

@@ -77,7 +77,7 @@ def test_the_page_of_a_private_run(told):
     said = words_of(text)
     assert "NOT PRIVATE" not in said
     assert f"ε = {told.result.guarantee.epsilon:.4g} at δ = 1e-5" in said
-    assert "Whoever guesses whether one given record was used" in said
+    assert "If a fair coin decides whether one given record is used" in said
     assert "The student names 65.4 % of held-out images of digits right (always the" in said
     assert "most frequent class: 10.0 %; public images alone: 10.0 %)." in said
     assert "Published formula: 0.046. This is no guarantee." in said

@@ -120,7 +120,7 @@ def test_places_that_samples_cannot_go(tmp_path: Path):
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "notes.txt").write_text("mine")
     for taken in ("there.npz", "folder"):
-        with pytest.raises(StorageError, match="there already"):
+        with pytest.raises(StorageError, match="exists already"):
             expect_free(tmp_path / taken)
     with pytest.raises(StorageError, match=r"there\.npz"):
         expect_free(tmp_path / "there.npz" / "x.npz")

@@ -189,8 +189,8 @@ def by_canaries(
     scores = familiarity(model, canaries.images, canaries.labels)
     lower, guesses, right = best_guesses(scores, canaries.used, claim.delta, confidence)
     words = (
-        f"Of {len(scores):,} canaries, each planted by a fair coin, {clue_of(model)} "
-        f"guessed {right:,} of {guesses:,} right, {proved(lower)}."
+        f"A fair coin decided for each of {len(scores):,} canaries whether it was planted. "
+        f"{clue_of(model).capitalize()} guessed {right:,} of {guesses:,} right, {proved(lower)}."
         if guesses
         else f"Guessing which of {len(scores):,} canaries had been planted, from "
         f"{clue_of(model)}, did no better than luck: nothing is proved."

@@ -40,7 +40,7 @@ def read_events(folder: Path) -> Given:
             holder, release = entry.get("holder", THE_HOLDER), entry.get("release", entry)
             given[holder] = (*given.get(holder, ()), Release.from_json(release))
     except (OSError, ValueError, TypeError, AttributeError, ConfigError):
-        raise StorageError(f"{path} is damaged; what the run gave away cannot be told.") from None
+        raise StorageError(f"{path} is damaged; it says what the run gave away.") from None
     return given
 
 

@@ -82,7 +82,7 @@ def play(
     ]
     lower = distinguish(seen[0], seen[1], claim.delta, confidence)
     said = (
-        f"An adversary who knows both worlds watched {trials:,} answers in each{words}. "
+        f"An adversary who knows both of two data sets saw {trials:,} answers about each{words}. "
         f"It proves at least ε = {lower:.4g}."
     )
     told = {"trials": trials, **(figures or {})}

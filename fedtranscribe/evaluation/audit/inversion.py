@@ -132,10 +132,10 @@ def by_inversion(found: Inversions, suspects: Suspects, claim: Claim, confidence
         "nearest_is_member_interval": clopper_pearson(right, guesses, confidence),
     }
     words = (
-        f"{len(made)} images that the student is sure of lie {figures['rmse_to_class_mean']:.3f} "
-        f"from the mean of their class ({figures['rmse_to_class_mean_of_starts']:.3f} before the "
-        f"search) and are nearest to a private record in {right} of {guesses} cases (half is "
-        f"luck), {proved(lower)}."
+        f"{len(made)} images that the student classifies with confidence are on average "
+        f"{figures['rmse_to_class_mean']:.3f} away from the mean of their class "
+        f"({figures['rmse_to_class_mean_of_starts']:.3f} before the search). In {right} of "
+        f"{guesses} cases the nearest record is a private one (half is luck), {proved(lower)}."
     )
     return Finding("inversion", claim, lower, confidence, words, figures)
 

@@ -38,8 +38,8 @@ _STEPS = 9
 _SPREAD = 1e-6
 
 EXCHANGEABLE = (
-    "The bound takes it that chance decided which records were held out; where train and test part "
-    "were collected apart, an attack may find the difference between them instead."
+    "The bound assumes that the held-out records were chosen at random. If train and test part "
+    "were collected separately, an attack may find that difference instead."
 )
 
 
@@ -100,7 +100,7 @@ def by_loss(
 ) -> Finding:
     """The plainest attack: a record that the model knows better was used."""
     scores = familiarity(model, suspects.images, suspects.labels)
-    words = f"{clue_of(model).capitalize()} told members from other records"
+    words = f"{clue_of(model).capitalize()} distinguished members from other records"
     return judge("loss", words, scores, suspects.used, claim, confidence)
 
 
@@ -157,8 +157,8 @@ def by_references(
     spread = float(np.sqrt(np.nanmean((out - centre) ** 2))) + _SPREAD
     scores = (confidences(student, suspects.images, suspects.labels) - centre) / spread
     words = (
-        f"What the student knew beyond {references} networks that had not seen a record told "
-        "members from others"
+        f"The student's confidence, compared with that of {references} networks that had not seen "
+        "the record, distinguished members from other records"
     )
     return judge("reference", words, scores, suspects.used, claim, confidence)
 
@@ -175,7 +175,10 @@ def by_samples(synthetic: Tensor, suspects: Suspects, claim: Claim, confidence: 
     made = synthetic.flatten(1).float() / 255
     parts = (suspects.images.flatten(1).float() / 255).split(_BATCH)
     closest = torch.cat([torch.cdist(part, made).amin(1) for part in parts])
-    words = f"The distance to the nearest of {len(synthetic):,} synthetic images told members apart"
+    words = (
+        f"The distance to the nearest of {len(synthetic):,} synthetic images "
+        "distinguished members from other records"
+    )
     return judge("generator", words, -closest.numpy(), suspects.used, claim, confidence)
 
 

@@ -159,8 +159,8 @@ class DpPromise(StagedTraining[Stage, DpPromiseSettings]):
             reasons.append("Phase II trains without clipping and noise (noise_multiplier=0).")
         if self.steps_of(Stage.PHASE1) and self.settings.phase1 is PhaseOne.PUBLISHED:
             reasons.append(
-                "Phase I as published has no guarantee: target and input together give the "
-                "private image back."
+                "Phase I as published has no guarantee: target and input together reveal "
+                "the private image."
             )
         if not (self._noise.private and self._bits.private):
             reasons.append("Noise or batches come from a seed.")

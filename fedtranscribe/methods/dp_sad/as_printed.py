@@ -34,7 +34,7 @@ def published_caveats(settings: DpSadSettings) -> tuple[str, ...]:
     return (
         "Eq. 17 as published has no guarantee: it clips in image space, and the Jacobian behind "
         "that depends on the private image, without a bound; the noise is divided by "
-        f"T={settings.schedule.steps}, what a record adds is not.",
+        f"T={settings.schedule.steps}, the contribution of a record is not.",
         *(
             f"The {name} learns from private records without any protection."
             for name, private in learners.items()
