@@ -356,7 +356,7 @@ def query_from(
     """A query out of what `Query.to_dict` holds, or a message.
 
     Raises:
-        ConfigError, TypeError, ValueError: it makes no sense.
+        ConfigError, TypeError, ValueError: it cannot be read.
     """
     known = Kind(kind)
     return QUERIES[known](id=query_id, kind=known, **arrays, **terms)

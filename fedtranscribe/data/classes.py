@@ -1,4 +1,4 @@
-"""Which classes a data set has: public facts, stated by whoever gives the data.
+"""Which classes a data set has: public facts, stated by the person who gives the data.
 
 Guarantee: nothing here counts labels, so neither the number of classes nor their names depend on a
 private record. A class may be empty.

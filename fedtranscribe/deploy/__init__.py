@@ -1,7 +1,7 @@
 """Deployment: certificates, node keys, ready folders, and what is wrong with a folder.
 
     certificates.py   an authority and the server's certificate, made and renewed
-    pem.py            reading certificates and keys, whoever made them
+    pem.py            reading certificates and keys of any origin
     keys.py           the key pair by which a SuperLink knows a SuperNode
     handshake.py      TLS as the two sides will do it, in memory or with a SuperLink that runs
     folders.py        `client/` and `server/`: compose files, images, policy, made ready to fill in

@@ -1,7 +1,7 @@
 """A certificate authority of one's own, and the SuperLink's certificate.
 
-The authority's key stays in a folder of its own, which no machine of the federation needs: whoever
-has it can pose as the server. Holders get `ca.crt` alone. An organisation that has an authority
+The authority's key stays in a folder of its own, which no machine of the federation needs: anyone
+who has it can pose as the server. Holders get `ca.crt` alone. An organisation that has an authority
 already uses that one; `deploy check` accepts its files just as well.
 """
 

@@ -1,6 +1,6 @@
 """TLS as server and holder will do it, so that a fault shows before anything is started.
 
-Parsing certificates tells what stands in them. Whether they work together, only OpenSSL can tell:
+Parsing certificates shows what they contain. Only OpenSSL shows whether they work together:
 both ends shake hands, in memory for files that are here, or with a SuperLink that runs.
 """
 

@@ -23,7 +23,7 @@ class NodeKey(NamedTuple):
 
     Attributes:
         kind: such as `ecdsa-sha2-nistp384`.
-        fingerprint: as `ssh-keygen -l` shows it; what two people compare by telephone.
+        fingerprint: as `ssh-keygen -l` shows it; what two people compare over another channel.
     """
 
     kind: str

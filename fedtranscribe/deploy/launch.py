@@ -1,9 +1,9 @@
 """Start a SuperLink or a SuperNode, after a look at everything that it needs.
 
-Flower tells little about a wrong key, certificate or address, and some of it only in a log. Here
-each fault is told with its fix, and TLS, node authentication and the rest are never left out. The
-process then becomes Flower's own program, so that whoever started it (compose, systemd, a terminal)
-has the real one in hand.
+Flower says little about a wrong key, certificate or address, and some of it only in a log. Here
+each fault is printed with its fix, and TLS, node authentication and the rest are never left out.
+The process then becomes Flower's own program, so that the program that started it (compose,
+systemd, a terminal) has the real one in hand.
 """
 
 import os
@@ -22,7 +22,7 @@ from fedtranscribe.errors import ConfigError, FederationError
 SUPERNODE, SUPERLINK = "flower-supernode", "flower-superlink"
 
 _LOOK_SECONDS = 1.0
-# Nobody outside is told about a federation, and no app brings packages of its own.
+# No telemetry leaves a federation, and no app brings packages of its own.
 _QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -107,7 +107,7 @@ def join(node: Node, wait: float, say: Say) -> NoReturn:
     Args:
         node: what to start.
         wait: seconds to wait for the holder service.
-        say: told of warnings.
+        say: called with each warning.
 
     Raises:
         ConfigError: something that it needs is wrong; names it and the fix.

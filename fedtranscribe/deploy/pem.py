@@ -1,4 +1,4 @@
-"""Reading certificates and keys in PEM form, whoever made them."""
+"""Reading certificates and keys in PEM form, of any origin."""
 
 from dataclasses import dataclass
 from datetime import UTC, datetime

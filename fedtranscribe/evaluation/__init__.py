@@ -6,7 +6,7 @@ downstream   trained on synthetic images, tested on real ones
 features     a feature network of public images, where there are no Inception weights
 fidelity     FID, IS, precision and recall
 neighbours   the nearest real records of synthetic images: private
-evaluate     one finished run -> all of it, and what of it may be told
+evaluate     one finished run -> all of it, and what of it may be published
 compared_run what a comparison reads of one run
 comparison   several finished runs -> a table and the privacy-accuracy curve
 figures      what is drawn

@@ -145,7 +145,7 @@ class Comparison:
         return written
 
     def curves(self) -> dict[str, list[CurvePoint]]:
-        """Accuracy over ε per method, data, unit and privacy; accuracy that may be told only."""
+        """Accuracy over ε per method, data, unit and privacy; only if it may be published."""
         lines: dict[str, list[CurvePoint]] = {}
         for group in self.groups:
             if group.accuracy is not None:

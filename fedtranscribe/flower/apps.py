@@ -1,7 +1,7 @@
 """Our Flower apps as folders: where they lie, which settings they know, whether a value fits.
 
 Flower itself checks a run's settings only after a SuperLink has started, and takes any type. Here
-every wrong key and value is known before anything starts, and all of them are told at once.
+every wrong key and value is known before anything starts, and all of them are reported at once.
 """
 
 import difflib

@@ -84,7 +84,7 @@ class OverFlower:
     def ask(
         self, holders: Sequence[str], query: Query, plan: NoisePlan, run: str
     ) -> dict[str, Reply]:
-        """Ask these holders at once; whoever stays silent is absent from the result."""
+        """Ask these holders at once; a holder that does not answer is absent from the result."""
 
         def make(number: int, name: str) -> Message:
             return queries.ask(queries.Envelope(query, plan, run, number))
@@ -95,7 +95,7 @@ class OverFlower:
     def exchange(
         self, message_type: str, holders: Sequence[str], make: MakeMessage
     ) -> dict[str, Message]:
-        """Send all messages at once; whoever stays silent is absent from the result."""
+        """Send all messages at once; a holder that does not answer is absent from the result."""
         # Who has not been heard of since a resumed run began stays silent.
         names = {self._by_name[name]: name for name in holders if name in self._by_name}
         contents = {address: make(address[1], name) for address, name in names.items()}

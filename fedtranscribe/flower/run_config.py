@@ -63,9 +63,9 @@ def _is_unset(field: FieldInfo | None, value: Any) -> bool:
 
 
 def run_folder(settings: FederationSettings, name: str, run_id: int) -> Path:
-    """Where a simulation writes: as told, or under the user's home; absolute.
+    """Where a simulation writes: as set, or under the user's home; absolute.
 
-    Flower's daemon keeps the working directory of whoever started it first, so a relative path
+    Flower's daemon keeps the working directory of the user who started it first, so a relative path
     would end up anywhere.
 
     Raises:
@@ -102,7 +102,7 @@ def make_server_app(name: str, serve: Serve) -> ServerApp:
         try:
             serve(grid, settings, out)
         except FedtranscribeError as error:
-            # Flower has no other way to fail than to raise; whoever waits reads the file.
+            # Flower has no other way to fail than to raise; a waiting program reads the file.
             report_mistake(out, error)
             log.error("%s", error)
             raise

@@ -41,7 +41,7 @@ class Holder:
         positional_ids: whether records are known by row number only (then no add-remove).
         terms: who asks; bound to every query beside its content and its noise plan.
         noise: OS entropy unless a test says otherwise.
-        bits: likewise, for integers.
+        bits: the same for integers.
 
     Guarantee:
         That of the mechanisms, for the sum of everything the ledger has booked. Order of each

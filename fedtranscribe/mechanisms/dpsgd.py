@@ -73,7 +73,7 @@ class DpSgdStep:
         batch is noise only. Sum and noise are rounded to a public grid, 1/256 of the std or
         finer, as in `NoisyMeanRows`.
         What stays unreleased: losses, norms, |I| and which gradients were clipped; `step` returns
-        nothing. The time that a step takes tells |I| to who can measure it.
+        nothing. The time that a step takes reveals |I| to anyone who can measure it.
         Against other ranks: none, all of them see private records.
 
     Raises:

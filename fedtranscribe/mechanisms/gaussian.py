@@ -120,9 +120,9 @@ class CentralNoise:
     Guarantee:
         Against the server: NONE. Against everybody who sees only what it gives out: it adds
         N(0, (m s)²) to the sum over holders, however many answered; one unit moves that sum by the
-        bound's Δ, whoever else answers, so μ = Δ √n / (m s) for n vectors. Noise is never shared
-        out over those that did not answer (noise for five on a sum of four, divided by five shares,
-        costs 13.2 instead of 10); whoever divides the sum divides by a public number. The holder
+        bound's Δ, whichever others answer, so μ = Δ √n / (m s) for n vectors. Noise is never
+        shared out over those that did not answer (noise for five on a sum of four, divided by five
+        shares, costs 13.2 instead of 10); the sum is divided by a public number. The holder
         books that, under the trust which its own policy states.
         Rounding: raw float32 vectors are within `calibrate.RAW_ROUNDING`; the noisy sum is on a
         public grid, see `LocalNoise`. Exact sums are int64 throughout.
@@ -190,7 +190,7 @@ class CentralNoise:
 def _noisy(values: Tensor, std: float, noise: NoiseSource) -> Tensor:
     """Bounded vectors and their noise, float32."""
     noisy = on_grid(values + noise.gaussian(values.shape, std), std)
-    # Decided by the public std, so that it tells nothing; the clamp is post-processing.
+    # Decided by the public std, so that it reveals nothing; the clamp is post-processing.
     if _HALF_STDS * std < _LARGEST_HALF:
         noisy = noisy.clamp(-_LARGEST_HALF, _LARGEST_HALF).half()
     return noisy.float()

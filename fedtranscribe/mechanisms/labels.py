@@ -44,7 +44,7 @@ class TopKRandomizedResponse:
     k: int
 
     def __post_init__(self) -> None:
-        """Refuse what tells everything or nothing."""
+        """Refuse what reveals everything or nothing."""
         _expect_to_tell("epsilon0", self.epsilon0, self.k)
 
     dtype = torch.float32
@@ -97,7 +97,7 @@ class ExponentialVoteLabels:
     k: int
 
     def __post_init__(self) -> None:
-        """Refuse what tells everything or nothing."""
+        """Refuse what reveals everything or nothing."""
         _expect_to_tell("eta", self.eta, self.k)
 
     dtype = torch.float32

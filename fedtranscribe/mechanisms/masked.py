@@ -117,9 +117,9 @@ class MaskedShare:
         Noise: N_Z(0, σ²) per coordinate, σ² = ⌈(m s scale)²/(m−t)⌉, so that m − t holders
         together add the planned variance (m s scale)² or more, never less. A coordinate that
         counts c times has ⌈σ²/c⌉.
-        Cost: ρ = Δ²/(2(m−t)σ²) + τD per vector (`discrete_sum_rho`), whoever else answers; the sum
-        over others' vectors is a constant under this holder's adjacency. A holder that does not
-        answer takes its vectors away and nothing else: nothing is divided by who answered.
+        Cost: ρ = Δ²/(2(m−t)σ²) + τD per vector (`discrete_sum_rho`), whichever others answer;
+        the sum over others' vectors is a constant under this holder's adjacency. A holder that does
+        not answer takes its vectors away and nothing else: nothing is divided by who answered.
         Wrap-around: exact sums are residues modulo 2^64 always, so that the number of records need
         not be known; beyond 2²⁷ records in all they wrap, which costs accuracy only.
         Against who sees ONE answer without its mask: nothing that is booked. Masks are what

@@ -2,7 +2,7 @@
 
 Normalising first and gathering afterwards would be unsound: with a repeated index it released a
 row of norm 3.16. A row that is not finite becomes zero, silently, and counts as answered: to
-refuse it would tell something about the teacher.
+refuse it would reveal something about the teacher.
 """
 
 from enum import StrEnum
@@ -73,7 +73,7 @@ def simplex_rows(rows: Tensor) -> Tensor:
 def expect_block(block: Tensor, index_sets: Tensor) -> None:
     """Refuse a block that is not [s, n, c]: broadcasting would count one shard several times.
 
-    Shapes are public, so an error tells nothing.
+    Shapes are public, so an error reveals nothing.
 
     Raises:
         ValueError: names both shapes.

@@ -1,4 +1,4 @@
-"""How many records fit into memory at once, and what to tell the user when they did not.
+"""How many records fit into memory at once, and the error message when they do not.
 
 A logical batch is worked off in physical ones; their size changes time and memory, and nothing
 that is released. It is found from the shapes of one record's pass alone.
@@ -21,7 +21,7 @@ _CPU_MESSAGE = "can't allocate memory"
 
 
 def memory_budget(device: torch.device) -> int:
-    """Bytes that a training may take unless it is told otherwise: half of what is free."""
+    """Bytes that a training may take unless a limit is set: half of what is free."""
     if device.type == "cuda":
         return int(_FREE_SHARE * torch.cuda.mem_get_info(device)[0])
     try:

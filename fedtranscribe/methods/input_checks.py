@@ -53,7 +53,7 @@ def checked_labels(labels: Tensor | None, records: int, denoiser: Denoiser) -> T
 def checked_public(
     images: Tensor | None, labels: Tensor | None, denoiser: Denoiser
 ) -> tuple[Tensor, Tensor]:
-    """Public images [m, c, h, w] and labels [m]: null labels where there are none, m = 0 likewise.
+    """Public images [m, c, h, w] and labels [m]: null labels where there are none, also for m = 0.
 
     Raises:
         ConfigError: as for private ones.

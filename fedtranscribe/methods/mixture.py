@@ -191,7 +191,7 @@ def _query(
     return MixtureQuery(query_id, Kind.MIXTURE, centre, mapping, cuts, rest)
 
 
-# ---------------------------------------------------------------- what they tell
+# ---------------------------------------------------------------- what they show
 
 
 def moments_of(query: MixtureQuery, answer: Combined) -> tuple[Tensor, Tensor, Tensor]:
@@ -215,7 +215,7 @@ def mixture_of(
         channels: of the images.
         size: of the images.
         gaussians: the query by class, or by component, and its answer.
-        texture: likewise.
+        texture: the same.
     """
     query, answer = gaussians
     mapping = query.map.double()

@@ -1,4 +1,4 @@
-"""A generator whose images have the features that the records' noisy moments tell of: free."""
+"""A generator whose images have the features that the records' noisy moments describe: free."""
 
 import math
 from typing import Any
@@ -21,7 +21,7 @@ class MomentsMatching:
     """Trains a generator in place, against a finished student; a `Course`.
 
     The loss is that of DPSD Eq. 8, with the student as the judge, plus the distance between the
-    sums by class of what is generated, classed by the student, and those that the holder told
+    sums by class of what is generated, classed by the student, and those that the holder sent
     (DP-MERF, on features of ours).
 
     Args:

@@ -49,7 +49,7 @@ class PrivateRecords:
         `prepare` makes of a row may depend on that row, the record's own random numbers
         (`OwnDraws`, under a key that is drawn for the step and thrown away), and networks that are
         public or private outputs: it is inside the record's clipped term. No public stream is
-        touched, so that none tells afterwards how many records took part.
+        touched, so that none reveals afterwards how many records took part.
     """
 
     def __init__(

@@ -192,8 +192,8 @@ class StagedTraining(ABC, Generic[Stage, Settings]):
 
         Args:
             labels: int64 [n]; the null label asks for any class.
-            rng: source of x_T and ξ; never the one of the training, whose position tells the sizes
-                of secret batches.
+            rng: source of x_T and ξ; never the one of the training, whose position reveals the
+                sizes of secret batches.
             progress: called with (images done, images in all).
 
         Returns:

@@ -104,7 +104,7 @@ class Started:
 
     @property
     def stage(self) -> str:
-        """Of whoever asks now."""
+        """Of the caller."""
         return self._now.stage
 
     @property

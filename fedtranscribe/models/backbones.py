@@ -67,7 +67,7 @@ class Backbone:
 
     @property
     def told(self) -> str:
-        """Network and digest, as holders tell which they allow."""
+        """Network and digest, as holders state which they allow."""
         return f"{self.network}@{self.digest}"
 
     @property
@@ -236,7 +236,7 @@ class Backbones:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Network and digest of each, as holders tell them."""
+        """Network and digest of each, as holders state them."""
         return tuple(f"{network}@{digest}" for network, digest in sorted(self.digests.items()))
 
     def allows(self, backbone: Backbone) -> bool:

@@ -34,7 +34,7 @@ class Synthesizer:
     Attributes:
         denoiser: averaged weights, in evaluation mode.
         schedule: that it was trained with.
-        sampling: how, unless told otherwise.
+        sampling: how, unless set otherwise.
         conditional: whether its images come by label.
     """
 

@@ -1,4 +1,4 @@
-"""What numbers of the law have to be, whoever is given them."""
+"""Checks of the numbers that privacy accounting is given."""
 
 import math
 

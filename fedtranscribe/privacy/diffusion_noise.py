@@ -66,9 +66,9 @@ def calibrated(
         before: what the same run releases besides, in this adjacency; the sound ε is of it all.
 
     Raises:
-        ConfigError: a value is out of range, epsilon is too small to be told from 0, or no noise
-            suffices: dp-promise's Phase I alone costs more; the message names a boundary that fits.
-        UnsupportedAdjacencyError: the plan has no guarantee in that adjacency.
+        ConfigError: a value is out of range, epsilon is too small to be distinguished from 0, or no
+            noise suffices: dp-promise's Phase I alone costs more; the message names a boundary that
+        fits. UnsupportedAdjacencyError: the plan has no guarantee in that adjacency.
     """
     expect_epsilon(epsilon)
     expect_delta(delta)
@@ -235,8 +235,8 @@ def _smallest_sigma(
     while cost(high) < epsilon * (1 - _CLOSE):
         if cost(high) == 0:
             raise ConfigError(
-                f"Expected a larger epsilon={epsilon:g}: at this delta the accountant cannot tell "
-                "it from 0."
+                f"Expected a larger epsilon={epsilon:g}: at this delta the accountant cannot "
+                "distinguish it from 0."
             )
         # A straight line in logarithms to the middle of what is close, kept away from the ends.
         aim = epsilon * (1 - _CLOSE / 2)

@@ -39,7 +39,7 @@ class DpSgdPlan:
         fixed: a record that comes or goes does not change them.
         Noise: N(0, (σC)²) on each coordinate of the sum. Dividing by m, which is public, and
         whatever the optimiser does next is post-processing. (Dividing by |I| would not be:
-        the scale of the noise would tell |I|.)
+        the scale of the noise would reveal |I|.)
         A step is then the Poisson-sampled Gaussian of `PoissonGaussian`, where the pairs of
         the three adjacencies are; under replace it is (1−q)N(0,σ²) + qN(±1,σ²), which is neither
         add-remove at σ/2 nor twice add-remove.

@@ -1,6 +1,6 @@
 """What was really released, in the accountant's words; the ledger stores these, never an ε.
 
-An event says which pair of distributions an observer has to tell apart when one unit changes, and
+An event says which pair of distributions an observer has to distinguish when one unit changes, and
 how often. Everything that the privacy law says about one mechanism's cost is a property here: the
 Gaussian that dominates it and its zero-concentrated DP, both over all `count` releases, which may
 be chosen one after another.
@@ -63,7 +63,7 @@ class PoissonGaussian:
         sampling_probability: the coin.
         noise_multiplier: noise std over C; the sum is divided by the expected batch size.
         count: steps in all.
-        adjacency: which pair is told apart.
+        adjacency: which pair is compared.
 
     Guarantee
         Under add-remove the pair is N(0, σ²) against (1 − q) N(0, σ²) + q N(1, σ²), in both
@@ -105,7 +105,7 @@ class PoissonGaussian:
 
     @property
     def zcdp_rho(self) -> float:
-        """Total ρ of zero-concentrated DP, likewise without the gain from sampling."""
+        """Total ρ of zero-concentrated DP, also without the gain from sampling."""
         return self.count * self.distance**2 / 2
 
     def to_json(self) -> dict[str, Any]:

@@ -20,7 +20,7 @@ _LARGEST_EPSILON0 = 300.0
 
 @dataclass(frozen=True)
 class RandomizedResponse:
-    """`count` labels, each told truly with weight e^epsilon0 against 1 for each other class.
+    """`count` labels, each true with weight e^epsilon0 against 1 for each other class.
 
     Attributes:
         epsilon0: log ratio of the true class to any other.

@@ -36,7 +36,7 @@ _MOST_POINTS = 200_000
 """How long the grid of one step of released images may become for the sake of fineness."""
 
 _AS_GOOD_AS_NONE = 1e-9
-"""Probability that images are not told for certain, so small that δ is 1 whatever ε."""
+"""Probability that images are not identified with certainty, so small that δ is 1 whatever ε."""
 
 
 def responses_pld(event: RandomizedResponse, grid: float = GRID) -> pld.PrivacyLossDistribution:

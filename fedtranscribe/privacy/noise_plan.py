@@ -18,7 +18,7 @@ class NoisePlan:
         strength: s, the noise std per coordinate on the mean over holders; for labels ε0 (one
             teacher) or η (votes of an ensemble).
         holders: m, how many holders the noise is planned for.
-        dropouts, colluders: under `secagg`, d of them may be missing from a sum and c may tell
+        dropouts, colluders: under `secagg`, d of them may be missing from a sum and c may reveal
             the server all they know; m > 2d + c.
     """
 

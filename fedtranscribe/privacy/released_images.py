@@ -2,7 +2,7 @@
 
 In every step each record joins by its own coin. A record that joins gives away one fresh image
 x_S = √ᾱ_S x_0 + √(1 − ᾱ_S) z and nothing else; all that is trained from these images is
-post-processing. Whoever looks sees the SET of a step's images: their number, but not whose they
+post-processing. An observer sees the SET of a step's images: their number, but not whose they
 are. What hides a record is only that it might not have joined, and that one of the others would
 then stand in its place; how far away that other image can be is part of the cost.
 
@@ -112,7 +112,7 @@ class ReleasedImages:
 
     @property
     def zcdp_rho(self) -> float:
-        """Total ρ of zero-concentrated DP, likewise."""
+        """Total ρ of zero-concentrated DP, the same way."""
         return self.count * self.distance**2 / 2
 
     def log_profile(self, epsilon: np.ndarray, reverse: bool = False) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""What a plan is made from, beside the facts that holders tell."""
+"""What a plan is made from, besides the facts that holders state."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -40,7 +40,7 @@ class Transport(Protocol):
     def ask(
         self, holders: Sequence[str], query: Query, plan: NoisePlan, run: str
     ) -> dict[str, Reply]:
-        """Ask these holders; whoever stays silent is absent from the result."""
+        """Ask these holders; one that does not answer is absent from the result."""
         ...
 
     def exchange(

@@ -24,7 +24,7 @@ S = TypeVar("S", bound=StudentSettings)
 def with_features(settings: S, size: int | None) -> S:
     """The settings with the student that features and weights make, named by both.
 
-    Whoever resumes a run with other weights asks for another student, and is told so.
+    Resuming a run with other weights asks for another student, which is an error that says so.
 
     Args:
         settings: what was asked for.

@@ -27,7 +27,7 @@ def expect_described(holder: str, trained: TrainedNetwork) -> None:
     """Refuse a network that is not the one that its holder describes, before it is written.
 
     Raises:
-        ProtocolError: its digest or its number of records makes no sense.
+        ProtocolError: its digest or its number of records is wrong.
     """
     told = trained.facts.diffusion
     if hashlib.sha256(trained.network).hexdigest() != told.sha256:

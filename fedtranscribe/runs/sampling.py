@@ -45,7 +45,7 @@ class Sampler:
         seed: the same one draws the same images.
         device: where a network draws them.
         steps: of a diffusion model, if not the run's.
-        guidance: likewise.
+        guidance: the same.
 
     Raises:
         StorageError: there is no finished run.

@@ -84,7 +84,7 @@ def train_at_holders(
     Raises:
         QuorumError: no holder that can, or one fell silent; the run can be resumed.
         ConfigError, HopelessPlanError: a holder refused.
-        ProtocolError: what one sent makes no sense, or does not fit the others' networks.
+        ProtocolError: what one sent cannot be read, or does not fit the others' networks.
     """
     holders = _fixed(run, _able(transport.capabilities(), settings), settings)
     log.info("%s with %s", settings.method, ", ".join(holders))
@@ -124,7 +124,7 @@ def _told_of(standing: list[TrainingProgress]) -> dict[str, Any]:
 
 
 def asked_of(settings: FederationSettings) -> dict[str, Any]:
-    """What the holder is told: the run's method and ε, and what differs from the profile."""
+    """What is sent to the holder: the run's method and ε, and what differs from the profile."""
     chosen = settings.training.model_dump(mode="json", exclude_defaults=True)
     own = {name: getattr(settings, name) for name in ("method", "epsilon", "delta", "seed")}
     return {**chosen, **own}

@@ -42,7 +42,7 @@ _BUSY = grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
 def health_socket(socket: Path) -> Path:
-    """Where a service that answers on `socket` tells its health."""
+    """Where a service that answers on `socket` reports its health."""
     return socket.with_name(f"{socket.name}{HEALTH_SUFFIX}")
 
 

@@ -38,7 +38,7 @@ def open_run(path: Path, device: torch.device) -> tuple[Synthesizer, Result]:
 
 
 def drawn_from(result: Result) -> DrawnFrom:
-    """Where samples of a run come from, as their archive tells it."""
+    """Where samples of a run come from, as their archive states it."""
     return DrawnFrom(result.run, trained_on(result))
 
 

@@ -4,7 +4,7 @@
     step  ── one optimiser step; a checkpoint every so often
     finish ─ last checkpoint → digest into the ledger → denoiser.safetensors
 
-A plain object that whoever has the data drives: the command line in a loop, a holder's service from
+A plain object, driven where the data are: the command line in a loop, a holder's service from
 a thread. The ledger is opened where it is needed, because a thread needs one of its own.
 
 Guarantee:
@@ -14,7 +14,7 @@ Guarantee:
     undid may be taken again, with fresh noise and coins, under the same reservation. Once the
     digest of a result is in the ledger, no other result of this training is given out: a second
     one, from an older checkpoint, is refused.
-    The time that a step takes tells the size of its secret batch. `progress.jsonl` has times, of
+    The time that a step takes reveals the size of its secret batch. `progress.jsonl` has times, of
     fifty parts of a stage at most: it is for the holder, as is asking for `progress` ever so often.
 """
 

@@ -20,7 +20,7 @@ class Teachers(Protocol):
 
     @property
     def facts(self) -> Facts:
-        """What may be told of them: shape of the images, classes, count of shards."""
+        """What may be stated about them: shape of the images, classes, count of shards."""
         ...
 
     def logits(self, images: Tensor) -> Iterator[Tensor]:

@@ -1,8 +1,8 @@
 """Messages as bytes between the ClientApp and the holder service: one safetensors file each.
 
 The terms travel as JSON in a byte tensor of their own. Reading runs no code and trusts nothing:
-whoever can reach the service's socket may send anything. What a frame takes in memory is a small
-multiple of its length: its header and its terms, which could grow when they are read, have limits.
+any process that can reach the service's socket may send anything. What a frame takes in memory is a
+small multiple of its length: its header and its terms, which could grow when they are read, have limits.
 """
 
 import json

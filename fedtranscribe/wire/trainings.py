@@ -37,7 +37,7 @@ _COUNTS = ("done", "total", "steps_done", "steps")
 
 @dataclass(frozen=True)
 class TrainingProgress:
-    """How far a training is; public, and all that anybody is told on the way.
+    """How far a training is; public, and all that is reported on the way.
 
     Attributes:
         stage: of the method.
@@ -93,7 +93,7 @@ def read_asked(content: Message) -> tuple[str, dict[str, Any], float]:
 
     Raises:
         Refusal: PROTOCOL.
-        ConfigError, KeyError, TypeError, ValueError: it makes no sense.
+        ConfigError, KeyError, TypeError, ValueError: it cannot be read.
     """
     terms = asked_terms(content)
     asked, seconds = parse_json(get(terms, "asked", str)), get(terms, "seconds", float)
@@ -124,7 +124,7 @@ def read_progress(content: Message) -> TrainingProgress:
 
     Raises:
         Refusal: what the holder said instead.
-        ProtocolError: it makes no sense.
+        ProtocolError: it cannot be read.
     """
     terms = told_terms(content)
     try:

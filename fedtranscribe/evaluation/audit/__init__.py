@@ -11,7 +11,7 @@ canaries     records planted by coins, and guesses at the coins
 inversion    images that a student is surest of, against real records
 checks       events, ledger, teachers
 risk         ε in words
-audit        one finished run -> all of it, and what of it may be told
+audit        one finished run -> all of it, and what of it may be published
 """
 
 from fedtranscribe.config.evaluation import AuditSettings

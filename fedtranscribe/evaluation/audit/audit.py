@@ -1,6 +1,6 @@
 """One finished run attacked and its books checked, and what of the result may be told.
 
-audit.json            what may be told
+audit.json            what may be published
 inversion.png         images that the student is surest of, by class
 private/audit.json    all of it: NOT private
 

@@ -51,7 +51,7 @@ def play(
     noise it has, which for Gaussian noise is the best that can be done.
 
     Args:
-        mechanism: as it would be used; NOT told what is claimed of it.
+        mechanism: as it would be used; does not know what is claimed of it.
         first: input in one world, [n, k]: n rows that are answered together.
         second: in the other world, [n, k].
         claim: ε and δ that n rows are said to cost.

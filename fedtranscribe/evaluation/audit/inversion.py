@@ -36,7 +36,7 @@ class Inversions:
 
     Attributes:
         images: uint8 [classes * starts, ch, s, s], class by class.
-        before: the starts, likewise: a baseline without any optimisation.
+        before: the same of the starts: a baseline without any optimisation.
         labels: the class that was aimed at, int64 [classes * starts].
         confidence: the student's in that class, mean over images.
     """

@@ -30,7 +30,7 @@ from fedtranscribe.result import Result
 from fedtranscribe.result_parts import Answers
 
 _BEST_MU = 0.5
-# Only the coordinates in which two rows differ tell anything: the others are noise alone.
+# Only the coordinates in which two rows differ carry information: the others are noise alone.
 _WIDTH = 2
 
 

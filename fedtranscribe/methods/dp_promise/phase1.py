@@ -92,7 +92,7 @@ class NoisyRecords:
         another noise: who draws again releases again.
         The rows have the order of `records`. Unless they are cached, whose cost knows who is who,
         they are released as a SET: the caller gives records in a secret order (`shuffled`), so
-        that nothing computed from rows by their place can tell whose they are.
+        that nothing computed from rows by their place can reveal whose they are.
     """
 
     def __init__(self, images: RecordImages, schedule: Schedule, s: int, *, cached: bool) -> None:

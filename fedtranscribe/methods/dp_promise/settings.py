@@ -1,4 +1,4 @@
-"""What a dp-promise run can be told, the paper's values, and the checks before any work."""
+"""Settings of a dp-promise run, the paper's values, and the checks before any work."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -47,7 +47,7 @@ class DpPromiseSettings:
         pretrain_batch: public images per step.
         pretrain_epochs: passes over the public images.
         pretrain_lr: of pre-training.
-        pretrain_labels: whether pre-training is told labels, which are those of the records then;
+        pretrain_labels: whether pre-training uses labels, which are those of the records then;
             the paper's is not.
         freeze_time_embedding: leave it as pre-training made it; without pre-training it learns.
         ema_decay: of the averaged weights.

@@ -1,4 +1,4 @@
-"""What a DP-SAD run can be told, the paper's values, and the checks before any work."""
+"""Settings of a DP-SAD run, the paper's values, and the checks before any work."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -74,8 +74,8 @@ class DpSadSettings:
         data_weight: of MSE, the second term; 0 leaves it out.
         adversarial_weight: λ of Eq. 12; 0 leaves the discriminator out.
         weighting: of both squared errors.
-        student_conditioning: whether the student is told the label.
-        discriminator_conditioning: whether the discriminator is told the label; it is always told
+        student_conditioning: whether the student gets the label.
+        discriminator_conditioning: whether the discriminator gets the label; it always gets
             the step.
         concatenation: what the discriminator is shown.
         label_drop: share of the teacher's labels that become the null label, which Eq. 5 needs.
