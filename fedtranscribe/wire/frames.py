@@ -2,7 +2,8 @@
 
 The terms travel as JSON in a byte tensor of their own. Reading runs no code and trusts nothing:
 any process that can reach the service's socket may send anything. What a frame takes in memory is a
-small multiple of its length: its header and its terms, which could grow when they are read, have limits.
+small multiple of its length: its header and its terms, which could grow when they are read, have
+limits.
 """
 
 import json
