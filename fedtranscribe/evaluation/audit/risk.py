@@ -47,11 +47,10 @@ class Risk:
         """For a reader who does not think in ε."""
         rate = 0.01
         return (
-            "If a fair coin decides whether a record is used, an attacker guesses that "
+            "If a fair coin decides whether one given record is used, an attacker guesses that "
             f"right in at most {_percent(self.right)} of cases, whatever they know and compute "
-            f"({_percent(0.5)} is luck). An attacker who wrongly accuses only 1 in 100 of the "
-            f"records that were not used finds at most {_percent(self.found[rate])} of those "
-            "that were."
+            f"({_percent(0.5)} is luck). An attacker who wrongly accuses only 1 in 100 records "
+            f"that were not used finds at most {_percent(self.found[rate])} of those that were."
         )
 
     def to_json(self) -> dict[str, Any]:
