@@ -42,7 +42,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        build = Info(f"{_PREFIX}_build", "Versions of what runs.", registry=self.registry)
+        build = Info(f"{_PREFIX}_build", "Versions of the software.", registry=self.registry)
         build.info({"version": fedtranscribe.__version__, "protocol": str(wire.VERSION)})
         self._started = self._gauge("start_time_seconds", "Unix time when the service began.")
         self._started.set_to_current_time()
@@ -61,7 +61,7 @@ class Metrics:
         self._in_flight = self._gauge(
             "messages_in_flight", "Messages that arrive, wait or are being answered."
         )
-        self._ledger_ok = self._gauge("ledger_ok", "1 if the ledger could be read and proved.")
+        self._ledger_ok = self._gauge("ledger_ok", "1 if the ledger could be read and verified.")
         self._sequence = self._gauge("ledger_sequence", "Number of the ledger's last entry.")
         self._delta = self._gauge("delta", "δ of the budget in force.", "unit")
         self._limit = self._gauge("epsilon_limit", "ε that the policy allows now.", "unit")
@@ -70,8 +70,8 @@ class Metrics:
         )
         self._booked = self._gauge("epsilon_booked", "ε that is booked.", "unit")
         self._left = self._gauge("epsilon_left", "ε limit less what is booked.", "unit")
-        self._used = self._gauge("quota_used", "What is kept, by quota.", "quota")
-        self._allowed = self._gauge("quota_limit", "What the policy lets be kept.", "quota")
+        self._used = self._gauge("quota_used", "What is stored, by quota.", "quota")
+        self._allowed = self._gauge("quota_limit", "What may be stored, by quota.", "quota")
         for message in map(_short, wire.MESSAGES):
             self._answered.labels(message)
             self._seconds.labels(message)
