@@ -1,4 +1,4 @@
-"""What a holder tells a server before anything is asked."""
+"""What a holder states to a server before any query."""
 
 from dataclasses import dataclass
 
@@ -40,7 +40,7 @@ class Facts:
 
 @dataclass(frozen=True, kw_only=True)
 class Capabilities(Facts):
-    """What a holder tells about itself: those facts and its policy, never how good it is.
+    """What a holder states about itself: those facts and its policy, never an accuracy.
 
     Attributes:
         name: how the server calls the holder in logs and files.
@@ -79,4 +79,4 @@ class Capabilities(Facts):
             raise ValueError(f"classes, channels, size, shards = {counts} are more than {most}")
         # A holder that only trains has no shards.
         if min(counts[:3]) < 1 or min(self.shards, self.records) < 0 or self.classes < 2:
-            raise ValueError(f"classes, channels, size, shards = {counts} make no sense")
+            raise ValueError(f"classes, channels, size, shards = {counts} are out of range")

@@ -1,7 +1,7 @@
 """Why a holder does not answer: a code, and nothing else.
 
 An error text could carry private records across the wire, and several codes for what goes wrong
-inside would tell one private state from another.
+inside could reveal something private.
 """
 
 import logging
@@ -29,7 +29,7 @@ class RefusalCode(StrEnum):
     PROTOCOL = "PROTOCOL_VERSION"
     """The message is of another protocol version."""
     MALFORMED = "MALFORMED_QUERY"
-    """The public part makes no sense or does not fit this holder's classes and image shape."""
+    """The public part cannot be read or does not fit this holder's classes and image shape."""
     POLICY = "POLICY_REFUSED"
     """The holder's policy does not allow it."""
     BUDGET = "BUDGET_EXHAUSTED"

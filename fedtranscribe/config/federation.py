@@ -29,23 +29,23 @@ class BaselineSettings(Settings):
 
 
 class RoundSettings(Settings):
-    """How rounds with holders go on, whatever some of them do."""
+    """How rounds go on when holders fail or are silent."""
 
     quorum: Annotated[int | None, Mark.RESUMABLE | Mark.INCIDENTAL] = Field(
         default=None, gt=0, description="Fewest answers per round; none: more than half."
     )
     retries: Annotated[int, CIRCUMSTANCE] = Field(
-        default=2, ge=0, description="Times a silent holder is asked again."
+        default=2, ge=0, description="How often a silent holder is asked again."
     )
     retry_after: Annotated[float, CIRCUMSTANCE] = Field(
         default=2.0, ge=0, description="Seconds before a silent holder is asked again; doubles."
     )
     on_exhausted: Literal["continue", "stop"] = Field(
-        default="continue", description="What a holder's spent budget does to the run."
+        default="continue", description="Whether the run goes on when a holder's budget is spent."
     )
     abandon: Annotated[bool, Mark.RESUMABLE] = Field(
         default=False,
-        description="secagg, with resume: ask the rows of a stuck round anew; they cost again.",
+        description="secagg, with resume: repeat the query of a stuck round; it costs again.",
     )
 
 
@@ -66,7 +66,7 @@ class FederationSettings(StudentSettings, RoundSettings):
     slice_seconds: Annotated[float, Mark.RESUMABLE] = Field(
         default=60.0,
         gt=0,
-        description="Training per message, before the holder tells how far it is.",
+        description="Seconds of training per message; then the holder reports its progress.",
     )
     training: TrainingOptions = TrainingOptions()
     noise: Literal["local", "secagg", "central"] = Field(
@@ -75,7 +75,8 @@ class FederationSettings(StudentSettings, RoundSettings):
     dropouts: int | None = Field(
         default=None,
         ge=0,
-        description="secagg: holders that may be missing from a sum; none: what all of them bear.",
+        description="secagg: holders that may be missing from a sum; none: as many as all "
+        "policies allow.",
     )
     timeout: Annotated[float, CIRCUMSTANCE] = Field(
         default=600.0, gt=0, description="Seconds to wait for a round's answers."
@@ -84,18 +85,22 @@ class FederationSettings(StudentSettings, RoundSettings):
         default=3_600.0, gt=0, description="Seconds to wait until the holders are ready."
     )
     resume: Annotated[bool, CIRCUMSTANCE] = Field(
-        default=False, description="Go on with the run in --out."
+        default=False, description="Continue the run in --out."
     )
     force: Annotated[bool, CIRCUMSTANCE] = Field(
-        default=False, description="Run although nothing can be learned."
+        default=False, description="Run even if the forecast says that nothing can be learned."
     )
 
     data: Annotated[str, Mark.UNTOLD] = Field(default="digits", description=DATA)
     holders: int = Field(default=5, gt=0, description="Data holders, a Flower node each.")
-    alpha: float = Field(default=0.5, gt=0, description="Of the Dirichlet partition by label.")
+    alpha: float = Field(
+        default=0.5,
+        gt=0,
+        description="α of the Dirichlet partition by label; smaller is more skewed.",
+    )
     shards: int = Field(default=50, gt=0, description="Disjoint teachers per holder.")
     colluders: int | None = Field(
-        default=None, ge=0, description="secagg: holders that may side with the server; none: 1."
+        default=None, ge=0, description="secagg: holders that may collude with the server; none: 1."
     )
     teacher: str = "cnn"
     teacher_mode: Literal["auto", "full", "heads"] = "auto"

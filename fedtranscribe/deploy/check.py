@@ -189,7 +189,7 @@ def _server(folder: Path, names: Sequence[str]) -> Iterator[Check]:
         "authority's key",
         f"{home / CA_KEY} lies on the server" if (home / CA_KEY).exists() else None,
         "not on the server",
-        "keep it elsewhere: whoever has it can pose as the server",
+        "keep it elsewhere: anyone who has it can pose as the server",
         fault_is=Verdict.WARNING,
     )
     yield _folder("state", folder / folders.STATE, Verdict.WARNING)
@@ -292,7 +292,7 @@ def _guarded(name: str, path: Path, fault: "Callable[[os.stat_result], _Wrong | 
     try:
         wrong = fault(path.stat())
     except OSError as error:
-        words = (error.strerror or "it cannot be looked at").lower()
+        words = (error.strerror or "its mode cannot be read").lower()
         wrong = _Wrong(words, f"make {path}, or correct its path")
     if wrong is None:
         return Check(name, Verdict.OK, str(path))

@@ -89,8 +89,8 @@ def _test_images(settings: FederationSettings) -> ImageSet | None:
         return None
     if not is_published(settings.data):
         raise ConfigError(
-            f"Expected data={settings.data!r} to name a published test set, or 'none': what is "
-            "measured on private records has no place at the server."
+            f"Expected data={settings.data!r} to name a public test set, or 'none': results on "
+            f"private records must not reach the server."
         )
     return load(settings.data, settings.data_root, settings.download).test
 
@@ -113,7 +113,7 @@ def _refuse_tested_images(settings: FederationSettings, test: ImageSet | None) -
 
 
 def _wait_for_nodes(grid: Grid, settings: FederationSettings) -> list[int]:
-    """Everybody expected, or after `first_timeout` whoever is there.
+    """All expected nodes, or after `first_timeout` those that are there.
 
     Raises:
         QuorumError: fewer than the quorum.

@@ -19,7 +19,7 @@ Trainer = Literal["dp-promise", "dp-sad"]
 
 
 class HolderPolicy(Settings):
-    """Limits of one holder; each is public and may be told to the server.
+    """Limits of one holder; each is public and may be sent to the server.
 
     `noise` is the trust that the holder grants: under `local` every answer is private by itself
     and a server that asks for raw answers is refused; under `secagg` answers are masked, and
@@ -46,12 +46,12 @@ class HolderPolicy(Settings):
         default=0, ge=0, description="secagg: most holders that may be missing from a sum"
     )
     colluders: int = Field(
-        default=1, ge=0, description="secagg: holders that may tell the server all they know"
+        default=1, ge=0, description="secagg: holders that may collude with the server"
     )
     rows_per_message: int = Field(default=10_000, gt=0)
     rows_per_run: int = Field(default=1_000_000, gt=0)
     bytes_per_message: int = Field(
-        default=64_000_000, ge=100_000, description="longest message that is taken in"
+        default=64_000_000, ge=100_000, description="longest message that is read"
     )
     queries_per_run: int = Field(default=10_000, gt=0)
     runs: int = Field(default=10_000, gt=0, description="runs that are booked or have keys")

@@ -329,7 +329,7 @@ class Server:
             return query
         if self._run.load_answer(query.id) is not None:
             return query  # it came to its end before the interrupt
-        log.warning("round %s is given up; its rows are asked anew and charged again", query.id)
+        log.warning("round %s is abandoned; its query is repeated and charged again", query.id)
         for name in self._present():
             self._standing.charge(name, self._spent(query))
         self._standing.abandoned += query.rows

@@ -177,8 +177,8 @@ def picked_words(
     features = features_for(settings.student, facts.channels)
     width = row_width(features, facts.channels, facts.size)
     sums = (
-        f"two noisy sums over all {facts.records:,} records, of {words_for(features)} and of their "
-        "products; each meets the noise once"
+        f"two noisy sums over all {facts.records:,} records, of {words_for(features)} and of "
+        f"their products; noise is added to each once"
     )
     linear_in = f"linear in {width} features"
     linear = f"the student is {linear_in}"

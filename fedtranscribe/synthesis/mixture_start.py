@@ -103,7 +103,7 @@ def _against(settings: SynthesizeSettings, facts: Facts) -> str | None:
     if not settings.noise:
         return "a run without noise has no budget to share"
     if settings.calibrate_by == "published":
-        return "what a mixture costs is known by the sound figure alone"
+        return "only the sound figure covers the cost of a mixture"
     if settings.labels == "kmeans":
         return "clusters come from public images, and a mixture takes their place"
     if settings.pretrain_data not in (None, "none"):
@@ -137,7 +137,7 @@ def _planned(settings: SynthesizeSettings, facts: Facts) -> MixtureStart:
         for shape, std in zip(shapes, stds, strict=True)
     ]
     words = (
-        f"private start: {share:.0%} of μ² buys a mixture of {2**cuts} "
+        f"private start: {share:.0%} of the budget (μ²) goes to a mixture of {2**cuts} "
         f"{'Gaussian' if cuts == 0 else 'Gaussians'} per class, each "
         f"{in_short(stands(shapes[-2]))} times as strong as its noise; the network begins with "
         f"{_SAMPLES:,} samples of it"

@@ -121,7 +121,7 @@ def read_query(content: Message, expect: Expect) -> Envelope:
         expect: refuses what the holder cannot answer, see `Node.expect`.
 
     Raises:
-        Refusal: PROTOCOL, MALFORMED; POLICY for too many rows, and for what the holder never tells.
+        Refusal: PROTOCOL, MALFORMED; POLICY for too many rows, and for what is never sent.
     """
     terms = asked_terms(content)
     try:
@@ -200,7 +200,7 @@ def read_capabilities(content: Message) -> Capabilities:
 
     Raises:
         Refusal: what the holder said instead.
-        ProtocolError: it makes no sense.
+        ProtocolError: it cannot be read.
     """
     terms = told_terms(content)
     try:
@@ -226,7 +226,7 @@ def read_capabilities(content: Message) -> Capabilities:
             weights_declared_by=get(terms, "weights-declared-by", str),
         )
     except (ConfigError, KeyError, TypeError, ValueError) as error:
-        raise ProtocolError(f"A holder's capabilities make no sense ({error}).") from None
+        raise ProtocolError(f"A holder's capabilities cannot be read ({error}).") from None
 
 
 def read_answer(content: Message, query: Query) -> Answer | RawAnswer:
@@ -249,7 +249,7 @@ def read_answer(content: Message, query: Query) -> Answer | RawAnswer:
         dtype = query.RAW if told == _RAW else query.ANSWER
         values = _read_array(content, _VALUES, dtype, _SIGNED.get(dtype, _KINDS[dtype]))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise ProtocolError(f"The answer to {query.id} makes no sense ({error}).") from None
+        raise ProtocolError(f"The answer to {query.id} cannot be read ({error}).") from None
     if query_id != query.id:
         raise ProtocolError(f"Expected an answer to {query.id}, got one to {query_id[:80]!r}.")
     if not bool(torch.isfinite(values).all()):

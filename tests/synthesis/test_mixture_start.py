@@ -146,7 +146,7 @@ def test_both_parts_cost_what_was_asked_for(started, method: str):
     assert epsilon(list(parts), settings.delta) == prepared.cost.stated.epsilon
     assert list(prepared.plan.steps)[:2] == ["mixture", "pre-training"]
     assert prepared.plan.steps["mixture"] == 3
-    assert "private start: 90% of μ² buys a mixture" in prepared.plan.words[0]
+    assert "private start: 90% of the budget (μ²) goes to a mixture" in prepared.plan.words[0]
     assert prepared.plan.start is not None
     trained = prepared.trainer()
     assert isinstance(trained, StartedTrainer)
