@@ -21,7 +21,7 @@ FedtranscribeError              exit code 1
  │   ├─ SecondLedgerError           the data have a ledger in another place
  │   └─ QueryConflictError          a query id came back with another content
  ├─ FederationError             8
- │   ├─ ProtocolError               a message that makes no sense, or is of another version
+ │   ├─ ProtocolError               a message that cannot be read, or is of another version
  │   ├─ QuorumError                 too few holders answered
  │   └─ SimulationError             Flower or Ray did not carry a run to its end; names the log
  ├─ StorageError                7   a full disk, a read-only folder, a folder with another run
@@ -136,7 +136,7 @@ class FederationError(FedtranscribeError):
 
 
 class ProtocolError(FederationError):
-    """A message makes no sense, or is of another protocol version."""
+    """A message cannot be read, or is of another protocol version."""
 
 
 class QuorumError(FederationError):

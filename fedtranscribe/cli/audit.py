@@ -15,7 +15,7 @@ from fedtranscribe.stage_bars import StageBars
 if TYPE_CHECKING:
     from fedtranscribe.evaluation.audit import Audit
 
-_EXAMPLES = """Attack finished runs and check their books: does anything contradict ε?
+_EXAMPLES = """Attack finished runs and check their ledgers: does anything contradict ε?
 
 \b
 Examples:
@@ -24,13 +24,13 @@ Examples:
   fedtranscribe audit runs/a runs/b --records 500
   fedtranscribe audit runs/planted --attacks canaries --canaries planted/canaries.npz
 
-Every attack gives a lower bound on ε, beside the ε that the run claims; all bounds of a run hold
-together with the confidence that you ask for. Exit code 5 if a bound exceeds what is claimed, or if
-ledger, events or teachers do not fit. Figures go into audit.json; those that rest on private
-records into private/audit.json only. No attack that fails is a proof.
+Every attack gives a lower bound on ε, shown with the ε that the run claims; all bounds of a run
+hold together with the confidence that you ask for. Exit code 5 if a bound exceeds what is claimed,
+or if ledger, events or teachers do not fit. Figures go into audit.json; those that rest on private
+records into private/audit.json only. A failed attack proves nothing.
 """
 
-_PLANT = """Add canaries to private records, each by a secret fair coin, to audit a run with.
+_PLANT = """Add canaries (made-up images) to private records, to audit a run with.
 
 \b
 Examples:
@@ -39,7 +39,7 @@ Examples:
   fedtranscribe audit runs/planted --attacks canaries --canaries planted/canaries.npz
 
 Both files are as private as your data, and canaries.npz is a secret until the run is over. The
-planted set keeps the name that its ledger knows; give `--ledger` the ledger of the original.
+planted set keeps its data id; pass the ledger of the original as `--ledger`.
 """
 
 
@@ -78,14 +78,16 @@ def plant_command(
     data: Annotated[str, typer.Argument(metavar="DATA", help="As --data of transcribe.")],
     out: Annotated[Path, typer.Option(help="Folder for planted.npz and canaries.npz.")],
     count: Annotated[
-        int, typer.Option("--canaries", help="Canaries in all; about half of them are planted.")
+        int, typer.Option("--canaries", help="Number of canaries; about half of them are planted.")
     ] = 500,
     kind: Annotated[
         str, typer.Option(metavar="[pattern|mislabelled]", help="What a canary looks like.")
     ] = "pattern",
     seed: Annotated[
         int,
-        typer.Option(help="Public randomness of the canaries' looks.", rich_help_panel=Topic.RUN),
+        typer.Option(
+            help="Seed of the canaries' images; never of the coins.", rich_help_panel=Topic.RUN
+        ),
     ] = 0,
 ) -> None:
     """Run it; the help text is `_PLANT`."""

@@ -43,7 +43,7 @@ _CERTS_SHOW = """Show what a certificate says: subject, names, validity, fingerp
 
 \b
 Examples:
-  fedtranscribe deploy certs show certificates/ca.crt     # compare its fingerprint by telephone
+  fedtranscribe deploy certs show certificates/ca.crt     # compare it over another channel
   fedtranscribe deploy certs show server/certificates/server.crt --json
 """
 

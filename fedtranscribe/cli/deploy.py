@@ -16,7 +16,7 @@ deploy_app.add_typer(certs_app, name="certs")
 deploy_app.add_typer(keys_app, name="keys")
 
 Health = Annotated[
-    str | None, typer.Option(metavar="HOST:PORT", help="On which gRPC health checks are answered.")
+    str | None, typer.Option(metavar="HOST:PORT", help="Address that answers gRPC health checks.")
 ]
 
 _INIT = """Write a ready folder: compose files, images, policy or state, to be filled in.
@@ -29,7 +29,7 @@ Examples:
 Its README says what to fill in. An existing folder is left alone.
 """
 
-_CHECK = """Check a folder before anything is started; each fault comes with its fix.
+_CHECK = """Check a folder before you start anything; each fault comes with its fix.
 
 \b
 Examples:
@@ -39,11 +39,11 @@ Examples:
   fedtranscribe deploy check client hospital --json
 
 Exit code 0 only if nothing is wrong; what expires within 30 days is a warning. Run it as the user
-who will run the service: what may be opened depends on who asks. Teachers and ledger themselves
-are checked by `fedtranscribe holder policy check`.
+who will run the service: which files may be opened depends on the user. Teachers and ledger
+themselves are checked by `fedtranscribe holder policy check`.
 """
 
-_JOIN = """Check key, certificates, server and holder service, then become the SuperNode.
+_JOIN = """Check key, certificates, server and holder service, then run as the SuperNode.
 
 \b
 Examples:
@@ -55,14 +55,15 @@ Run it as a user who can open certificates/, keys/ and the socket, and nothing e
 """
 
 
-_SERVE = """Check certificates and folders, then become the SuperLink: TLS, and known nodes only.
+_SERVE = """Check certificates and folders, then run as the SuperLink: TLS, and known nodes only.
 
 \b
 Examples:
   fedtranscribe deploy serve server                      # this machine alone
   fedtranscribe deploy serve server --host 0.0.0.0 --port 8000
 
-Start a run with `flwr run`; whoever reaches the port can, so let only the holders and you reach it.
+Start a run with `flwr run`; anyone who reaches the port can, so open it to the holders and
+yourself only.
 """
 
 
@@ -154,7 +155,7 @@ def join_command(
 def serve_command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The server's folder.")],
     host: Annotated[
-        str, typer.Option(metavar="ADDRESS", help="To listen on; 0.0.0.0 is all.")
+        str, typer.Option(metavar="ADDRESS", help="Address to listen on; 0.0.0.0 for all.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Port for SuperNodes and `flwr` alike.")] = 8000,
     health: Health = None,

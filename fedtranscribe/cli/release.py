@@ -20,12 +20,12 @@ Examples:
   fedtranscribe release runs/scans                    # into runs/scans/release
   fedtranscribe release runs/scans --out scans-student
   fedtranscribe release runs/a --stamp-not-private --choice "better of two runs on our scans"
-  fedtranscribe release verify scans-student          # whole, and is its ε what it says?
+  fedtranscribe release verify scans-student          # complete, and is its ε right?
   fedtranscribe release push runs/scans OWNER/NAME    # to the Hugging Face hub: what would be sent
   fedtranscribe release ./verify                      # a run whose folder is called verify
 
 Networks, ONNX, model card and privacy.json go into one folder; open it with fedtranscribe.load.
-A run that is not private is released only with a stamp that says so loudly.
+A run that is not private is released only with a stamp that says so.
 """
 
 _VERIFY_HELP = """Check a release: files, networks, every ε from its events, the card.
@@ -35,8 +35,8 @@ Examples:
   fedtranscribe release verify runs/scans/release
   fedtranscribe release verify scans-student --json
 
-Exit code 0 only if all checks are passed. It proves that the release is whole and its arithmetic
-right, not who made it.
+Exit code 0 only if all checks are passed. It proves that the release is complete and its
+arithmetic right, not who made it.
 """
 
 _PUSH_HELP = """Push a release to the Hugging Face hub; without --yes, show what would be sent.
@@ -92,7 +92,10 @@ def make(
     ] = None,
     stamp_not_private: Annotated[
         bool,
-        typer.Option("--stamp-not-private", help="Release what is not private, loudly stamped."),
+        typer.Option(
+            "--stamp-not-private",
+            help="Release a run that is not private, with a stamp that says so.",
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
@@ -119,8 +122,8 @@ def make(
     for possible in statement.data_dependent_choices:
         if not possible.stated:
             say(
-                f"You say with this release that nothing was chosen by: {possible.choice}. "
-                "If something was, give it as --choice.",
+                f"With this release you state that nothing was chosen by: {possible.choice}. If "
+                f"something was, name it by --choice.",
                 "dim",
             )
     say_path("Release", made.folder)

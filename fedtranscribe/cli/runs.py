@@ -38,18 +38,18 @@ def show_confusion(shown: Shown) -> None:
     count = len(found.counts)
     names = shown.result.class_names or tuple(map(str, range(count)))
     note = ", NOT PRIVATE" if "confusion" in shown.not_private else ""
-    rows = [("accuracy of naming the most frequent class always", f"{found.majority:.1%}")]
+    rows = [("accuracy of always naming the most frequent class", f"{found.majority:.1%}")]
     if found.auc is not None:
         rows += [
             ("area under the ROC curve", f"{found.auc:.3f}"),
-            (f"sensitivity: of {names[1]}, named so", f"{found.sensitivity:.1%}"),
-            (f"specificity: of {names[0]}, named so", f"{found.specificity:.1%}"),
+            (f"sensitivity: share of {names[1]} recognised", f"{found.sensitivity:.1%}"),
+            (f"specificity: share of {names[0]} recognised", f"{found.specificity:.1%}"),
         ]
-    show_table(f"Beside it{note}", ("figure", "value"), rows, right=("value",))
+    show_table(f"For comparison{note}", ("figure", "value"), rows, right=("value",))
     if count <= _MOST_SHOWN:
         table = [(name, *map(str, row)) for name, row in zip(names, found.counts, strict=True)]
         show_table(f"Confusion table{note}", ("true class", *names), table, right=names)
-        say("held-out images; columns: the class that the student names", "dim")
+        say("held-out images; columns: the class that the student predicts", "dim")
 
 
 def show_privacy(result: Result) -> None:

@@ -11,7 +11,7 @@ from fedtranscribe.cli.settings_options import settings_options
 from fedtranscribe.config import Place, Topic, build
 from fedtranscribe.stage_bars import StageBars
 
-_EXAMPLES = """Draw labelled images from the generator of a finished run, as many as you want: free.
+_EXAMPLES = """Draw labelled images from the generator of a finished run; this costs no privacy.
 
 \b
 Examples:
@@ -22,8 +22,8 @@ Examples:
 An .npz holds `images` (uint8), `labels` (int64), `classes` and what they were drawn from; a folder
 holds PNG, one sub-folder per label. A diffusion model and a mixture draw the classes that you ask
 for; the student labels what another generator draws. A diffusion model that learned no labels gives
-none; only a diffusion model takes --steps and --guidance. Beside the records that the run learned
-from, samples are no public images.
+none; only a diffusion model takes --steps and --guidance. For other runs on the same records,
+samples do not count as public images.
 """
 
 
@@ -37,11 +37,15 @@ def sample_command(
         str,
         typer.Option(
             metavar="[all|uniform|NAMES]",
-            help="all (each alike), uniform (by lot), or classes by commas.",
+            help="all (equal numbers), uniform (at random), or classes, separated by commas.",
         ),
     ] = "all",
-    steps: Annotated[int | None, typer.Option(help="T', if not the run's.")] = None,
-    guidance: Annotated[float | None, typer.Option(help="w, if not the run's.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Sampler steps T'; default: those of the run.")
+    ] = None,
+    guidance: Annotated[
+        float | None, typer.Option(help="Guidance weight w; default: that of the run.")
+    ] = None,
     seed: Annotated[
         int, typer.Option(min=0, help="Public randomness.", rich_help_panel=Topic.RUN)
     ] = 0,

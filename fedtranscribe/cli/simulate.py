@@ -29,7 +29,7 @@ Examples:
   fedtranscribe simulate dirichlet_mnist data-root=~/data --out runs/m --resume
 
 The settings of an app and their defaults are in its pyproject.toml; a wrong name lists them all.
-The exit code is 0 only if the run was carried to its end. Nothing stays behind but the run folder.
+The exit code is 0 only if the run was finished. Nothing is left behind except the run folder.
 """
 
 
@@ -38,14 +38,14 @@ def simulate_command(
         str, typer.Argument(help="A packaged app (dirichlet_mnist, …) or an app's folder.")
     ],
     settings: Annotated[
-        list[str] | None, typer.Argument(help="key=value, over the app's defaults.")
+        list[str] | None, typer.Argument(help="key=value, to replace defaults of the app.")
     ] = None,
     holders: Annotated[int | None, typer.Option(help=about(FederationSettings, "holders"))] = None,
-    cpus: Annotated[int, typer.Option(help="Processor cores per holder at work.")] = 1,
+    cpus: Annotated[int, typer.Option(help="CPU cores per active holder.")] = 1,
     workers: Annotated[
-        int | None, typer.Option(help="Holders at work at once; as many as cores if left out.")
+        int | None, typer.Option(help="Active holders at a time; default: as many as CPU cores.")
     ] = None,
-    num_gpus: Annotated[float, typer.Option(help="Share of a GPU per holder at work.")] = 0.0,
+    num_gpus: Annotated[float, typer.Option(help="Share of a GPU per active holder.")] = 0.0,
     config: Annotated[
         Path | None, typer.Option(help="TOML file with settings, like an app's paper.toml.")
     ] = None,

@@ -22,7 +22,7 @@ Examples:
   fedtranscribe synthesize --pretrain-data shapes --epsilon 1
   fedtranscribe synthesize --method dp-sad --data scans.npz --out runs/scans
   fedtranscribe synthesize --data scans.npz --pretrain-data shapes --labels kmeans
-  fedtranscribe synthesize --resume --out runs/scans           # go on after an interrupt
+  fedtranscribe synthesize --resume --out runs/scans           # continue an interrupted run
   fedtranscribe synthesize --data mnist --data-root DIR --profile paper --epsilon 10
 
 ε is booked in the data's ledger before training begins, once. Draw images from the result with

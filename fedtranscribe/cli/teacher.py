@@ -32,7 +32,7 @@ Examples:
   fedtranscribe teacher train --data mnist --data-root DIR --arch cnn --out mnist-teacher
   fedtranscribe teacher train --data scans.npz --arch resnet50 --shards 100 --out teachers
 
-Run it again after an interrupt: shards that are there are kept.
+After an interrupt, run it again: finished shards are kept.
 """
 
 

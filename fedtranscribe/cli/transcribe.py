@@ -16,21 +16,22 @@ _EXAMPLES = """Turn private images into a differentially private student and gen
 
 \b
 Examples:
-  fedtranscribe transcribe                                     # packaged digits, noisy moments
+  fedtranscribe transcribe                                     # packaged digits, noisy sums
   fedtranscribe transcribe --source teachers                   # the same, from small CNNs' votes
   fedtranscribe transcribe --teacher resnet50                  # any torchvision architecture
   fedtranscribe transcribe --teacher my-teachers --epsilon 5   # made by `teacher train`
   fedtranscribe transcribe --data scans.npz --epsilon 5 --out runs/scans
   fedtranscribe transcribe --data scans --classes 2 --features resnet18 \\
       --features-weights resnet18.pth --features-declared-by "J. Doe"   # public network, frozen
-  fedtranscribe transcribe --generator runs/diffusion          # ask its samples, add its cost
-  fedtranscribe transcribe --resume --out runs/scans           # go on after an interrupt
-  fedtranscribe transcribe --no-generator                      # the student alone, sooner
+  fedtranscribe transcribe --generator runs/diffusion          # label its samples, add its cost
+  fedtranscribe transcribe --resume --out runs/scans           # continue an interrupted run
+  fedtranscribe transcribe --no-generator                      # the student only: faster
 
-Without a teacher, student, shards or rows the student learns from noisy moments of the
-records; with one of them, from answers of teachers on disjoint shards (DPSD).
-What is left out is picked from public facts (records, classes, shapes) and said aloud.
-Settings of the method itself go into --config FILE, tables [dpsd] and [teachers].
+The student (the classifier that you get) learns from noisy sums over the records. With --teacher,
+--student NETWORK, --shards or --rows it learns from noisy votes of teachers: classifiers trained
+on disjoint parts (shards) of the records (DPSD). Options that you leave out are chosen from public
+facts (records, classes, shapes) and printed. Settings of the method itself go into --config FILE,
+tables [dpsd] and [teachers].
 """
 
 

@@ -56,8 +56,8 @@ class EvaluationSettings(Place):
     samples: int | None = Field(
         default=None,
         ge=LEAST_SAMPLES,
-        description="Synthetic images to draw; 20,000 if left out, of a diffusion model as its run "
-        "did.",
+        description="Synthetic images to draw; default: 20,000, for a diffusion model as many "
+        "as its run drew.",
     )
     classifiers: Annotated[tuple[str, ...], Form("[all|quick|none|NAMES]")] = Field(
         default=_QUICK, description="all, quick, none, or names by commas."
@@ -65,15 +65,16 @@ class EvaluationSettings(Place):
     max_train: int = Field(
         default=10_000,
         ge=2,
-        description="Most samples for scikit-learn and xgboost; 60,000 take some hours.",
+        description="Samples for scikit-learn and xgboost at most; 60,000 take some hours.",
     )
     epochs: Annotated[int, Mark.NO_OPTION] = Field(
-        default=50, gt=0, description="Most passes of MLP and CNN."
+        default=50, gt=0, description="Epochs of MLP and CNN at most."
     )
     patience: Annotated[int, Mark.NO_OPTION] = Field(
         default=5,
         gt=0,
-        description="Passes without a better score on synthetic validation data, then it ends.",
+        description="Epochs without a better score on synthetic validation data before training "
+        "stops.",
     )
     inception: Path | None = Field(
         default=None, description="Inception weights of torch-fidelity, for FID and IS."
@@ -83,7 +84,7 @@ class EvaluationSettings(Place):
     )
     fidelity: bool = Field(default=True, description="Measure FID, IS, precision and recall.")
     seed: Annotated[int, Topic.RUN] = Field(
-        default=0, ge=0, description="Public randomness of samples and classifiers."
+        default=0, ge=0, description="Seed of samples and classifiers."
     )
 
     @field_validator("classifiers", mode="before")
@@ -105,16 +106,24 @@ class AuditSettings(Place):
         default=_ALL, description=f"all, none, or some of {', '.join(ATTACKS)}."
     )
     confidence: float = Field(
-        default=0.99, gt=0, lt=1, description="Of all bounds of a run together."
+        default=0.99, gt=0, lt=1, description="Confidence of all bounds of a run together."
     )
-    records: int = Field(default=4_000, ge=10, description="At most so many suspects.")
-    trials: int = Field(default=1_000_000, ge=1_000, description="Of the game, in each world.")
-    references: int = Field(default=8, ge=2, multiple_of=2, description="Reference networks.")
+    records: int = Field(default=4_000, ge=10, description="Records to attack, at most.")
+    trials: int = Field(
+        default=1_000_000,
+        ge=1_000,
+        description="Answers that the attack `game` sees in each of its two worlds.",
+    )
+    references: int = Field(
+        default=8, ge=2, multiple_of=2, description="Networks that the attack `reference` trains."
+    )
     reference_steps: Annotated[int, Mark.NO_OPTION] = Field(
-        default=150, gt=0, description="Training steps of each of them."
+        default=150, gt=0, description="Training steps of each reference network."
     )
     samples: Annotated[int | None, Mark.NO_OPTION] = Field(
-        default=None, gt=0, description="Synthetic images; 5,000, but of a diffusion model fewer."
+        default=None,
+        gt=0,
+        description="Synthetic images to draw; default: 5,000, fewer for a diffusion model.",
     )
     starts: Annotated[int, Mark.NO_OPTION] = Field(
         default=4, gt=0, description="Inversions per class."
@@ -126,11 +135,9 @@ class AuditSettings(Place):
         default=None, description="canaries.npz of `fedtranscribe plant`."
     )
     ledger: Path | None = Field(
-        default=None, description="The ledger to check, where the run does not name it."
+        default=None, description="Ledger to check, if the run does not name it."
     )
-    seed: Annotated[int, Topic.RUN] = Field(
-        default=0, ge=0, description="Public randomness of the attacks."
-    )
+    seed: Annotated[int, Topic.RUN] = Field(default=0, ge=0, description="Seed of the attacks.")
 
     @field_validator("attacks", mode="before")
     @classmethod

@@ -39,9 +39,9 @@ class DpPromiseOptions(RecordOptions):
     boundary: int | None = Field(
         default=None, gt=0, description="S, first time step of Phase I; T + 1 leaves Phase I out."
     )
-    phase1: bool = Field(default=True, description="Without, Phase II over all steps.")
+    phase1: bool = Field(default=True, description="Phase I; without it Phase II covers all steps.")
     noisy_images: Literal["fresh", "cached"] = Field(
-        default="fresh", description="Fresh, or cached: one per record for ever."
+        default="fresh", description="fresh, or cached: one per record, reused in all epochs."
     )
     phase1_batch: int | None = Field(default=None, gt=0, description=_EXPECTED)
     phase1_epochs: float | None = Field(default=None, gt=0, le=_MOST_EPOCHS, description=_PASSES)
@@ -56,10 +56,10 @@ class DpSadOptions(RecordOptions):
     """DP-SAD alone, table [dp_sad]; what is left out is the profile's."""
 
     teacher: Literal["public", "dp"] | None = Field(
-        default=None, description="From public images, or dp: by DP-SGD."
+        default=None, description="Trained on public images, or dp: on the records, by DP-SGD."
     )
     discriminator: Literal["outputs", "dp"] | None = Field(
-        default=None, description="Learns from outputs, or dp: by DP-SGD."
+        default=None, description="Trained on private outputs, or dp: on the records, by DP-SGD."
     )
     batch: int | None = Field(default=None, gt=0, description=_EXPECTED)
     epochs: float | None = Field(default=None, gt=0, le=_MOST_EPOCHS, description=_PASSES)
@@ -97,26 +97,32 @@ class TrainingOptions(Settings):
         default="own", description="own, or kmeans: clusters of the public images."
     )
     clusters: int = Field(
-        default=10, ge=2, le=_MOST_CLUSTERS, description="How many, with --labels kmeans."
+        default=10, ge=2, le=_MOST_CLUSTERS, description="Number of clusters, with --labels kmeans."
     )
     adjacency: Annotated[Literal["zero-out", "replace", "add-remove"], Topic.PRIVACY] = Field(
         default="zero-out", description="zero-out, replace or add-remove (without Phase I)."
     )
     size: Literal["tiny", "small", "medium", "large"] | None = Field(
-        default=None, description="Of the U-Net."
+        default=None, description="Size of the U-Net."
     )
     start: Literal["mixture", "none"] | None = Field(
         default=None,
         description="mixture: pre-train on samples of a private mixture; default where it helps.",
     )
     start_share: float | None = Field(
-        default=None, gt=0, lt=1, description="Of μ², for the mixture; the rest trains."
+        default=None,
+        gt=0,
+        lt=1,
+        description="Share of the budget (μ²) for the mixture; the rest is for training.",
     )
     pretrain_data: Annotated[str | None, Form("[shapes|none|NAME]")] = Field(
         default=None, description=PUBLIC_IMAGES
     )
     pretrain_epochs: float | None = Field(
-        default=None, gt=0, le=_MOST_PUBLIC_EPOCHS, description="Passes over them."
+        default=None,
+        gt=0,
+        le=_MOST_PUBLIC_EPOCHS,
+        description="Passes over the public images or samples.",
     )
     pretrain_batch: Annotated[int | None, Mark.NO_OPTION] = Field(
         default=None, gt=0, le=_MOST_PUBLIC_IMAGES
@@ -132,16 +138,16 @@ class TrainingOptions(Settings):
 
 
 class SynthesizeSettings(TrainingOptions, RunOptions, LedgerOptions):
-    """Everything `fedtranscribe synthesize` can be told."""
+    """All settings of `fedtranscribe synthesize`."""
 
     method: Literal["dp-promise", "dp-sad"] = Field(
-        default="dp-promise", description="Which paper's algorithm trains."
+        default="dp-promise", description="Training algorithm."
     )
     data: Annotated[str, Mark.UNTOLD, Topic.DATA, Form("NAME|PATH")] = Field(
         default="digits", description=DATA
     )
     noise: Annotated[bool, Topic.PRIVACY] = Field(
-        default=True, description="Without: a baseline that is NOT private."
+        default=True, description="Add noise; without it: a baseline that is NOT private."
     )
     evaluate: Annotated[bool, Mark.RESUMABLE, Topic.RUN] = Field(
         default=True, description="Test a CNN trained on samples."
@@ -156,5 +162,5 @@ class SynthesizeSettings(TrainingOptions, RunOptions, LedgerOptions):
         default=None, gt=0, description="Records at a time; measured if left out."
     )
     checkpoint_seconds: Annotated[float, Mark.RESUMABLE | Mark.NO_OPTION] = Field(
-        default=60.0, ge=0, description="Between two checkpoints."
+        default=60.0, ge=0, description="Seconds between two checkpoints."
     )

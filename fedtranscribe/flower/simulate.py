@@ -69,7 +69,7 @@ def simulate(
     say(f"run folder: {folder}")
     from fedtranscribe.flower.superlink import PrivateSuperLink
 
-    say("starting Flower and Ray: half a minute, the first time minutes")
+    say("starting Flower and Ray: about half a minute, a few minutes the first time")
     with PrivateSuperLink(folder / LOG) as link:
         run = link.submit(app.folder, chosen, federation)
         status = _follow(link, run, folder, show)

@@ -229,7 +229,7 @@ def _expect_public(name: object) -> None:
         return
     if not (isinstance(name, str) and is_published(name)):
         raise ConfigError(
-            f"Expected pretrain_data={name!r} to be the name of a published set, {PUBLIC_SHAPES!r} "
+            f"Expected pretrain_data={name!r} to be the name of a public set, {PUBLIC_SHAPES!r} "
             "or 'none': a server cannot call files of this holder public."
         )
 

@@ -98,7 +98,7 @@ class LedgerPlace:
         path = (named or _default(data_id, folder)).absolute()
         if named is not None and _open_to_all(path.parent):
             raise StorageError(
-                f"Everybody may write to {path.parent}, and so take a ledger away; "
+                f"All users may write to {path.parent}, and could remove a ledger; "
                 f"chmod o-w {path.parent}, or name another place by --ledger."
             )
         others = tuple(dict.fromkeys(_others(data_id, folder, path)))
@@ -113,7 +113,7 @@ class LedgerPlace:
         if not self.beside:
             return None
         return (
-            f"ledger {self.path}: of its own, for a published set; it does not count what is "
+            f"ledger {self.path}: a separate one, for a public set; it does not count what is "
             f"booked in {self.beside[0]}"
         )
 

@@ -34,9 +34,9 @@ _UNITS = {
     Unit.HOLDER: "one data holder: all of its records and all of its teachers",
 }
 _ADJACENCIES = {
-    Adjacency.ZERO_OUT: "the unit is replaced by a null one",
+    Adjacency.ZERO_OUT: "the unit is replaced by an empty one",
     Adjacency.REPLACE: "the unit is replaced by any other one",
-    Adjacency.ADD_REMOVE: "the unit comes or goes, and nothing else moves",
+    Adjacency.ADD_REMOVE: "the unit is added or removed, and nothing else changes",
 }
 # Teachers, and all that touched them, are no public matter: not even on a benchmark.
 _TOLD = {
@@ -132,8 +132,8 @@ def privacy_section(said: PrivacyStatement) -> str:
     if said.published is not None:
         parts.append(f"Why the published figure is no guarantee: {markdown(said.published.reason)}")
     parts.append(
-        "`privacy.json` holds the same for programs, with every released answer in the "
-        "accountant's words; held-out records of the holder are outside of this guarantee."
+        "`privacy.json` holds the same for programs, with every released answer as the "
+        "accountant counts it; the holder's held-out records are not covered by this guarantee."
     )
     return "\n\n".join(parts)
 
@@ -296,7 +296,7 @@ def _private_start(trained: Diffusion) -> str | None:
 def _confidence(result: Result) -> str:
     """How far the student's probabilities may be trusted."""
     if result.logit_scale is None:
-        return "not calibrated: its probabilities order the classes, and say no more"
+        return "not calibrated: its probabilities only rank the classes"
     return (
         f"calibrated on average over the private records: the noisy gradients, which the student "
         f"was learned from, set the scale of its logits (times {result.logit_scale:.2f})"

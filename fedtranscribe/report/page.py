@@ -310,8 +310,8 @@ def _beside(facts: RunFacts) -> list[tuple[str, str]]:
     return [
         *lines,
         ("area under the ROC curve", f"{found.auc:.3f}"),
-        (f"sensitivity: of {names[1]}, named so", percent(found.sensitivity)),
-        (f"specificity: of {names[0]}, named so", percent(found.specificity)),
+        (f"sensitivity: share of {names[1]} recognised", percent(found.sensitivity)),
+        (f"specificity: share of {names[0]} recognised", percent(found.specificity)),
     ]
 
 

@@ -10,9 +10,9 @@ UNITS = {
     Unit.HOLDER: "one data holder with all of its records",
 }
 CHANGES = {
-    Adjacency.ZERO_OUT: "it is replaced by a null one",
+    Adjacency.ZERO_OUT: "it is replaced by an empty one",
     Adjacency.REPLACE: "it is replaced by any other one",
-    Adjacency.ADD_REMOVE: "it comes or goes, and nothing else moves",
+    Adjacency.ADD_REMOVE: "it is added or removed, and nothing else changes",
 }
 
 # By the share of right guesses with even odds: what ε means depends on δ and mechanism.
@@ -47,7 +47,7 @@ def judge(facts: RunFacts) -> Verdict:
     if stated.epsilon is None:
         return Verdict(
             f"NOT PRIVATE: method {facts.method} gives no guarantee for this unit.",
-            "Nothing limits what this run tells about the records it was learned from.",
+            "Nothing limits what this run reveals about the records it was learned from.",
             _usefulness(facts),
         )
     if stated.private is None:
@@ -59,7 +59,7 @@ def judge(facts: RunFacts) -> Verdict:
     if not stated.private:
         return Verdict(
             "NOT PRIVATE: the noise came from a seed.",
-            "Who knows the seed can take the noise off again, so no figure of privacy holds.",
+            "Anyone who knows the seed can remove the noise, so no figure of privacy holds.",
             ("Runs like this are for tests. Repeat it without a seed for the noise.",),
         )
     sentences = (*_meaning(facts), *_trust(facts), *_audited(facts), *_usefulness(facts))
@@ -99,13 +99,13 @@ def _meaning(facts: RunFacts) -> tuple[str, ...]:
 def _trust(facts: RunFacts) -> tuple[str, ...]:
     federation = facts.result.federation
     trust = None if federation is None else federation.trust
-    return (f"Who had to be trusted with more than that: {trust}.",) if trust else ()
+    return (f"Who had to be trusted: {trust}.",) if trust else ()
 
 
 def _audited(facts: RunFacts) -> tuple[str, ...]:
     found = facts.audit.get("findings") or []
     if not found:
-        return ("No attack has been tried on it yet.",)
+        return ("No attack has been tried yet.",)
     best = max(found, key=lambda finding: finding["lower_bound"])
     if best["contradicts"]:
         return (
@@ -123,11 +123,10 @@ def _usefulness(facts: RunFacts) -> tuple[str, ...]:
     score = facts.scores.get("student")
     if score is None:
         return (
-            "How accurate the student is on the holder's own records is not told here: nobody "
-            "charged for that look.",
+            "The student's accuracy on the holder's own records is not shown here: no ε covers it.",
         )
     return (
-        f"The student names {100 * score:.1f} % of held-out images of {facts.data} right"
+        f"The student labels {100 * score:.1f} % of held-out images of {facts.data} correctly"
         f"{_compared(facts)}.",
     )
 
@@ -135,14 +134,14 @@ def _usefulness(facts: RunFacts) -> tuple[str, ...]:
 def _taught(facts: RunFacts) -> str:
     if facts.taught is not None:
         return (
-            f"A CNN that learned from its images alone names {100 * facts.taught:.1f} % of "
-            f"held-out images of {facts.data} right{_compared(facts)}."
+            f"A CNN trained on its images alone labels {100 * facts.taught:.1f} % of held-out "
+            f"images of {facts.data} correctly{_compared(facts)}."
         )
     if facts.told:
         return "What can be learned from its images has not been measured: run an evaluation."
     return (
-        "What can be learned from its images, tested on the holder's own records, is not told "
-        "here: nobody charged for that look."
+        "What can be learned from its images, tested on the holder's own records, is not shown "
+        "here: no ε covers it."
     )
 
 

@@ -89,7 +89,7 @@ class FinishedRun(Networks):
 
     @property
     def declared_public(self) -> bool:
-        """Whether results on its held-out images may be told: a published benchmark's."""
+        """Whether results on its held-out images may be published: those of a public benchmark."""
         return is_published(self.result.asked.data)
 
     def data(self, root: Path | None = None, download: bool = False) -> DataSplit:

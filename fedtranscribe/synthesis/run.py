@@ -225,7 +225,7 @@ def describe(
         public_data=None if public is None else public.name,
         public_data_id=None if public is None else public.data_id,
         accuracy_on=(
-            "held-out images of a published benchmark, declared public"
+            "held-out images of a public benchmark"
             if prepared.declared_public
             else "the holder's own held-out records: NOT private, do not release"
         ),

@@ -56,7 +56,7 @@ def test_every_option_has_words_and_none_contradicts_its_field(name: str):
         ("transcribe", "δ at which ε is quoted. [default: 1e-05]"),
         ("synthesize", "--method [dp-promise|dp-sad]"),
         ("synthesize", "--conditional / --unconditional"),
-        ("synthesize", "--teacher [public|dp] dp-sad: from public images"),
+        ("synthesize", "--teacher [public|dp] dp-sad: trained on public images"),
         ("synthesize", "dp-promise: S, first time step"),
         ("synthesize", "--copies INTEGER K, time steps"),
         ("synthesize", "Test a CNN trained on samples. [default: evaluate]"),

@@ -78,10 +78,10 @@ def test_the_page_of_a_private_run(told):
     assert "NOT PRIVATE" not in said
     assert f"ε = {told.result.guarantee.epsilon:.4g} at δ = 1e-5" in said
     assert "If a fair coin decides whether one given record is used" in said
-    assert "The student names 65.4 % of held-out images of digits right (always the" in said
+    assert "The student labels 65.4 % of held-out images of digits correctly (always the" in said
     assert "most frequent class: 10.0 %; public images alone: 10.0 %)." in said
     assert "Published formula: 0.046. This is no guarantee." in said
-    assert f"Sound ε beside it: {told.result.guarantee.epsilon:.4g}." in said
+    assert f"Sound ε: {told.result.guarantee.epsilon:.4g}." in said
     assert "Theorem 1 forgets a factor." in said
     assert "An adversary watched &lt;many&gt; answers." in said
     assert "told to nobody else: loss" in said
@@ -233,7 +233,7 @@ def test_nothing_of_a_users_own_records_is_told(own):
     shares = [str(score) for score in scores.values() if 0 < score < 1]
     assert not [share for share in shares if share in text]
     assert OWN_DATA in text
-    assert "is not told here" in text
+    assert "is not shown here" in text
     # Nor are real images shown.
     assert read_facts(own).public is None
     assert "Real images are not shown beside them" in text
