@@ -87,7 +87,7 @@ def _read(path: Path, whole: Path, own: OwnData, names: tuple[str, ...]) -> Imag
     return ImageSet(
         name=whole.name,
         data_id=f"folder:{whole.resolve().name}",
-        images=_stack([file for _, file in files], path, own),
+        pixels=_stack([file for _, file in files], path, own),
         labels=torch.tensor([label for label, _ in files], dtype=torch.int64),
         classes=len(names),
         record_ids=ids,
