@@ -98,7 +98,7 @@ class ImageSet:
         """
         return self.pixels if isinstance(self.pixels, Tensor) else self.pixels.whole()
 
-    def blocks(self, size: int = 1_000) -> Iterator[Tensor]:
+    def blocks(self, size: int = 250) -> Iterator[Tensor]:
         """All images in order, some at a time: uint8 [b, channels, size, size]."""
         for first in range(0, len(self), size):
             yield self.pixels[first : first + size]

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 SEGMENT = 12_800
 """Records between two looks of what keeps a sum: a multiple of every block's size."""
 KEPT = "sum-under-way.npz"
+_BLOCK = 256
 
 
 class RecordSums:
@@ -155,12 +156,14 @@ class _Seen:
 
     def add(self, rows: range) -> None:
         """These records as well."""
-        images, part = self._sums.images, slice(rows.start, rows.stop)
-        for content in (images.pixels[part], images.labels[part], self._sums.weights[part]):
-            self._digest.update(content.contiguous().numpy().tobytes())
+        images, weights = self._sums.images, self._sums.weights
+        for first in range(rows.start, rows.stop, _BLOCK):
+            part = slice(first, min(first + _BLOCK, rows.stop))
+            for content in (images.pixels[part], images.labels[part], weights[part]):
+                self._digest.update(content.contiguous().numpy().data)
 
     def bound(self, total: Tensor) -> str:
         """What binds a sum to it all."""
         whole = self._digest.copy()
-        whole.update(total.numpy().tobytes())
+        whole.update(total.contiguous().numpy().data)
         return whole.hexdigest()
