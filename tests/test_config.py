@@ -47,7 +47,7 @@ def test_what_may_change_on_resume():
     """A name that joins must change no answer, and no result but by how it was computed."""
     anywhere = {"device", "data_root", "download", "max_gib", "tensorboard", "tracker"}
     assert marked(Mark.RESUMABLE, TranscribeSettings) == anywhere | {
-        *("out", "with_generator", "features_weights"),
+        *("out", "with_generator", "features_weights", "scratch_gib"),
     }
     assert marked(Mark.RESUMABLE, FederationSettings) == anywhere | {
         *("out", "with_generator", "resume", "force", "abandon", "quorum", "slice_seconds"),

@@ -14,7 +14,8 @@ MOST_RECORDS = 10**12
 """That may be declared."""
 LONGEST_NAME = 200
 
-DATA = "Private data: a name, an .npz file, or an image folder."
+DATA = "Private data: a name, an .npz file, a folder of .npy files, or an image folder."
+SCRATCH = "Most disk that features of records may take, in GiB; they save time."
 PUBLIC_IMAGES = "Public images to start from: shapes, uci-digits, …, none."
 
 

@@ -1,5 +1,7 @@
 """Folders of image files, one subfolder per class."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -36,13 +38,48 @@ def load_folder(path: Path, own: OwnData = UNSTATED) -> DataSplit:
         InvalidDataError: unreadable images, several sizes, grey and colour mixed, unusable names.
         ConfigError: `own` states other classes than the subfolders.
     """
+    train, test = find_pictures(path, own)
+    if test is None:
+        return split_by_id(_read(train, own))
+    return DataSplit(_read(train, own), _read(test, own))
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The files of an image folder, or of one part of it.
+
+    Attributes:
+        folder: the whole.
+        files: in the order of their records.
+        labels: int64 [n].
+        ids: of the records.
+        class_names: by label.
+    """
+
+    folder: Path
+    files: tuple[Path, ...]
+    labels: Tensor
+    ids: tuple[str, ...]
+    class_names: tuple[str, ...]
+
+    @property
+    def data_id(self) -> str:
+        """What the ledger is bound to."""
+        return f"folder:{self.folder.resolve().name}"
+
+
+def find_pictures(path: Path, own: OwnData) -> tuple[Pictures, Pictures | None]:
+    """The files of a folder, or of its training part and of its test part; raises as `load_folder`.
+
+    No picture is read.
+    """
     if not path.is_dir():
         raise DataNotFoundError(f"No folder {str(path)!r}; check the path.")
     if not ((path / "train").is_dir() and (path / "test").is_dir()):
-        return split_by_id(_read(path, path, own, _stated(path, own)))
+        return _find(path, path, own, _stated(path, own)), None
     classes = _stated(path / "train", own)
-    train, test = (_read(path / part, path, own, classes) for part in ("train", "test"))
-    return DataSplit(train, test)
+    train, test = (_find(path / part, path, own, classes) for part in ("train", "test"))
+    return train, test
 
 
 def _stated(path: Path, own: OwnData) -> tuple[str, ...]:
@@ -63,7 +100,7 @@ def _subfolders(path: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _read(path: Path, whole: Path, own: OwnData, names: tuple[str, ...]) -> ImageSet:
+def _find(path: Path, whole: Path, own: OwnData, names: tuple[str, ...]) -> Pictures:
     strangers = set(_subfolders(path)) - set(names)
     if strangers:
         raise InvalidDataError(
@@ -82,17 +119,21 @@ def _read(path: Path, whole: Path, own: OwnData, names: tuple[str, ...]) -> Imag
         raise DataNotFoundError(
             f"No images ({', '.join(sorted(IMAGE_SUFFIXES))}) in the subfolders of {str(path)!r}."
         )
-    # Ids first: they are soon read, and pictures are not.
     ids = image_ids([_relative(file, whole) for _, file in files], own)
+    labels = torch.tensor([label for label, _ in files], dtype=torch.int64)
+    return Pictures(whole, tuple(file for _, file in files), labels, ids, names)
+
+
+def _read(found: Pictures, own: OwnData) -> ImageSet:
     return ImageSet(
-        name=whole.name,
-        data_id=f"folder:{whole.resolve().name}",
-        pixels=_stack([file for _, file in files], path, own),
-        labels=torch.tensor([label for label, _ in files], dtype=torch.int64),
-        classes=len(names),
-        record_ids=ids,
-        folder=whole,
-        class_names=names,
+        name=found.folder.name,
+        data_id=found.data_id,
+        pixels=_stack(found.files, found.folder, own),
+        labels=found.labels,
+        classes=len(found.class_names),
+        record_ids=found.ids,
+        folder=found.folder,
+        class_names=found.class_names,
     )
 
 
@@ -107,7 +148,7 @@ def _relative(file: Path, whole: Path) -> str:
     return name
 
 
-def _stack(files: list[Path], path: Path, own: OwnData) -> Tensor:
+def _stack(files: Sequence[Path], path: Path, own: OwnData) -> Tensor:
     images: list[np.ndarray] = []
     left = own.max_gib * _GIB
     for file in files:
@@ -116,7 +157,8 @@ def _stack(files: list[Path], path: Path, own: OwnData) -> Tensor:
         if left < 0:
             raise InvalidDataError(
                 f"Expected the images in {str(path)!r} to take at most {own.max_gib:g} GiB of "
-                "memory; pass --image-size to scale them, or raise --max-gib."
+                "memory; pass --image-size to scale them, keep them on disk (fedtranscribe data "
+                "pack), or raise --max-gib."
             )
     if len({image.ndim for image in images}) > 1:
         raise InvalidDataError(

@@ -99,7 +99,7 @@ class RecordSums:
             if rows.stop < n:
                 seen.add(rows)
                 self._keep(seen, total, rows.stop)
-            self._progress(f"records summed for {query.id}", rows.stop, n)
+            self._progress(f"records summed, {query.id.rpartition('/')[2]}", rows.stop, n)
         self._forget()
         assert total is not None
         return total
