@@ -44,11 +44,11 @@ def pack(source: Path, out: Path, own: OwnData = UNSTATED, progress: Progress = 
         )
     train, test = find_pictures(source, own)
     before = LedgerPlace.find(train.data_id, source)
-    after = LedgerPlace.find(train.data_id, out.resolve().parent)
     partial = out.with_name(f".{out.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700, parents=True)
+        after = LedgerPlace.find(train.data_id, out.resolve().parent)
         _write(train, partial, "", own, progress)
         if test is not None:
             _write(test, partial, "test_", own, progress)
@@ -83,6 +83,6 @@ def _write(found: Pictures, folder: Path, prefix: str, own: OwnData, progress: P
 
 def _uneven(found: Pictures) -> InvalidDataError:
     return InvalidDataError(
-        f"Expected square images of one size in {str(found.folder)!r}, all grey or all colour; pass "
-        "--image-size to resize, or convert them."
+        f"Expected square images of one size in {str(found.folder)!r}, all grey or all colour; "
+        "pass --image-size to resize, or convert them."
     )

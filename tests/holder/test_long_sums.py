@@ -23,7 +23,7 @@ from fedtranscribe.statistics import of_records, record_sums
 from fedtranscribe.statistics.record_sums import KEPT, SEGMENT, RecordSums
 from tests.mechanisms_for import local
 
-RAW, CLASSES, N, SHORT = coefficient_count(SCATTER, 1, 8), 3, 1_500, 600
+RAW, CLASSES, N, SHORT = coefficient_count(SCATTER, 1, 8), 3, 500, 200
 CPU = torch.device("cpu")
 
 
