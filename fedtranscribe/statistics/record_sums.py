@@ -9,13 +9,13 @@ import io
 import logging
 from collections.abc import Callable, Iterator
 from functools import cached_property
+from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedtranscribe import __version__
 from fedtranscribe.data import ImageSet
 from fedtranscribe.data.npz import read_arrays
 from fedtranscribe.errors import DataError, StorageError
@@ -151,7 +151,8 @@ class _Seen:
 
     def clear(self) -> None:
         """Nothing has been added up."""
-        program = f"{__version__} {torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
+        processor = torch.backends.cpu.get_cpu_capability()
+        program = f"{version('fedtranscribe')} {torch.__version__} {processor}"
         self._digest = hashlib.blake2b(f"{self.query.digest()}\0{program}\0".encode())
 
     def add(self, rows: range) -> None:
