@@ -62,7 +62,7 @@ def test_what_may_change_on_resume():
 def test_what_is_not_told_and_what_makes_no_run_another():
     waiting = {"timeout", "first_timeout", "retries", "retry_after", "resume", "force"}
     place = {"out", "device", "data_root", "download", "ledger", "tensorboard", "tracker"}
-    place |= {"features_weights"}
+    place |= {"features_weights", "scratch_gib"}
     assert marked(Mark.UNTOLD, *OF_RUNS) == waiting | place | {
         *("data", "ids", "generator", "teacher_weights"),
     }
