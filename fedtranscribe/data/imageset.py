@@ -143,7 +143,7 @@ class ImageSet:
         ids = self.record_ids
         if isinstance(ids, StoredIds):
             return ids.at(rows)
-        return None if ids is None else tuple(ids[i] for i in rows.tolist())
+        return None if ids is None else tuple(ids[int(i)] for i in rows.tolist())
 
 
 @dataclass(frozen=True, eq=False)
