@@ -47,7 +47,7 @@ def test_what_may_change_on_resume():
     """A name that joins must change no answer, and no result but by how it was computed."""
     anywhere = {"device", "data_root", "download", "max_gib", "tensorboard", "tracker"}
     assert marked(Mark.RESUMABLE, TranscribeSettings) == anywhere | {
-        *("out", "with_generator", "features_weights"),
+        *("out", "with_generator", "features_weights", "scratch_gib"),
     }
     assert marked(Mark.RESUMABLE, FederationSettings) == anywhere | {
         *("out", "with_generator", "resume", "force", "abandon", "quorum", "slice_seconds"),
@@ -62,7 +62,7 @@ def test_what_may_change_on_resume():
 def test_what_is_not_told_and_what_makes_no_run_another():
     waiting = {"timeout", "first_timeout", "retries", "retry_after", "resume", "force"}
     place = {"out", "device", "data_root", "download", "ledger", "tensorboard", "tracker"}
-    place |= {"features_weights"}
+    place |= {"features_weights", "scratch_gib"}
     assert marked(Mark.UNTOLD, *OF_RUNS) == waiting | place | {
         *("data", "ids", "generator", "teacher_weights"),
         *("image_column", "label_column", "id_column"),

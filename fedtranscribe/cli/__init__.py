@@ -17,6 +17,7 @@ import typer.core
 from fedtranscribe import __version__
 from fedtranscribe.cli.audit import audit_command, plant_command
 from fedtranscribe.cli.compare import compare_command
+from fedtranscribe.cli.data import data_app
 from fedtranscribe.cli.deploy import deploy_app
 from fedtranscribe.cli.evaluate import evaluate_command
 from fedtranscribe.cli.holder import holder_app
@@ -51,6 +52,7 @@ _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 app = group("Turn privately trained teachers into a differentially private student and generator.")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(teacher_app, name="teacher")
+app.add_typer(data_app, name="data")
 app.add_typer(holder_app, name="holder")
 app.command("transcribe", cls=GroupedCommand)(transcribe_command)
 app.command("synthesize", cls=GroupedCommand)(synthesize_command)

@@ -14,7 +14,11 @@ MOST_RECORDS = 10**12
 """That may be declared."""
 LONGEST_NAME = 200
 
-DATA = "Private data: a name, an .npz file, an image folder, or one that datasets saved."
+DATA = (
+    "Private data: a name, an .npz file, a folder of .npy files, an image folder, or one that "
+    "datasets saved."
+)
+SCRATCH = "Most disk that features of records may take, in GiB; they save time."
 PUBLIC_IMAGES = "Public images to start from: shapes, uci-digits, …, none."
 
 

@@ -12,6 +12,7 @@ from fedtranscribe.config.run import (
     MOST_RECORDS,
     PUBLIC_IMAGES,
     PUBLIC_SHAPES,
+    SCRATCH,
     LedgerOptions,
     RunOptions,
 )
@@ -191,6 +192,9 @@ class TranscribeSettings(StudentSettings, LedgerOptions):
         le=MOST_RECORDS,
         description="Own data: about how many records, said without counting; default: all, "
         "counted.",
+    )
+    scratch_gib: Annotated[float, CIRCUMSTANCE, Topic.RUN] = Field(
+        default=4.0, ge=0, allow_inf_nan=False, description=SCRATCH
     )
     generator: Annotated[Path | None, Mark.UNTOLD] = Field(
         default=None, description="Run of `synthesize`: its samples are asked, its cost is added."

@@ -17,11 +17,12 @@ DRAWN_FROM, DRAWN_FROM_DATA = "drawn_from", "drawn_from_data_id"
 """Keys of an archive of samples: the run that they were drawn from, and the data id of its records
 where the run says one."""
 
-_KEYS = (
+KEYS = (
     *("images", "labels", "ids", "classes", "class_names", "data_id"),
     *("test_images", "test_labels", "test_ids"),
     *(DRAWN_FROM, DRAWN_FROM_DATA),
 )
+"""What is read of an archive."""
 
 
 def load_archive(path: Path, own: OwnData = UNSTATED) -> DataSplit:
@@ -42,12 +43,8 @@ def load_archive(path: Path, own: OwnData = UNSTATED) -> DataSplit:
         InvalidDataError: broken, keys missing, classes not stated, or unusable content.
         ConfigError: `own` contradicts the archive.
     """
-    if own.ids is not None or own.id_pattern is not None:
-        raise ConfigError(
-            f"Expected ids of {str(path)!r} under its key 'ids'; --ids and --id-pattern are for "
-            "image folders."
-        )
-    arrays = read_arrays(path, _KEYS, own.max_gib)
+    expect_own_ids(path, own)
+    arrays = read_arrays(path, KEYS, own.max_gib)
     for key in ("images", "labels"):
         required(arrays, key, path)
     classes = stated_classes(arrays, path, own)
@@ -57,8 +54,25 @@ def load_archive(path: Path, own: OwnData = UNSTATED) -> DataSplit:
     return split_by_id(train)
 
 
+def expect_own_ids(path: Path, own: OwnData) -> None:
+    """Refuse ids that are not in the data themselves.
+
+    Raises:
+        ConfigError: the settings say where else they are.
+    """
+    if own.ids is not None or own.id_pattern is not None:
+        raise ConfigError(
+            f"Expected ids of {str(path)!r} under its key 'ids'; --ids and --id-pattern are for "
+            "image folders."
+        )
+
+
 def stated_classes(
-    arrays: Arrays, path: Path, own: OwnData, known: Classes | None = None
+    arrays: Arrays,
+    path: Path,
+    own: OwnData,
+    known: Classes | None = None,
+    fix: str | None = None,
 ) -> Classes:
     """The classes that an archive or the settings state.
 
@@ -67,6 +81,7 @@ def stated_classes(
         path: of the archive, for messages.
         own: the settings.
         known: what a published set has; the archive's own keys win.
+        fix: how to add the key, if not to an archive.
 
     Raises:
         InvalidDataError: nobody states them, or the keys make no sense.
@@ -82,11 +97,13 @@ def stated_classes(
         known = Classes(len(called or ()) if count is None else int(count.item()), called)
     found = settled(known, own, str(path))
     if found is None:
-        raise InvalidDataError(
-            f"Expected key 'classes' in {str(path)!r}: how many classes there are is public, and "
-            "never counted from labels. For private data pass --classes N, or add the key: "
+        fix = fix or (
             f'python -c "import numpy as np; a = dict(np.load({str(path)!r})); '
             f'np.savez({str(path)!r}, **a, classes=N)"'
+        )
+        raise InvalidDataError(
+            f"Expected key 'classes' in {str(path)!r}: how many classes there are is public, and "
+            f"never counted from labels. For private data pass --classes N, or add the key: {fix}"
         )
     return found
 
@@ -95,22 +112,24 @@ def _own(arrays: Arrays, path: Path, prefix: str, classes: Classes, own: OwnData
     name = path.name
     images = required(arrays, f"{prefix}images", path)
     labels = required(arrays, f"{prefix}labels", path)
-    _expect_one_each(labels, f"{prefix}labels", images, path)
+    n = len(images) if images.ndim else 0
+    expect_one_each(labels.shape, f"{prefix}labels", n, path)
     where = f"{prefix}labels in {str(path)!r}"
     return ImageSet(
         name=name,
-        data_id=_data_id(arrays, path),
-        images=to_images(images, f"{name} {prefix}images", own.bit_depth),
+        data_id=data_id_of(arrays, path),
+        pixels=to_images(images, f"{name} {prefix}images", own.bit_depth),
         labels=below(to_labels(labels, where), classes, where),
         classes=classes.count,
-        record_ids=_ids(arrays, f"{prefix}ids", images, path),
+        record_ids=_ids(arrays, f"{prefix}ids", n, path),
         folder=path.resolve().parent,
         class_names=classes.names,
-        drawn_from=_drawn_from(arrays, path),
+        drawn_from=drawn_from(arrays, path),
     )
 
 
-def _drawn_from(arrays: Arrays, path: Path) -> DrawnFrom | None:
+def drawn_from(arrays: Arrays, path: Path) -> DrawnFrom | None:
+    """What the images of an archive were drawn from, where it says so; raises as `load_archive`."""
     if DRAWN_FROM not in arrays:
         return None
     run = _text(arrays, DRAWN_FROM, path)
@@ -119,37 +138,49 @@ def _drawn_from(arrays: Arrays, path: Path) -> DrawnFrom | None:
     )
 
 
-def _ids(
-    arrays: Arrays, key: str, images: NDArray[np.generic], path: Path
-) -> tuple[str, ...] | None:
+def _ids(arrays: Arrays, key: str, n: int, path: Path) -> tuple[str, ...] | None:
     ids = arrays.get(key)
     if ids is None:
         return None
-    _expect_one_each(ids, key, images, path)
-    if ids.dtype.kind not in "USiu":
-        raise InvalidDataError(
-            f"Expected {key!r} in {str(path)!r} as strings or whole numbers, got {ids.dtype}."
-        )
+    expect_ids(ids.shape, ids.dtype, key, n, path)
     return tuple(str(i) for i in ids.ravel().tolist())
 
 
-def _expect_one_each(
-    values: NDArray[np.generic], key: str, images: NDArray[np.generic], path: Path
+def expect_ids(
+    shape: tuple[int, ...], dtype: np.dtype[np.generic], key: str, n: int, path: Path
 ) -> None:
-    """Refuse before converting: a few bytes may claim billions of values."""
-    n = len(images) if images.ndim else 0
-    if values.shape not in ((n,), (n, 1)):
+    """Refuse ids that are neither strings nor whole numbers, or not one per image.
+
+    Raises:
+        InvalidDataError: names the key.
+    """
+    expect_one_each(shape, key, n, path)
+    if dtype.kind not in "USiu":
         raise InvalidDataError(
-            f"Expected one value per image under key {key!r} in {str(path)!r}, [{n}], got shape "
-            f"{values.shape}."
+            f"Expected {key!r} in {str(path)!r} as strings or whole numbers, got {dtype}."
         )
 
 
-def _data_id(arrays: Arrays, path: Path) -> str:
+def expect_one_each(shape: tuple[int, ...], key: str, n: int, path: Path) -> None:
+    """Refuse before converting: a few bytes may claim billions of values.
+
+    Raises:
+        InvalidDataError: names the key.
+    """
+    if shape not in ((n,), (n, 1)):
+        raise InvalidDataError(
+            f"Expected one value per image under key {key!r} in {str(path)!r}, [{n}], got shape "
+            f"{shape}."
+        )
+
+
+def data_id_of(arrays: Arrays, path: Path) -> str:
+    """What an archive's ledger is bound to; raises as `load_archive`."""
     if "data_id" in arrays:
         return _text(arrays, "data_id", path)
     # Of the file itself: a link to the data is no other data set.
-    return f"npz:{path.resolve().stem}"
+    place = path.resolve()
+    return f"npz:{place.name if place.is_dir() else place.stem}"
 
 
 def _text(arrays: Arrays, key: str, path: Path) -> str:

@@ -46,7 +46,7 @@ def _jpeg_part(folder: Path, part: str) -> ImageSet:
     return ImageSet(
         name="cifar10-jpeg",
         data_id="cifar10-jpeg",
-        images=to_images(images, f"{path.name} jpeg"),
+        pixels=to_images(images, f"{path.name} jpeg"),
         labels=labels,
         classes=10,
         record_ids=tuple(f"cifar10-{part}-{i}" for i in range(len(images))),

@@ -1,6 +1,7 @@
 """Folders of image files, one subfolder per class."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -38,13 +39,48 @@ def load_folder(path: Path, own: OwnData = UNSTATED) -> DataSplit:
         InvalidDataError: unreadable images, several sizes, grey and colour mixed, unusable names.
         ConfigError: `own` states other classes than the subfolders.
     """
+    train, test = find_pictures(path, own)
+    if test is None:
+        return split_by_id(_read(train, own))
+    return DataSplit(_read(train, own), _read(test, own))
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """The files of an image folder, or of one part of it.
+
+    Attributes:
+        folder: the whole.
+        files: in the order of their records.
+        labels: int64 [n].
+        ids: of the records.
+        class_names: by label.
+    """
+
+    folder: Path
+    files: tuple[Path, ...]
+    labels: Tensor
+    ids: tuple[str, ...]
+    class_names: tuple[str, ...]
+
+    @property
+    def data_id(self) -> str:
+        """What the ledger is bound to."""
+        return f"folder:{self.folder.resolve().name}"
+
+
+def find_pictures(path: Path, own: OwnData) -> tuple[Pictures, Pictures | None]:
+    """The files of a folder, or of its training part and of its test part; raises as `load_folder`.
+
+    No picture is read.
+    """
     if not path.is_dir():
         raise DataNotFoundError(f"No folder {str(path)!r}; check the path.")
     if not ((path / "train").is_dir() and (path / "test").is_dir()):
-        return split_by_id(_read(path, path, own, _stated(path, own)))
+        return _find(path, path, own, _stated(path, own)), None
     classes = _stated(path / "train", own)
-    train, test = (_read(path / part, path, own, classes) for part in ("train", "test"))
-    return DataSplit(train, test)
+    train, test = (_find(path / part, path, own, classes) for part in ("train", "test"))
+    return train, test
 
 
 def _stated(path: Path, own: OwnData) -> tuple[str, ...]:
@@ -65,7 +101,7 @@ def _subfolders(path: Path) -> tuple[str, ...]:
     return tuple(names)
 
 
-def _read(path: Path, whole: Path, own: OwnData, names: tuple[str, ...]) -> ImageSet:
+def _find(path: Path, whole: Path, own: OwnData, names: tuple[str, ...]) -> Pictures:
     strangers = set(_subfolders(path)) - set(names)
     if strangers:
         raise InvalidDataError(
@@ -84,17 +120,23 @@ def _read(path: Path, whole: Path, own: OwnData, names: tuple[str, ...]) -> Imag
         raise DataNotFoundError(
             f"No images ({', '.join(sorted(IMAGE_SUFFIXES))}) in the subfolders of {str(path)!r}."
         )
-    # Ids first: they are soon read, and pictures are not.
     ids = image_ids([_relative(file, whole) for _, file in files], own)
+    labels = torch.tensor([label for label, _ in files], dtype=torch.int64)
+    return Pictures(whole, tuple(file for _, file in files), labels, ids, names)
+
+
+def _read(found: Pictures, own: OwnData) -> ImageSet:
     return ImageSet(
-        name=whole.name,
-        data_id=f"folder:{whole.resolve().name}",
-        images=stacked((read_picture(file, own) for _, file in files), repr(str(path)), own),
-        labels=torch.tensor([label for label, _ in files], dtype=torch.int64),
-        classes=len(names),
-        record_ids=ids,
-        folder=whole,
-        class_names=names,
+        name=found.folder.name,
+        data_id=found.data_id,
+        pixels=stacked(
+            (read_picture(file, own) for file in found.files), repr(str(found.folder)), own
+        ),
+        labels=found.labels,
+        classes=len(found.class_names),
+        record_ids=found.ids,
+        folder=found.folder,
+        class_names=found.class_names,
     )
 
 
@@ -128,7 +170,8 @@ def stacked(pictures: Iterable[NDArray[np.uint8]], where: str, own: OwnData) -> 
         if left < 0:
             raise InvalidDataError(
                 f"Expected the images in {where} to take at most {own.max_gib:g} GiB of "
-                "memory; pass --image-size to scale them, or raise --max-gib."
+                "memory; pass --image-size to scale them, keep them on disk (fedtranscribe data "
+                "pack), or raise --max-gib."
             )
     if not images:
         raise InvalidDataError(f"Expected images in {where}, found none.")

@@ -105,7 +105,7 @@ def _part(which: IdxSet, folder: Path, part: str) -> ImageSet:
     return ImageSet(
         name=which.name,
         data_id=which.name,
-        images=images,
+        pixels=images,
         labels=to_labels(read_idx(label_file), f"{which.name} {part} labels"),
         classes=10,
         record_ids=tuple(f"{which.name}-{part}-{i}" for i in range(len(images))),

@@ -1,6 +1,6 @@
 """Labelled images as the rest of the package sees them, and the checks they must pass."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedtranscribe.config import LONGEST_NAME, is_name
 from fedtranscribe.data.classes import Classes, below
+from fedtranscribe.data.stored import RowNames, StoredIds, StoredPixels
 from fedtranscribe.errors import InvalidDataError
 
 
@@ -33,7 +34,8 @@ class ImageSet:
         name: the name that a user typed, for tables and messages.
         data_id: what the ledger is bound to. It is a name, never a hash of the content: an
             edited record must stay under the same budget.
-        images: uint8 [n, channels, size, size].
+        pixels: the images, uint8 [n, channels, size, size]; in memory, or in a file that is read
+            some images at a time.
         labels: int64 [n], each in [0, classes).
         classes: how many classes there are; public.
         record_ids: one persistent id per record, or None where only the row position is known.
@@ -50,10 +52,10 @@ class ImageSet:
 
     name: str
     data_id: str
-    images: Tensor
+    pixels: Tensor | StoredPixels
     labels: Tensor
     classes: int
-    record_ids: tuple[str, ...] | None = None
+    record_ids: Sequence[str] | None = None
     folder: Path | None = None
     class_names: tuple[str, ...] | None = None
     drawn_from: DrawnFrom | None = None
@@ -65,11 +67,11 @@ class ImageSet:
                 f"Expected the data id {self.data_id[:80]!r} to have 1 to {LONGEST_NAME} printable "
                 "characters; correct the key 'data_id', or rename the file or folder."
             )
-        shape = tuple(self.images.shape)
-        if self.images.dtype != torch.uint8 or len(shape) != 4 or shape[0] == 0:
+        shape = tuple(self.pixels.shape)
+        if self.pixels.dtype != torch.uint8 or len(shape) != 4 or shape[0] == 0:
             raise InvalidDataError(
                 f"Expected images of {self.name!r} as uint8 [n, channels, size, size] with n > 0, "
-                f"got {self.images.dtype} {shape}."
+                f"got {self.pixels.dtype} {shape}."
             )
         if shape[1] not in (1, 3) or shape[2] != shape[3]:
             raise InvalidDataError(
@@ -85,17 +87,31 @@ class ImageSet:
             _check_ids(self.name, self.record_ids, shape[0])
 
     def __len__(self) -> int:
-        return len(self.images)
+        return len(self.pixels)
+
+    @property
+    def images(self) -> Tensor:
+        """All images in memory, uint8 [n, channels, size, size].
+
+        Raises:
+            InvalidDataError: they are read from a file, and take more than `max_gib`.
+        """
+        return self.pixels if isinstance(self.pixels, Tensor) else self.pixels.whole()
+
+    def blocks(self, size: int = 250) -> Iterator[Tensor]:
+        """All images in order, some at a time: uint8 [b, channels, size, size]."""
+        for first in range(0, len(self), size):
+            yield self.pixels[first : first + size]
 
     @property
     def channels(self) -> int:
         """1 for grey, 3 for colour."""
-        return self.images.shape[1]
+        return self.pixels.shape[1]
 
     @property
     def size(self) -> int:
         """Height and width in pixels."""
-        return self.images.shape[2]
+        return self.pixels.shape[2]
 
     @property
     def positional(self) -> bool:
@@ -103,27 +119,31 @@ class ImageSet:
         return self.record_ids is None
 
     @property
-    def ids(self) -> tuple[str, ...]:
+    def ids(self) -> Sequence[str]:
         """The persistent ids, or `row-<i>` where there are none."""
-        if self.record_ids is not None:
-            return self.record_ids
-        return tuple(f"row-{i}" for i in range(len(self)))
+        return RowNames(len(self)) if self.record_ids is None else self.record_ids
 
     def subset(self, rows: Sequence[int] | Tensor) -> "ImageSet":
         """The records at `rows`, under the same name, data id and folder."""
         picked = torch.as_tensor(rows, dtype=torch.int64)
-        ids = self.record_ids
+        pixels = self.pixels
         return ImageSet(
             self.name,
             self.data_id,
-            self.images[picked],
+            pixels[picked] if isinstance(pixels, Tensor) else pixels.at(picked),
             self.labels[picked],
             self.classes,
-            None if ids is None else tuple(ids[i] for i in picked.tolist()),
+            self._ids_at(picked),
             self.folder,
             self.class_names,
             self.drawn_from,
         )
+
+    def _ids_at(self, rows: Tensor) -> Sequence[str] | None:
+        ids = self.record_ids
+        if isinstance(ids, StoredIds):
+            return ids.at(rows)
+        return None if ids is None else tuple(ids[int(i)] for i in rows.tolist())
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,14 +167,13 @@ class DataSplit:
             )
 
 
-def _check_ids(name: str, ids: tuple[str, ...], n: int) -> None:
+def _check_ids(name: str, ids: Sequence[str], n: int) -> None:
     if len(ids) != n:
         raise InvalidDataError(
             f"Expected one id per image of {name!r}, got {len(ids)} ids for {n} images."
         )
-    if not all(ids):
-        raise InvalidDataError(f"Expected every record id of {name!r} to be non-empty.")
     try:
-        "".join(ids).encode()
+        if not all(record.encode() for record in ids):
+            raise InvalidDataError(f"Expected every record id of {name!r} to be non-empty.")
     except UnicodeEncodeError:
         raise InvalidDataError(f"Expected every record id of {name!r} to be valid UTF-8.") from None

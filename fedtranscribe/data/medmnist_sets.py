@@ -83,7 +83,7 @@ def read_medmnist(path: Path, own: OwnData = UNSTATED, flag: str | None = None) 
         return ImageSet(
             name=f"medmnist:{flag}",
             data_id=f"medmnist:{flag}",
-            images=to_images(raw, f"{flag} {which}_images", own.bit_depth),
+            pixels=to_images(raw, f"{flag} {which}_images", own.bit_depth),
             labels=below(labels[which], classes, f"{which}_labels in {str(path)!r}"),
             classes=classes.count,
             record_ids=tuple(f"{flag}-{which}-{i}" for i in range(len(raw))),

@@ -108,7 +108,7 @@ def _part(
     return ImageSet(
         name=f"{MEMORY}{data_id}",
         data_id=data_id,
-        images=pixels,
+        pixels=pixels,
         labels=below(to_labels(classes_of, f"the labels of {name}"), classes, f"labels of {name}"),
         classes=classes.count,
         record_ids=None if ids is None else _ids(ids, name),

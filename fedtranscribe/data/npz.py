@@ -4,7 +4,6 @@ Only the arrays that are asked for are read. Each header must agree with the siz
 has in the file, and their sum with a limit, before anything is allocated.
 """
 
-import io
 import math
 import zipfile
 from collections.abc import Iterable, Iterator
@@ -15,15 +14,13 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
+from fedtranscribe.data.npy_files import LONGEST_HEADER, read_header
 from fedtranscribe.errors import DataNotFoundError, FedtranscribeError, InvalidDataError
 
 Arrays = dict[str, NDArray[np.generic]]
 
 MAX_GIB = 8.0
 _GIB = 2**30
-# Headers of plain arrays take some hundred bytes.
-_LONGEST_HEADER = 10_000
-_HEADERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
 
 
 def read_arrays(path: Path, keys: Iterable[str], max_gib: float = MAX_GIB) -> Arrays:
@@ -79,20 +76,16 @@ def _declared_bytes(archive: zipfile.ZipFile, key: str, path: Path) -> int:
     """Memory that an array will take, by its header; refused unless the file agrees."""
     member = archive.getinfo(f"{key}.npy")
     with archive.open(member) as stream:
-        start = io.BytesIO(stream.read(_LONGEST_HEADER))
-    version = npy.read_magic(start)
-    if version not in _HEADERS:
-        raise ValueError(version)
-    shape, _, dtype = _HEADERS[version](start)
+        shape, _, dtype, start = read_header(stream.read(LONGEST_HEADER))
     if dtype.hasobject:
         raise InvalidDataError(
             f"Expected .npz of plain arrays, {key!r} in {str(path)!r} holds Python objects."
         )
     size = math.prod(shape) * dtype.itemsize
-    if min(shape, default=0) < 0 or size != member.file_size - start.tell():
+    if min(shape, default=0) < 0 or size != member.file_size - start:
         raise InvalidDataError(
             f"The header of {key!r} in {str(path)!r} claims {size:,} bytes, the archive holds "
-            f"{member.file_size - start.tell():,}; write the file again."
+            f"{member.file_size - start:,}; write the file again."
         )
     # Elements of no size take no memory until somebody lists them.
     return max(size, math.prod(shape))

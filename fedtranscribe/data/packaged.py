@@ -29,7 +29,7 @@ def load_digits() -> DataSplit:
     whole = ImageSet(
         name="digits",
         data_id="digits",
-        images=images,
+        pixels=images,
         labels=to_labels(classes, "digits labels"),
         classes=10,
         record_ids=tuple(f"digits-{i}" for i in range(len(images))),
@@ -57,7 +57,7 @@ def load_uci_digits() -> DataSplit:
     whole = ImageSet(
         name="uci-digits",
         data_id="uci-digits",
-        images=images,
+        pixels=images,
         labels=to_labels(np.asarray(classes), "uci-digits labels"),
         classes=10,
         record_ids=tuple(f"uci-digits-{i}" for i in range(len(images))),

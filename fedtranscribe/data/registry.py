@@ -8,6 +8,7 @@ from pathlib import Path
 from fedtranscribe.catalogue import DATA_SETS, MEDMNIST, MEMORY, unknown_data
 from fedtranscribe.config import UNSTATED, OwnData
 from fedtranscribe.data.archives import load_archive
+from fedtranscribe.data.array_folders import is_array_folder, load_array_folder
 from fedtranscribe.data.cifar10_jpeg import load_cifar10_jpeg
 from fedtranscribe.data.classes import Classes, settled
 from fedtranscribe.data.folders import load_folder
@@ -42,8 +43,8 @@ def load(
     """The data set called `spec`.
 
     Args:
-        spec: one of `available()`, or the path of an `.npz` archive, of an image folder, or of a
-            folder that the package `datasets` has saved.
+        spec: one of `available()`, or the path of an `.npz` archive, of a folder with its arrays,
+            of an image folder, or of a folder that the package `datasets` has saved.
         root: where downloaded sets lie; packaged sets and paths need none.
         download: fetch an absent set into `root`; nothing is ever fetched unasked.
         own: how an archive or folder of one's own is read: its classes, ids and pixels.
@@ -67,6 +68,8 @@ def load(
         return load_archive(path, own)
     if is_saved_dataset(path):
         return load_saved_dataset(path, own)
+    if is_array_folder(path):
+        return load_array_folder(path, own)
     if path.is_dir():
         return load_folder(path, own)
     raise unknown_data(spec)
@@ -131,7 +134,8 @@ def folder_of(spec: str) -> Path | None:
     path = Path(spec).expanduser()
     if spec in available() or spec.startswith((MEDMNIST, MEMORY)) or not spec or not path.exists():
         return None
-    return path if path.is_dir() else path.resolve().parent
+    inside = path.is_dir() and not is_array_folder(path)
+    return path if inside else path.resolve().parent
 
 
 def lasting(spec: str) -> str:

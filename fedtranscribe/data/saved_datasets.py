@@ -97,7 +97,7 @@ def _read(part: Path, whole: Path, own: OwnData) -> ImageSet:
     return ImageSet(
         name=whole.name,
         data_id=f"datasets:{whole.resolve().name}",
-        images=images,
+        pixels=images,
         labels=below(labels, classes, f"labels in {where}"),
         classes=classes.count,
         record_ids=ids,

@@ -66,7 +66,7 @@ def _part(which: TorchvisionSet, root: Path, part: str, download: bool) -> Image
     return ImageSet(
         name=which.name,
         data_id=which.name,
-        images=images,
+        pixels=images,
         labels=to_labels(np.asarray(which.labels(data)), f"{which.name} {part} labels"),
         classes=which.classes,
         record_ids=tuple(f"{which.name}-{part}-{i}" for i in range(len(images))),

@@ -168,7 +168,7 @@ def score_student(student: Classifier, test: ImageSet) -> dict[str, Any]:
     Returns:
         accuracy; per_class, None for a class without images; confusion[true][predicted].
     """
-    confusion = count(test.labels, predict(student, test.images), test.classes)
+    confusion = count(test.labels, predict(student, test.blocks()), test.classes)
     totals = confusion.sum(1).tolist()
     right = confusion.diagonal().tolist()
     return {

@@ -161,7 +161,7 @@ def _serve_baseline(
     side = build_student_side(settings, *shape, None, device)
 
     def evaluate(network: Classifier) -> float:
-        return accuracy(network, split.test.images, split.test.labels)
+        return accuracy(network, split.test.blocks(), split.test.labels)
 
     told = is_published(settings.data)
 
@@ -217,4 +217,4 @@ def _ensemble(settings: FederationSettings, out: Path, split: DataSplit) -> dict
     if not teachers:  # none was asked, so none was trained
         return {}
     shown = slice(_ENSEMBLE_IMAGES)
-    return ensemble_accuracy(teachers, split.test.images[shown], split.test.labels[shown])
+    return ensemble_accuracy(teachers, split.test.pixels[shown], split.test.labels[shown])

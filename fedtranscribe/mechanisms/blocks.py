@@ -89,7 +89,7 @@ def block_products(
     """Add up bounded rows' products, each in its block; NOT private.
 
     Args:
-        parts: rows u [b, k], blocks int64 [b] from 0 and weights int64 [b] as from `id_weights`;
+        parts: rows u [b, k], blocks int64 [b] from 0 and whole weights [b] as from `id_weights`;
             at most 2¹⁶ records in a part.
         width: k.
         blocks: how many.
@@ -120,7 +120,7 @@ def square_sums(parts: Iterable[tuple[Tensor, Tensor]], width: int) -> Tensor:
     """Add up bounded rows' squares; NOT private.
 
     Args:
-        parts: rows r [b, d] and weights int64 [b]; at most 2¹⁶ records in a part.
+        parts: rows r [b, d] and whole weights [b]; at most 2¹⁶ records in a part.
         width: d.
 
     Returns:

@@ -47,7 +47,7 @@ def gradient_sums(
     """Add up bounded rows times bounded residuals; NOT private.
 
     Args:
-        parts: rows u [b, k], residuals r [b, classes] and weights int64 [b] as from `id_weights`;
+        parts: rows u [b, k], residuals r [b, classes] and whole weights [b] as from `id_weights`;
             at most 2¹⁶ records in a part.
         width: k.
         classes: how many.

@@ -5,16 +5,16 @@ from scipy.stats import mannwhitneyu
 from torch import Tensor
 
 from fedtranscribe.models.classifier import Classifier
-from fedtranscribe.models.inference import logits_of
+from fedtranscribe.models.inference import Images, logits_of
 from fedtranscribe.result_parts import Confusion
 
 
-def confusion_of(network: Classifier, images: Tensor, labels: Tensor) -> Confusion:
+def confusion_of(network: Classifier, images: Images, labels: Tensor) -> Confusion:
     """Hold a classifier's answers against labels.
 
     Args:
         network: whose answers.
-        images: uint8 [n, ch, s, s].
+        images: shown to it.
         labels: int64 [n], within its classes.
 
     Returns:

@@ -1,6 +1,6 @@
 """What trained networks give: classes, accuracy and samples."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -13,23 +13,32 @@ from fedtranscribe.models.mixture import GaussianMixture
 _BATCH = 250
 
 
-def accuracy(network: Classifier, images: Tensor, labels: Tensor) -> float:
-    """Share of right answers on uint8 images [n, ch, s, s]."""
+Images = Tensor | Iterable[Tensor]
+"""Images [n, ch, s, s], uint8 or in [0, 1]: all at once, or in blocks of some."""
+
+
+def accuracy(network: Classifier, images: Images, labels: Tensor) -> float:
+    """Share of right answers on images."""
     return int((predict(network, images) == labels).sum()) / len(labels)
 
 
-def predict(network: Classifier, images: Tensor) -> Tensor:
-    """Likeliest class of each uint8 image [n, ch, s, s]: int64 [n]."""
+def predict(network: Classifier, images: Images) -> Tensor:
+    """Likeliest class of each image: int64 [n]."""
     return logits_of(network, images).argmax(-1)
 
 
-def logits_of(network: Classifier, images: Tensor) -> Tensor:
-    """What the network says of images [n, ch, s, s], uint8 or in [0, 1]: [n, classes], on CPU."""
-    device, whole = next(network.parameters()).device, images.dtype == torch.uint8
+def logits_of(network: Classifier, images: Images) -> Tensor:
+    """What the network says of images: [n, classes], on CPU."""
+    device = next(network.parameters()).device
+    blocks = [images] if isinstance(images, Tensor) else images
     network.eval()
     with torch.no_grad():
-        parts = (part.to(device).float() for part in images.split(_BATCH))
-        return torch.cat([network(part / 255 if whole else part).cpu() for part in parts])
+        parts = (part for block in blocks for part in block.split(_BATCH))
+        return torch.cat([network(_in_unit_range(part.to(device))).cpu() for part in parts])
+
+
+def _in_unit_range(images: Tensor) -> Tensor:
+    return images.float() / 255 if images.dtype == torch.uint8 else images.float()
 
 
 def labelled_samples(

@@ -164,7 +164,7 @@ def learn(
 
     def evaluate() -> float:
         assert test is not None
-        return accuracy(side.student, test.images.images, test.images.labels)
+        return accuracy(side.student, test.images.blocks(), test.images.labels)
 
     # A student whose head comes from the answers alone is at chance before them.
     if test is not None and stored is None and not plan.starts:
@@ -185,7 +185,7 @@ def learn(
     outcome, confusion = server.serve(stored, progress), None
     if test is not None:
         run.write_scores(others() | run.read_scores() | {"student": evaluate()})
-        confusion = confusion_of(side.student, test.images.images, test.images.labels)
+        confusion = confusion_of(side.student, test.images.blocks(), test.images.labels)
         run.write_confusion(confusion)
     save_network(side.student, run.path / STUDENT)
     shown = Accuracy.of(run.read_scores()) if told else None

@@ -34,6 +34,7 @@ from fedtranscribe.result_parts import (
     StatedGuarantee,
 )
 from fedtranscribe.run_directory import STUDENT, RunDirectory, check_writable
+from fedtranscribe.runs.large_data import words_of_a_long_sum
 from fedtranscribe.runs.learning import (
     HeldOut,
     Learned,
@@ -77,7 +78,7 @@ def transcribe(
         StorageError, LedgerError, PrivacyError: see their classes.
     """
     plan = prepared.plan
-    for line in prepared.words:
+    for line in (*prepared.words, *words_of_a_long_sum(prepared)):
         say(line)
     say(plan.forecast.words)
     plan.refuse_if_hopeless(force=force, insist="Add --force")
@@ -203,7 +204,14 @@ def _private_side(
     """What the holder computes answers from, and how good that is by itself."""
     test = prepared.split.test
     train, backbones = prepared.split.train, given_backbones(prepared.settings)
-    sums = of_records(train, prepared.device, run.private, backbones=backbones)
+    sums = of_records(
+        train,
+        prepared.device,
+        run.private,
+        backbones=backbones,
+        scratch_gib=prepared.settings.scratch_gib,
+        progress=progress,
+    )
     if prepared.plan.teachers is None:
         return sums, dict
     teachers = _teachers(prepared, run, progress)

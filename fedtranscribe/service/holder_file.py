@@ -10,7 +10,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from fedtranscribe.config import MOST_RECORDS, OwnData, build, read_toml
+from fedtranscribe.config import MOST_RECORDS, SCRATCH, OwnData, build, read_toml
 from fedtranscribe.data import ImageSet, folder_of, is_published, load
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.holder.masking import Masking
@@ -67,6 +67,7 @@ class HolderPlace(OwnData):
         default_factory=dict,
         description="public networks that sums may be taken on, with the files of their weights",
     )
+    scratch_gib: float = Field(default=4.0, ge=0, allow_inf_nan=False, description=SCRATCH)
     ledger: Path = Field(description="budget book of the data: it outlives runs and teachers")
     socket: Path = Field(description="where the SuperNode's user asks; all it may reach")
     log: Path | None = Field(default=None, description="JSON lines; none: standard error")

@@ -210,7 +210,8 @@ def _sums(
         return {}
     scratch = file.holder.ledger.with_name("scratch")
     device = pick_device(file.holder.device)
-    return of_records(file.records(manifest), device, scratch, backbones=backbones)
+    records, room = file.records(manifest), file.holder.scratch_gib
+    return of_records(records, device, scratch, backbones=backbones, scratch_gib=room)
 
 
 def _expect_closed(folder: Path) -> None:

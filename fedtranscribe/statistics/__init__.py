@@ -14,9 +14,11 @@ from fedtranscribe.statistics.gradients import MeanGradients
 from fedtranscribe.statistics.labels import Labels
 from fedtranscribe.statistics.mixture import Mixture
 from fedtranscribe.statistics.moments import Moments
+from fedtranscribe.statistics.record_rows import SCRATCH_GIB
 from fedtranscribe.statistics.statistic import Statistic
 from fedtranscribe.statistics.votes import MeanVotes
 from fedtranscribe.teachers import Teachers
+from fedtranscribe.tracking import Progress, silent
 
 __all__ = [
     "Descent",
@@ -44,6 +46,8 @@ def of_records(
     moments: Moments | None = None,
     *,
     backbones: Backbones = NO_BACKBONES,
+    scratch_gib: float = SCRATCH_GIB,
+    progress: Progress = silent,
 ) -> Mapping[Kind, Statistic[Any]]:
     """Everything that can be summed over records.
 
@@ -53,9 +57,13 @@ def of_records(
         scratch: see `RecordRows`.
         moments: of these records, whose features are there already.
         backbones: see `RecordRows`.
+        scratch_gib: see `RecordRows`.
+        progress: see `RecordSums`.
     """
-    moments = moments or Moments(images, device, scratch, backbones)
-    return by_kind([moments, Descent(moments.rows), Mixture(images)])
+    moments = moments or Moments(
+        images, device, scratch, backbones, scratch_gib=scratch_gib, progress=progress
+    )
+    return by_kind([moments, Descent(moments.rows), Mixture(images, moments.rows.sums)])
 
 
 def by_kind(statistics: Iterable[Statistic[Any]]) -> Mapping[Kind, Statistic[Any]]:

@@ -67,12 +67,18 @@ class Descent:
 
     def values(self, query: DescentQuery) -> Tensor:
         """See `Statistic`."""
-        return gradient_sums(self._missed(query), query.entries, query.classes)[None]
 
-    def _missed(self, query: DescentQuery) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        def part(records: range) -> Tensor:
+            return gradient_sums(self._missed(query, records), query.entries, query.classes)
+
+        return self._rows.sums.total(query, part)[None]
+
+    def _missed(
+        self, query: DescentQuery, records: range
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Rows, residuals and weights, some records at a time."""
         head = _lattice_head(query.head)
-        for rows, labels, weights in self._rows.blocks(query):
+        for rows, labels, weights in self._rows.blocks(query, records):
             missing = BATCH - len(labels)
             whole = pad(lattice_rows(rows.cpu()), (0, 0, 0, missing))
             said = (whole @ head / _LATTICE).softmax(1)[: len(labels)]

@@ -15,7 +15,6 @@ from fedtranscribe.mechanisms import (
     clip_rows,
     exact_product,
     gaussian_mechanism,
-    id_weights,
     mixture_bound,
     square_sums,
 )
@@ -24,6 +23,7 @@ from fedtranscribe.mechanisms.moments import lattice_rows
 from fedtranscribe.models.frequencies import frequencies, frequency_count
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.query import CONSTANT, MOST_CUTS, MOST_NUMBERS, Kind, MixtureQuery, Scalar
+from fedtranscribe.statistics.record_sums import RecordSums
 
 _BATCH = 256
 
@@ -33,6 +33,7 @@ class Mixture:
 
     Args:
         images: the holder's private records.
+        sums: over these records, where other sums share it.
 
     Guarantee:
         The bounds are those of `products_bound` and `squares_bound`. A row, and the block that it
@@ -43,8 +44,9 @@ class Mixture:
 
     kind = Kind.MIXTURE
 
-    def __init__(self, images: ImageSet) -> None:
+    def __init__(self, images: ImageSet, sums: RecordSums | None = None) -> None:
         self._images = images
+        self._sums = sums or RecordSums(images)
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]], terms: Mapping[str, Scalar]) -> int:
         """See `Statistic`."""
@@ -83,35 +85,40 @@ class Mixture:
 
     def values(self, query: MixtureQuery) -> Tensor:
         """See `Statistic`."""
-        if query.rest:
-            return square_sums(self._rests(query), query.width)[None]
-        return block_products(self._products(query), query.entries, query.blocks)[None]
+
+        def part(records: range) -> Tensor:
+            if query.rest:
+                return square_sums(self._rests(query, records), query.width)
+            return block_products(self._products(query, records), query.entries, query.blocks)
+
+        return self._sums.total(query, part)[None]
 
     @property
     def _frequencies(self) -> int:
         return frequency_count(self._images.channels, self._images.size)
 
-    def _products(self, query: MixtureQuery) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _products(
+        self, query: MixtureQuery, records: range
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         mapping, cuts = query.map.double(), query.cuts.double()
-        for found, labels, weights in self._centred(query):
+        for found, labels, weights in self._centred(query, records):
             rows = rows_of(found, mapping)[: len(labels)]
             yield rows, blocks_of(rows, labels, cuts), weights
 
-    def _rests(self, query: MixtureQuery) -> Iterator[tuple[Tensor, Tensor]]:
+    def _rests(self, query: MixtureQuery, records: range) -> Iterator[tuple[Tensor, Tensor]]:
         axes = query.map.double()
-        for found, labels, weights in self._centred(query):
+        for found, labels, weights in self._centred(query, records):
             rest = found - exact_product(exact_product(found, axes), axes.T)
             yield (query.rest * rest)[: len(labels)], weights
 
-    def _centred(self, query: MixtureQuery) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _centred(
+        self, query: MixtureQuery, records: range
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Frequencies without the centre [b, d], filled up with black images; labels, weights."""
-        weights = id_weights(self._images.ids)
         centre = query.centre.double()
-        for picked in torch.arange(len(self._images)).split(_BATCH):
-            images = self._images.images[picked]
-            filled = torch.cat([images, images.new_zeros(_BATCH - len(images), *images.shape[1:])])
-            found = frequencies(filled) - centre
-            yield found, self._images.labels[picked], weights[picked]
+        for picked, labels, weights in self._sums.blocks(records, _BATCH):
+            found = frequencies(self._sums.pixels(picked, _BATCH)) - centre
+            yield found, labels, weights
 
 
 def rows_of(found: Tensor, mapping: Tensor) -> Tensor:

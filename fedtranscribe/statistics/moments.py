@@ -12,14 +12,18 @@ from fedtranscribe.mechanisms import Mechanism, gaussian_mechanism, moment_sums,
 from fedtranscribe.models.backbones import NO_BACKBONES, Backbones
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.query import MOST_FEATURES, Kind, MomentsQuery, Scalar
-from fedtranscribe.statistics.record_rows import RecordRows
+from fedtranscribe.statistics.record_rows import SCRATCH_GIB, RecordRows
+from fedtranscribe.statistics.record_sums import RecordSums
+from fedtranscribe.tracking import Progress, silent
 
 
 class Moments:
     """Second moments of the records' features and, if asked, their sums by class.
 
     Args:
-        images, device, scratch, backbones: of `RecordRows`.
+        images: the holder's private records.
+        device, scratch, backbones, scratch_gib: of `RecordRows`.
+        progress: of `RecordSums`.
 
     Attributes:
         rows: of the records, which other sums may share.
@@ -36,9 +40,13 @@ class Moments:
         device: torch.device,
         scratch: Path | None = None,
         backbones: Backbones = NO_BACKBONES,
+        *,
+        scratch_gib: float = SCRATCH_GIB,
+        progress: Progress = silent,
     ) -> None:
         self._images = images
-        self.rows = RecordRows(images, device, scratch, backbones)
+        sums = RecordSums(images, scratch, progress)
+        self.rows = RecordRows(sums, device, scratch, backbones, scratch_gib)
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]], terms: Mapping[str, Scalar]) -> int:
         """See `Statistic`."""
@@ -64,4 +72,9 @@ class Moments:
 
     def values(self, query: MomentsQuery) -> Tensor:
         """See `Statistic`."""
-        return moment_sums(self.rows.blocks(query), query.entries, query.classes or None)[None]
+
+        def part(records: range) -> Tensor:
+            rows = self.rows.blocks(query, records)
+            return moment_sums(rows, query.entries, query.classes or None)
+
+        return self.rows.sums.total(query, part)[None]

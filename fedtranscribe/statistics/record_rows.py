@@ -1,19 +1,20 @@
 """Rows of the records' features, some records at a time, computed once where a disk has room."""
 
 import math
+import os
 import shutil
 import tempfile
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError, ModelMismatchError
-from fedtranscribe.mechanisms import exact_product, id_weights
+from fedtranscribe.mechanisms import exact_product
 from fedtranscribe.models.backbones import NO_BACKBONES, Backbone, Backbones, FrozenBackbone
 from fedtranscribe.models.fixed_features import (
     FIXED,
@@ -22,24 +23,27 @@ from fedtranscribe.models.fixed_features import (
     unit_rows_of,
 )
 from fedtranscribe.query import FeaturesQuery, Scalar
+from fedtranscribe.statistics.record_sums import RecordSums
 
 # A multiple of how many images features take at a time: a record is rounded alike everywhere.
 BATCH = 200
 """Records of a block."""
-_MOST_SCRATCH = 4 * 2**30
-"""Bytes that features may take on disk: those of 260,000 grey images of 28 pixels."""
+SCRATCH_GIB = 4.0
+"""What features may take on disk: those of 260,000 grey images of 28 pixels."""
+_GIB = 2**30
 
 
 class RecordRows:
     """What every sum over features starts from: a row per record, with its label and weight.
 
     Args:
-        images: the holder's private records.
+        sums: over the holder's private records.
         device: where to compute features.
         scratch: the holder's own folder, for features and the rows of the last query, so that
             the next one need not compute them again; without one, or where they do not fit, it
             does.
         backbones: public networks that the holder allows.
+        scratch_gib: most that features may take in `scratch`, and rows as much again.
 
     Guarantee:
         The row of a record is a function of the record and the public query alone, wherever the
@@ -51,18 +55,25 @@ class RecordRows:
 
     def __init__(
         self,
-        images: ImageSet,
+        sums: RecordSums,
         device: torch.device,
         scratch: Path | None = None,
         backbones: Backbones = NO_BACKBONES,
+        scratch_gib: float = SCRATCH_GIB,
     ) -> None:
-        self.images = images
+        self.sums = sums
+        self._most = scratch_gib * _GIB
         self._backbones = backbones
         self._device = device
         self._scratch = scratch
         self._network: tuple[str, nn.Module] | None = None
         self._raw: tuple[str, _Blocks] | None = None
         self._mapped: tuple[str, Tensor, Tensor, _Blocks] | None = None
+
+    @property
+    def images(self) -> ImageSet:
+        """The records."""
+        return self.sums.images
 
     def numbers(self, features: Scalar | None) -> int:
         """d, of an image's features.
@@ -95,20 +106,27 @@ class RecordRows:
         self._network_of(query.features)
 
     @torch.no_grad()
-    def blocks(self, query: FeaturesQuery) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Rows float32 [b, k + 1] of norm one, labels int64 [b] and weights int64 [b]."""
+    def blocks(
+        self, query: FeaturesQuery, records: range
+    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Rows float32 [b, k + 1] of norm one, labels int64 [b] and weights int64 [b].
+
+        Args:
+            query: which rows.
+            records: whose; from a multiple of `BATCH` on, so that blocks are always the same.
+        """
         fixed = self._network_of(query.features)
-        weights = id_weights(self.images.ids)
         centre = query.centre.to(self._device).double()
         mapped = query.map.to(self._device).double()
         known = self._blocks_of(query)
-        for number, picked in enumerate(torch.arange(len(self.images)).split(BATCH)):
+        for picked, labels, weights in self.sums.blocks(records, BATCH):
+            number = picked.start // BATCH
             rows = known.get(number)
             if rows is None:
-                found = self._features_of(query, fixed, number, picked).to(self._device)
+                found = self._features_of(query, fixed, picked).to(self._device)
                 rows = unit_rows_of(found.double(), centre, mapped, exact_product).float()
                 known.keep(number, rows)
-            yield rows[: len(picked)], self.images.labels[picked], weights[picked]
+            yield rows[: len(picked)], labels, weights
 
     def _network_of(self, features: str) -> nn.Module:
         """What computes features; weights are read before anything is charged, and once."""
@@ -127,62 +145,81 @@ class RecordRows:
             and torch.equal(query.centre, last[1])
             and torch.equal(query.map, last[2])
         ):
-            room = _Blocks.of(self._scratch, self.images, query.entries)
+            room = self._room(query.entries)
             # Copies: whoever asked may go on with its tensors.
             last = self._mapped = query.features, query.centre.clone(), query.map.clone(), room
         return last[3]
 
-    def _features_of(
-        self, query: FeaturesQuery, fixed: nn.Module, number: int, picked: Tensor
-    ) -> Tensor:
+    def _features_of(self, query: FeaturesQuery, fixed: nn.Module, picked: range) -> Tensor:
         """Features [b, d] of a block, the last of which is filled with black images."""
         if self._raw is None or self._raw[0] != query.features:
-            room = _Blocks.of(self._scratch, self.images, len(query.centre))
-            self._raw = query.features, room
-        raw = self._raw[1]
+            self._raw = query.features, self._room(len(query.centre))
+        raw, number = self._raw[1], picked.start // BATCH
         found = raw.get(number)
         if found is None:
-            images = self.images.images[picked]
-            filled = torch.cat([images, images.new_zeros(BATCH - len(images), *images.shape[1:])])
             # A public network's kernels may treat images of a batch differently.
             size = 1 if isinstance(fixed, FrozenBackbone) else BATCH
-            shown = filled.to(self._device).float() / 255
+            shown = self.sums.pixels(picked, BATCH).to(self._device).float() / 255
             found = torch.cat([fixed(part) for part in shown.split(size)])
             raw.keep(number, found)
         return found
 
+    def _room(self, width: int) -> "_Blocks":
+        return _Blocks(self._scratch, -(-len(self.images) // BATCH), width, self._most)
+
 
 class _Blocks:
-    """Blocks of numbers in a file without a name, which is gone when the process is."""
+    """Blocks of numbers in a file without a name, which is gone when the process is.
 
-    def __init__(self, room: NDArray[np.float32] | None) -> None:
-        self._room = room
-        self._kept = 0
+    It is written and read, not mapped: mapped pages count as memory, and a full disk would end the
+    process.
 
-    @classmethod
-    def of(cls, scratch: Path | None, images: ImageSet, width: int) -> "_Blocks":
-        """Room for so many numbers per record; none where there is no place for them."""
-        shape = (-(-len(images) // BATCH), BATCH, width)
-        size = 4 * math.prod(shape)
+    Args:
+        scratch: a folder, or None.
+        blocks: how many there will be.
+        width: numbers per record.
+        most: bytes that they may take; where they take more, none is kept.
+    """
+
+    def __init__(self, scratch: Path | None, blocks: int, width: int, most: float) -> None:
+        self._shape = BATCH, width
+        self._kept = np.zeros(blocks, dtype=bool)
+        self._file: int | None = None
         try:
             if scratch is None:
-                return cls(None)
+                return
             scratch.mkdir(parents=True, exist_ok=True)
-            if size > min(_MOST_SCRATCH, shutil.disk_usage(scratch).free // 2):
-                return cls(None)
+            if blocks * self._bytes > min(most, shutil.disk_usage(scratch).free // 2):
+                return
             with tempfile.TemporaryFile(dir=scratch) as file:
-                return cls(np.memmap(file, np.float32, "w+", shape=shape))
+                self._file = os.dup(file.fileno())
         except OSError:
-            return cls(None)  # computed again, then
+            return  # computed again, then
+        weakref.finalize(self, os.close, self._file)
+
+    @property
+    def _bytes(self) -> int:
+        """Of a block."""
+        return 4 * math.prod(self._shape)
 
     def get(self, number: int) -> Tensor | None:
         """A block that was kept."""
-        if self._room is None or number >= self._kept:
+        if self._file is None or not self._kept[number]:
             return None
-        return torch.from_numpy(self._room[number].copy())
+        content = bytearray(self._bytes)
+        try:
+            read = os.preadv(self._file, [content], number * self._bytes)
+        except OSError:
+            return None
+        whole = read == self._bytes
+        return torch.frombuffer(content, dtype=torch.float32).view(self._shape) if whole else None
 
     def keep(self, number: int, block: Tensor) -> None:
-        """The next block, if there is room."""
-        if self._room is not None and number == self._kept:
-            self._room[number] = block.cpu().numpy()
-            self._kept += 1
+        """Keep a block, if there is room."""
+        if self._file is None:
+            return
+        content = block.cpu().contiguous().numpy().data
+        try:
+            self._kept[number] = os.pwrite(self._file, content, number * self._bytes) == self._bytes
+        except OSError:
+            self._kept[number] = False

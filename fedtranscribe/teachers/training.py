@@ -102,7 +102,7 @@ def train_teachers(
 
 
 def _part(images: ImageSet, picked: Tensor) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    return images.images[picked].numpy(), images.labels[picked].numpy()
+    return images.pixels[picked].numpy(), images.labels[picked].numpy()
 
 
 def _train_and_save(

@@ -9,7 +9,7 @@ def make(n=6, channels=1, size=8, classes=3, **changes):
     facts = {
         "name": "toy",
         "data_id": "toy",
-        "images": torch.zeros(n, channels, size, size, dtype=torch.uint8),
+        "pixels": torch.zeros(n, channels, size, size, dtype=torch.uint8),
         "labels": torch.arange(n) % classes,
         "classes": classes,
     }
@@ -36,10 +36,10 @@ def test_subset_keeps_persistent_ids():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"images": torch.zeros(6, 1, 8, 8)}, "uint8"),
-        ({"images": torch.zeros(0, 1, 8, 8, dtype=torch.uint8)}, "n > 0"),
-        ({"images": torch.zeros(6, 1, 8, 9, dtype=torch.uint8)}, "square"),
-        ({"images": torch.zeros(6, 2, 8, 8, dtype=torch.uint8)}, "1 or 3 channels"),
+        ({"pixels": torch.zeros(6, 1, 8, 8)}, "uint8"),
+        ({"pixels": torch.zeros(0, 1, 8, 8, dtype=torch.uint8)}, "n > 0"),
+        ({"pixels": torch.zeros(6, 1, 8, 9, dtype=torch.uint8)}, "square"),
+        ({"pixels": torch.zeros(6, 2, 8, 8, dtype=torch.uint8)}, "1 or 3 channels"),
         ({"labels": torch.zeros(5, dtype=torch.int64)}, "one per image"),
         ({"labels": torch.zeros(6)}, "int64"),
         ({"labels": torch.tensor([0, 1, 2, 3, 0, 0])}, r"within 0\.\.2"),

@@ -122,7 +122,7 @@ def test_one_record_moves_the_answer_no_further_than_the_sensitivity(
         ("image", inverted, images.labels),
         ("both", inverted, labels),
     ):
-        there = told(replace(images, images=pixels, labels=classes), asked, tmp_path / name)
+        there = told(replace(images, pixels=pixels, labels=classes), asked, tmp_path / name)
         assert 0.01 < apart(here, there, bound) <= moves[Adjacency.REPLACE]
     gone = [i for i, who in enumerate(images.ids) if who != images.ids[0]]
     without = told(images.subset(gone), asked, tmp_path / "without.sqlite")

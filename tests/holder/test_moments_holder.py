@@ -28,7 +28,7 @@ from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.query import Kind, MomentsQuery
-from fedtranscribe.statistics import Moments, by_kind, record_rows
+from fedtranscribe.statistics import Moments, by_kind
 from fedtranscribe.statistics.record_rows import RecordRows
 from tests.mechanisms_for import apart, local, moved
 
@@ -242,8 +242,7 @@ def test_coefficients_are_computed_once_and_leave_no_file(
 def test_coefficients_that_do_not_fit_are_computed_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(record_rows, "_MOST_SCRATCH", 1_000)
-    small = Moments(records(), torch.device("cpu"), tmp_path)
+    small = Moments(records(), torch.device("cpu"), tmp_path, scratch_gib=1e-6)
     (tmp_path / "file").write_text("")
     nowhere = Moments(records(), torch.device("cpu"), tmp_path / "file" / "private")
     blocks = counting(monkeypatch)

@@ -57,7 +57,7 @@ def test_one_record_reaches_one_teacher(images: ImageSet, tmp_path: Path, arch: 
     train(images, manifest, tmp_path / "a")
     pixels, labels = images.images.clone(), images.labels.clone()
     pixels[7], labels[7] = 255 - pixels[7], (labels[7] + 1) % images.classes
-    train(replace(images, images=pixels, labels=labels), manifest, tmp_path / "b")
+    train(replace(images, pixels=pixels, labels=labels), manifest, tmp_path / "b")
     touched = int(assign_shards(images.ids, 4, bytes.fromhex(manifest.key))[7])
     before, after = states(tmp_path / "a", 4), states(tmp_path / "b", 4)
     for shard, (one, other) in enumerate(zip(before, after, strict=True)):
@@ -195,7 +195,7 @@ def test_the_manifest_tells_nothing_that_depends_on_records(images: ImageSet, tm
     train(images, manifest_for(images, 2), tmp_path / "a")
     told = load_manifest(tmp_path / "a")
     pixels = 255 - images.images
-    train(replace(images, images=pixels), manifest_for(images, 2), tmp_path / "b")
+    train(replace(images, pixels=pixels), manifest_for(images, 2), tmp_path / "b")
     assert told == load_manifest(tmp_path / "b")
 
 

@@ -1,0 +1,88 @@
+"""An image folder -> a folder of arrays, of which a few images at a time are read.
+
+Records, ids, labels, data id and held-out part stay what they were.
+"""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from fedtranscribe.config import UNSTATED, OwnData
+from fedtranscribe.data.array_folders import IMAGES
+from fedtranscribe.data.folders import Pictures, find_pictures
+from fedtranscribe.data.pictures import read_picture
+from fedtranscribe.errors import ConfigError, InvalidDataError
+from fedtranscribe.files import unwritable
+from fedtranscribe.privacy.ledger_place import LedgerPlace
+from fedtranscribe.tracking import Progress, silent
+
+
+def pack(source: Path, out: Path, own: OwnData = UNSTATED, progress: Progress = silent) -> Path:
+    """Decode the pictures of a folder, one after the other, into `out`.
+
+    The ledger stays one: where the pictures have one, a marker beside `out` says so, and a run on
+    `out` asks for it by name; otherwise a marker among the pictures says where it will be.
+
+    Args:
+        source: as for `load_folder`.
+        out: a folder that is not there yet.
+        own: how the pictures are read.
+        progress: shows how far it is.
+
+    Returns:
+        Where the ledger of the records is or will be.
+
+    Raises:
+        ConfigError: `out` is there already.
+        DataError: as `load_folder`.
+        SecondLedgerError, StorageError: as `LedgerPlace.find`; or `out` cannot be written.
+    """
+    if out.exists():
+        raise ConfigError(
+            f"Expected --out {str(out)!r} as a new folder; remove it, or name another."
+        )
+    train, test = find_pictures(source, own)
+    before = LedgerPlace.find(train.data_id, source)
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(mode=0o700, parents=True)
+        after = LedgerPlace.find(train.data_id, out.resolve().parent)
+        _write(train, partial, "", own, progress)
+        if test is not None:
+            _write(test, partial, "test_", own, progress)
+        np.save(partial / "class_names.npy", np.array(train.class_names))
+        np.save(partial / "data_id.npy", np.array(train.data_id))
+        partial.rename(out)
+    except OSError as error:
+        raise unwritable(out, error) from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    used, home = (before, after.folder) if before.path.exists() else (after, before.folder)
+    LedgerPlace(train.data_id, used.path, home, (), marks=True).mark()
+    return used.path
+
+
+def _write(found: Pictures, folder: Path, prefix: str, own: OwnData, progress: Progress) -> None:
+    count, first = len(found.files), read_picture(found.files[0], own)
+    if first.shape[0] != first.shape[1]:
+        raise _uneven(found)
+    with (folder / f"{prefix}{IMAGES}").open("wb") as stream:
+        header = {"descr": "|u1", "fortran_order": False, "shape": (count, *first.shape)}
+        np.lib.format.write_array_header_1_0(stream, header)
+        for number, file in enumerate(found.files):
+            image = read_picture(file, own)
+            if image.shape != first.shape:
+                raise _uneven(found)
+            stream.write(image.tobytes())
+            progress(f"{prefix}pictures", number + 1, count)
+    np.save(folder / f"{prefix}labels.npy", found.labels.numpy())
+    np.save(folder / f"{prefix}ids.npy", np.array(found.ids))
+
+
+def _uneven(found: Pictures) -> InvalidDataError:
+    return InvalidDataError(
+        f"Expected square images of one size in {str(found.folder)!r}, all grey or all colour; "
+        "pass --image-size to resize, or convert them."
+    )

@@ -1,0 +1,77 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fedtranscribe.cli import run
+from fedtranscribe.config import OwnData
+from fedtranscribe.data import load
+from fedtranscribe.data.ledgers import ledger_of
+from fedtranscribe.data.packing import pack
+from fedtranscribe.errors import ConfigError, InvalidDataError, SecondLedgerError
+
+
+def picture(path: Path, seed: int, size: tuple[int, int] = (8, 8)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(seed).integers(0, 256, size, dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+def pictures(folder: Path, *parts: str) -> Path:
+    for part in parts or ("",):
+        for i in range(24):
+            picture(folder / part / ("cat" if i % 3 else "dog") / f"p{i // 2}_{i}.png", i)
+    return folder
+
+
+@pytest.mark.parametrize("parts", [(), ("train", "test")])
+def test_the_records_stay_what_they_were(tmp_path: Path, parts: tuple[str, ...]):
+    source, own = pictures(tmp_path / "pets", *parts), OwnData(id_pattern=r"(p\d+)_")
+    pack(source, tmp_path / "packed", own)
+    before, after = load(str(source), own=own), load(str(tmp_path / "packed"))
+    for one, other in ((before.train, after.train), (before.test, after.test)):
+        assert torch.equal(one.images, other.images)
+        assert torch.equal(one.labels, other.labels)
+        assert list(one.ids) == list(other.ids)
+        assert (one.data_id, one.class_names) == (other.data_id, other.class_names)
+
+
+def test_records_have_one_ledger_packed_or_not(tmp_path: Path):
+    source = pictures(tmp_path / "pets")
+    ledger = pack(source, tmp_path / "b" / "packed")
+    packed = load(str(tmp_path / "b" / "packed")).train
+    assert ledger_of(packed, "packed", None).path == ledger
+    with pytest.raises(SecondLedgerError, match="says"):
+        ledger_of(load(str(source)).train, "pets", None)
+
+
+def test_a_ledger_that_is_there_goes_on(tmp_path: Path):
+    source = pictures(tmp_path / "pets")
+    place = ledger_of(load(str(source)).train, "pets", None)
+    place.path.write_text("spent")
+    assert pack(source, tmp_path / "b" / "packed") == place.path
+    packed = load(str(tmp_path / "b" / "packed")).train
+    with pytest.raises(SecondLedgerError, match="Name the first one"):
+        ledger_of(packed, "packed", None)
+    assert ledger_of(packed, "packed", place.path).path == place.path
+
+
+def test_pictures_of_several_sizes_leave_nothing(tmp_path: Path):
+    source = pictures(tmp_path / "pets")
+    picture(source / "dog" / "z.png", 0, (9, 9))
+    with pytest.raises(InvalidDataError, match="--image-size"):
+        pack(source, tmp_path / "packed")
+    assert [path.name for path in tmp_path.iterdir()] == ["pets"]
+    pack(source, tmp_path / "packed", OwnData(image_size=8))
+    with pytest.raises(ConfigError, match="new folder"):
+        pack(source, tmp_path / "packed")
+
+
+def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    source = pictures(tmp_path / "pets")
+    assert run(["data", "pack", str(source), "--out", str(tmp_path / "packed"), "--json"]) == 0
+    assert '"ledger"' in capsys.readouterr().out
+    assert len(load(str(tmp_path / "packed")).train) > 0
+    assert run(["data", "pack", str(tmp_path / "no"), "--out", str(tmp_path / "x")]) != 0
