@@ -124,7 +124,9 @@ def import_command(
         Path | None, typer.Argument(help="A folder of networks, or the file of one.")
     ] = None,
     out: Annotated[Path, typer.Option(help="Folder for the teachers.")] = Path("teachers"),
-    arch: Annotated[str | None, typer.Option(help="Architecture of a single network.")] = None,
+    arch: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Architecture of a single network.")
+    ] = None,
     force: Annotated[
         bool,
         typer.Option("--force", help="Import a single network although nothing can be learned."),
