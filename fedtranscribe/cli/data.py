@@ -7,9 +7,9 @@ import typer
 
 from fedtranscribe.cli.options import Json, group
 from fedtranscribe.cli.output import emit
-from fedtranscribe.cli.progress import StageBars
 from fedtranscribe.cli.settings_options import GroupedCommand, settings_options
 from fedtranscribe.config import OwnData, TranscribeSettings, build
+from fedtranscribe.stage_bars import StageBars
 
 data_app = group("Prepare data sets of your own.")
 
