@@ -73,7 +73,25 @@ def make_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
     for part in plan.parts:
         for facts in roster.values():
             part.mechanism(facts)  # refuses noise that cannot be added
+    if asked.mode is NoiseMode.SECAGG:
+        _expect_larger_delta(plan)
     return plan if asked.by_formula else _expect_affordable(plan, asked.settings)
+
+
+def _expect_larger_delta(plan: Plan) -> None:
+    """Refuse a δ to which what a sparse graph of masks leaves to chance would add.
+
+    Raises:
+        ConfigError: it is that small.
+    """
+    # Of an extra that one machine does without.
+    from fedtranscribe.secagg.graph import LEAST_DELTA
+
+    if plan.delta < LEAST_DELTA and not plan.members.graph.complete:
+        raise ConfigError(
+            f"Expected delta={plan.delta:g} >= {LEAST_DELTA:.2g} with masks between "
+            f"{len(plan.roster)} holders: {plan.members.graph.words}; ask with a larger delta."
+        )
 
 
 def _expect_affordable(plan: Plan, settings: StudentSettings) -> Plan:
