@@ -69,7 +69,7 @@ def log_at_least(population: int, marked: Counts, drawn: int, least: int) -> Num
 
     The first terms, and for all later ones a geometric series: the ratio of neighbours falls.
     """
-    if least <= 0:
+    if least <= 0 or drawn > population:
         return np.zeros(len(marked))
     hits = np.arange(least, min(least + _TERMS, drawn) + 1)
     found = _log_choose(marked[:, None], hits)

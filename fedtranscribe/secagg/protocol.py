@@ -236,7 +236,7 @@ class Holder:
             proof = tag(self.book, other, state.digest, other)
             if not hmac.compare_digest(proof, tags.get(other, b"")):
                 raise ProtocolError(f"Holder {other} does not prove to have masked with this one.")
-        signature = sign(self.signer, _settled(state.digest, chosen))
+        signature = sign(self.signer, settled(state.digest, chosen))
         return replace(state, survivors=chosen, signature=signature)
 
     def reveal(self, state: Round, signatures: Named) -> dict[str, bytes]:
@@ -256,7 +256,7 @@ class Holder:
         self._expect_ours(state)
         if state.survivors is None:
             raise ProtocolError(f"No set of survivors of query {state.task.query} is signed yet.")
-        message, cohort = _settled(state.digest, state.survivors), self.book.cohort
+        message, cohort = settled(state.digest, state.survivors), self.book.cohort
         good = (
             name
             for name in set(self.book.circle) & set(state.survivors) & set(signatures)
@@ -306,7 +306,8 @@ class Holder:
         return public + content
 
 
-def _settled(digest: bytes, survivors: Sequence[str]) -> bytes:
+def settled(digest: bytes, survivors: Sequence[str]) -> bytes:
+    """What survivors sign: a round, and their own names in order."""
     return statement("survivors", digest, *(name.encode() for name in survivors))
 
 
@@ -370,7 +371,7 @@ class Server:
 
     def tags(self, told: Mapping[str, Named], signed: Iterable[str], name: str) -> dict[str, bytes]:
         """For stage 3: the tags that surviving neighbours made for a holder."""
-        near = self.neighbours[name] & set(signed)
+        near = self.neighbours[name] & set(signed) & told.keys()
         return {each: told[each][name] for each in sorted(near) if name in told[each]}
 
     def signatures(self, told: Named, name: str) -> dict[str, bytes]:
