@@ -223,11 +223,12 @@ def write(lines: list[dict[str, Any]]) -> None:
         "# Masked sums of large cohorts",
         "",
         f"`python benchmarks/secagg_scale.py`, {datetime.now(UTC):%Y-%m-%d}; CPU seconds of one "
-        f"process on a busy machine, so compare lines with each other only. {TASK.length:,} numbers "
-        "of 64 bits; a tenth of the holders drop out after they have sent shares, and one may "
-        "collude. Vectors are read from disk one after the other. The masks between two survivors "
-        "are left out of the vectors that the server gets: they cancel, and it never sees them. "
-        "One holder was measured with all of its masks and messages; it is not the mean of all.",
+        "process on a busy machine, so compare lines with each other only. "
+        f"{TASK.length:,} numbers of 64 bits; a tenth of the holders drop out after they have sent "
+        "shares, and one may collude. Vectors are read from disk one by one. The masks between two "
+        "survivors are left out of the vectors that the server gets: they cancel, and it never "
+        "sees them. One holder was measured with all of its masks and messages; it is not the mean "
+        "of all.",
         "",
         *table,
         "",

@@ -23,7 +23,6 @@ from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.query import Kind, Query, Scalar
 from fedtranscribe.refusals import Refusal, RefusalCode, refusing
 from fedtranscribe.secagg import Advert, Members, Task
-from fedtranscribe.secagg.graph import LEAST_DELTA
 from fedtranscribe.secagg.masks import Residues
 from fedtranscribe.statistics import Statistic
 from fedtranscribe.synthesis.training import training_id
@@ -157,7 +156,7 @@ class Node:
         with refusing(self.name, run):
             self.policy.check_cohort(dropouts, colluders)
             graph = Members(tuple(sorted(set(names))), dropouts, colluders).graph
-            if not graph.complete and self.policy.delta < LEAST_DELTA:
+            if not graph.negligible(self.policy.delta, self.policy.runs):
                 raise Refusal(RefusalCode.POLICY)
             masks = self._masks
             if not masks.knows_run(run):

@@ -84,13 +84,11 @@ def _expect_larger_delta(plan: Plan) -> None:
     Raises:
         ConfigError: it is that small.
     """
-    # Of an extra that one machine does without.
-    from fedtranscribe.secagg.graph import LEAST_DELTA
-
-    if plan.delta < LEAST_DELTA and not plan.members.graph.complete:
+    graph = plan.members.graph
+    if not graph.negligible(plan.delta):
         raise ConfigError(
-            f"Expected delta={plan.delta:g} >= {LEAST_DELTA:.2g} with masks between "
-            f"{len(plan.roster)} holders: {plan.members.graph.words}; ask with a larger delta."
+            f"Expected a larger delta={plan.delta:g} with masks between {len(plan.roster)} "
+            f"holders: {graph.words}, and that must add less than a thousandth to delta."
         )
 
 

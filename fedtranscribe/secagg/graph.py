@@ -19,8 +19,8 @@ SECURITY_BITS = 64
 STUCK_BITS = 20
 """With probability 2^-20 at most, tolerated drop-outs at random make a run's rounds impossible."""
 
-LEAST_DELTA = 2.0**-40
-"""Of a guarantee that rests on a sparse graph: 10,000 runs together add less than a thousandth."""
+_LEAST_PART = 1e-3
+"""Of a guarantee's δ, which all graphs together may add to it without being counted."""
 
 _MOST_PAIRS = 0.5
 """Of a complete graph's: a sparse graph with more would save little for its small risk."""
@@ -46,6 +46,10 @@ class Graph:
     def complete(self) -> bool:
         """Whether everybody masks with everybody; then nothing is left to chance."""
         return math.isinf(self.failure_bits)
+
+    def negligible(self, delta: float, runs: int = 1) -> bool:
+        """Whether what so many graphs leave to chance adds less than a thousandth to a δ."""
+        return self.complete or runs * 2.0**-SECURITY_BITS <= delta * _LEAST_PART
 
     @property
     def words(self) -> str:

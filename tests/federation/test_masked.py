@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedtranscribe import wire
 from fedtranscribe.data.partitions import holder_name
-from fedtranscribe.errors import ConfigError, ProtocolError, QuorumError
+from fedtranscribe.errors import ConfigError, ProtocolError, QuorumError, StorageError
 from fedtranscribe.evaluation.audit.checks import check_events
 from fedtranscribe.evaluation.audit.claims import read_events
 from fedtranscribe.flower.client_app import make_client_app
@@ -29,13 +29,15 @@ from fedtranscribe.privacy.units import NoiseMode, RowAnswer
 from fedtranscribe.query import ImageQuery, Kind
 from fedtranscribe.refusals import Refusal, RefusalCode
 from fedtranscribe.result import Result
+from fedtranscribe.rounds.round_progress import Progress
 from fedtranscribe.run_directory import STUDENT, RunDirectory
 from fedtranscribe.runs.in_process import InProcess
-from fedtranscribe.secagg import Members, Server
+from fedtranscribe.secagg import Graph, Members, Server
 from fedtranscribe.wire import masked as masked_wire
 from tests.federation.local_grid import LocalGrid
 from tests.federation.runs import go, ledger_file, start
 from tests.mechanisms_for import masked_mean_rows
+from tests.secagg.cohorts import toy_graph
 
 M = 4
 
@@ -204,6 +206,56 @@ def test_as_many_as_tolerated_may_fail_at_every_stage(masked_case, open_nodes, t
     assert rows_booked(nodes[1]) == spent if spent else not ledger_file(nodes[1]).exists()
     # Whoever was silent may have booked it all the same: what is printed counts it.
     assert result["epsilon"] <= masked.epsilon
+
+
+@pytest.mark.parametrize("stage", wire.MASKED)
+def test_a_run_over_a_sparse_graph_learns_the_same_with_one_missing(
+    masked, open_nodes, tmp_path, stage
+):
+    few = masked.model_copy(update={"start": "moments", "descent_rounds": 0})
+    with toy_graph(Graph(2, 2, 0, 64.0)):
+        nodes = open_nodes(few)
+        transport = Failing(nodes, lambda kind, name: kind == stage and name == "holder-1")
+        result = go(few, transport, RunDirectory.create(tmp_path / "run", few))
+    assert (result["stopped"], result["left"]) == (None, {})
+    assert "each holder draws 2 others" in result["trust"]
+    assert "at most 2^-64 a run" in result["trust"]
+    assert result["answered_rounds"]["holder-0"] == 1
+
+
+@pytest.mark.parametrize(("delta", "runs"), [(1e-14, 10_000), (1e-5, 10**12)])
+def test_a_holder_refuses_a_graph_that_leaves_too_much_to_chance(masked, open_nodes, delta, runs):
+    node = open_nodes(masked)[0]
+    node.policy = node.policy.model_copy(update={"delta": delta, "runs": runs})
+    with toy_graph(Graph(2, 2, 0, 64.0)), refused(RefusalCode.POLICY):
+        node.advertise("run-a", NAMES, 1, 1)
+    assert not node._masking.knows_run("run-a")
+    node.advertise("run-a", NAMES, 1, 1)
+
+
+def test_a_plan_with_too_small_a_delta_for_its_graph_is_refused(masked, open_nodes, tmp_path):
+    nodes = open_nodes(masked)
+    tiny = masked.model_copy(update={"delta": 1e-17})
+    with toy_graph(Graph(2, 2, 0, 64.0)), pytest.raises(ConfigError, match="2\\^-64"):
+        go(tiny, InProcess(nodes), RunDirectory.create(tmp_path / "run", tiny))
+
+
+def test_what_another_version_stored_of_a_round_gives_a_clear_error(masked, open_nodes, tmp_path):
+    old = {"query": "q", "sent": {}, "vectors": {}, "survivors": [], "signatures": {}}
+    path = tmp_path / "secagg-round.json"
+    path.write_text(json.dumps(old))
+    with pytest.raises(StorageError, match="another version"):
+        Progress.load(path, "q")
+    assert Progress.load(path, "another") is None
+    nodes = open_nodes(masked)
+    adverts(nodes)
+    store = nodes[0]._masking._store
+    stored = store.run("run-a")
+    state = json.loads(stored)
+    del state["drawn"]
+    store.put_run("run-a", json.dumps(state).encode(), stored)
+    with pytest.raises(ProtocolError, match="another version"):
+        nodes[0]._masking.cohort("run-a")
 
 
 @pytest.mark.parametrize("stage", wire.MASKED)

@@ -108,6 +108,15 @@ def test_a_sparse_graph_is_taken_where_it_halves_the_masks():
         assert k + (m - 1 - k) * k / (m - 1) <= (m - 1) / 2 + 1e-9
 
 
+def test_what_is_left_to_chance_must_add_next_to_nothing_to_delta():
+    sparse = graph_of(1_000, 111, 1)
+    assert sparse.negligible(1e-5, 10_000)
+    assert sparse.negligible(1e-12, 10_000)
+    assert not sparse.negligible(1e-13, 10_000)
+    assert not sparse.negligible(1e-5, 10**12)
+    assert graph_of(5, 1, 1).negligible(1e-300, 10**12)
+
+
 def test_neighbours_are_drawn_without_bias():
     graph, names = Graph(2, 2, 0, 64.0), [str(i) for i in range(5)]
     counts = dict.fromkeys(itertools.combinations(["0", "1", "3", "4"], 2), 0)
