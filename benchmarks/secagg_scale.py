@@ -36,9 +36,11 @@ from fedtranscribe.secagg.shares import split
 
 RESULTS = Path(__file__).parent / "results" / "secagg_scale.md"
 TASK = Task("query", "bound", 130_761, 64)
-# Holders, and whether the graph is sparse; a complete one of a thousand takes a quarter of an hour to
-# set up, since each of the others deals a thousand shares.
+# Holders, and whether the graph is sparse. A complete one of a thousand takes a quarter of an hour
+# to set up, since each of the others deals a thousand shares.
 CASES = ((20, False), (100, False), (300, False), (300, True), (1_000, True))
+CHECKED = 1_000
+"""Numbers of a vector that are really masked, and compared."""
 SLACK = 10
 """Drop-outs tolerated per 9 that are missing: a sparse graph keeps a tenth in reserve."""
 
