@@ -53,10 +53,10 @@ KEYS: Mapping[str, Listed] = {
         "*.records *.features *.shards_declared_by *.weights_declared_by",
     },
     "trainers.json": {Why.SETTING: "holders"},
-    "checkpoints/secagg-keys.json": {Why.SETTING: "*"},
+    "checkpoints/secagg-keys.json": {Why.SETTING: "*.advert *.drawn"},
     "checkpoints/secagg-round.json": {
-        Why.COURSE: "query survivors signatures.*",
-        Why.OUTPUT: "sent.*.* vectors.* revealed.*",
+        Why.COURSE: "query vectors survivors signatures.*",
+        Why.OUTPUT: "sent.*.* tags.*.* revealed.*.*",
     },
     "error.json": {Why.COURSE: "error exit_code"},
     "evaluation.json": {
@@ -96,7 +96,7 @@ FILES: Mapping[Why, str] = {
     Why.COURSE: "superlink.log",
     Why.OUTPUT: "student.safetensors generator.safetensors denoiser.safetensors images.png "
     "samples.npz samples.png inversion.png checkpoints/state.pt checkpoints/answer.pt "
-    "checkpoints/generator.pt "
+    "checkpoints/generator.pt checkpoints/secagg-vectors.bin "
     "release/student.safetensors release/generator.safetensors release/denoiser.safetensors "
     "release/student.onnx",
     Why.BENCHMARK: "accuracy.png tensorboard/events.out.tfevents.* report.html release/card.md",

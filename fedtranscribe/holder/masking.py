@@ -8,6 +8,7 @@ the order of messages makes it mask, sign or reveal twice in two ways.
 import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from fedtranscribe.errors import ProtocolError
@@ -32,7 +33,8 @@ class Masking:
     def __init__(self, identity: Identity, store: RoundStore) -> None:
         self.identity = identity
         self._store = store
-        self._holders: dict[bytes, Holder] = {}
+        # Of one run at a time: whoever asks for many runs must not fill the memory.
+        self._read: tuple[bytes, _Run] | None = None
 
     @property
     def runs(self) -> int:
@@ -50,23 +52,24 @@ class Masking:
 
     # ---------------------------------------------------------------- stage 0, once per run
 
-    def advertise(self, run: str, names: Sequence[str], dropouts: int, colluders: int) -> Advert:
-        """This holder's key for a run, signed; the same one whenever it is asked.
+    def advertise(
+        self, run: str, names: Sequence[str], dropouts: int, colluders: int
+    ) -> tuple[Advert, tuple[str, ...]]:
+        """This holder's key for a run, signed, and whom it drew; the same whenever it is asked.
 
         Raises:
             ConfigError: holders that are not on this one's roster, or too many failures for them.
             ProtocolError: the run has another cohort.
         """
         cohort = self._make_cohort(run, names, dropouts, colluders)
-        stored = self._store.run(run)
-        if stored is None:
+        if self._store.run(run) is None:
             key = RunKey.make(cohort, self.identity.name, self.identity.signer)
             self._store.put_run(run, _run_to_bytes(key, None), None)
-            return key.advert
-        key, _ = self._read_run(run, stored)
-        if key.cohort.digest != cohort.digest:
-            raise ProtocolError(f"Run {run} has another cohort; start a new run for this one.")
-        return key.advert
+        else:
+            key = self._known_run(run).key
+            if key.cohort.digest != cohort.digest:
+                raise ProtocolError(f"Run {run} has another cohort; start a new run for this one.")
+        return key.advert, key.drawn
 
     def cohort(self, run: str) -> Cohort:
         """Who takes part in a run that this holder has advertised its key for.
@@ -74,7 +77,7 @@ class Masking:
         Raises:
             ProtocolError: it has not.
         """
-        return self._known_run(run)[0].cohort
+        return self._known_run(run).key.cohort
 
     def agree(self, run: str, adverts: Iterable[Advert]) -> None:
         """Fix the keys of a run; for good, at the first call.
@@ -82,12 +85,12 @@ class Masking:
         Raises:
             ProtocolError: a key that its holder did not sign, too few, or other ones than before.
         """
-        key, known, stored = self._known_run(run)
+        known = self._known_run(run)
         given = sorted(adverts, key=lambda advert: advert.name)
-        if known is None:
-            key.agree(given)
-            self._store.put_run(run, _run_to_bytes(key, given), stored)
-        elif {a.name: a.key for a in known} != {a.name: a.key for a in given}:
+        if known.adverts is None:
+            known.key.agree(given)
+            self._store.put_run(run, _run_to_bytes(known.key, given), known.stored)
+        elif {a.name: a.key for a in known.adverts} != {a.name: a.key for a in given}:
             raise ProtocolError(f"Run {run} has other keys; they are fixed for a whole run.")
 
     # ---------------------------------------------------------------- stages of a round
@@ -97,7 +100,7 @@ class Masking:
         return self._store.round(query) is not None
 
     def open(self, run: str, task: Task) -> Mapping[str, bytes]:
-        """Stage 1: sealed shares for every other holder, by name.
+        """Stage 1: what goes to each neighbour, by name.
 
         Raises:
             ProtocolError: the query was opened for another content, run or cohort.
@@ -111,13 +114,13 @@ class Masking:
 
     def mask(
         self, run: str, query: str, inbox: Mapping[str, bytes], values: Callable[[Task], Residues]
-    ) -> bytes:
-        """Stage 2: the masked vector.
+    ) -> tuple[bytes, Mapping[str, bytes]]:
+        """Stage 2: the masked vector, and a tag for each neighbour that it is masked with.
 
         Args:
             run: under which the query was opened.
             query: its id.
-            inbox: sealed shares by sender.
+            inbox: what neighbours sent.
             values: gives the residues of what the ledger stored for the query.
 
         Raises:
@@ -127,22 +130,24 @@ class Masking:
         masked = holder.mask(state, inbox, values(state.task))
         self._keep(query, state, masked, stored)
         assert masked.masked is not None
-        return masked.masked
+        return masked.masked, holder.tags(masked)
 
-    def sign(self, run: str, query: str, survivors: Iterable[str]) -> bytes:
+    def sign(
+        self, run: str, query: str, survivors: Iterable[str], tags: Mapping[str, bytes]
+    ) -> bytes:
         """Stage 3: a signature under whose vectors make the sum.
 
         Raises:
             ProtocolError: see `secagg.protocol.Holder.sign`.
         """
         holder, state, stored = self._round(run, query)
-        signed = holder.sign(state, survivors)
+        signed = holder.sign(state, survivors, tags)
         self._keep(query, state, signed, stored)
         assert signed.signature is not None
         return signed.signature
 
-    def reveal(self, run: str, query: str, signatures: Mapping[str, bytes]) -> bytes:
-        """Stage 4: shares that open the masks of that one sum.
+    def reveal(self, run: str, query: str, signatures: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        """Stage 4: shares that open the masks of that one sum, by owner.
 
         Raises:
             ProtocolError: see `secagg.protocol.Holder.reveal`.
@@ -160,36 +165,39 @@ class Masking:
             )
         return Cohort(run, {name: roster[name] for name in names}, dropouts, colluders)
 
-    def _known_run(self, run: str) -> tuple[RunKey, list[Advert] | None, bytes]:
+    def _known_run(self, run: str) -> "_Run":
         stored = self._store.run(run)
         if stored is None:
             raise ProtocolError(f"This holder has no key for run {run[:80]!r}; ask for it first.")
-        return *self._read_run(run, stored), stored
+        if self._read is None or self._read[0] != stored:
+            self._read = stored, self._read_run(run, stored)
+        return self._read[1]
 
-    def _read_run(self, run: str, stored: bytes) -> tuple[RunKey, list[Advert] | None]:
+    def _read_run(self, run: str, stored: bytes) -> "_Run":
         try:
             state: dict[str, Any] = parse_json(stored)
             told = state["adverts"]
             names, failures = state["names"], (state["dropouts"], state["colluders"])
-            own = _advert_from_json(state["advert"])
+            own, drawn = _advert_from_json(state["advert"]), tuple(state["drawn"])
             secret = b64decode(state["secret"])
             adverts = None if told is None else [_advert_from_json(a) for a in told]
         except (ValueError, KeyError, TypeError):
-            raise ProtocolError(f"What is stored of run {run} cannot be read.") from None
+            raise ProtocolError(
+                f"What is stored of run {run} cannot be read: damaged, or of another version. "
+                "Start a new run."
+            ) from None
         # A roster that was changed since gives another digest, under which no signature holds.
         cohort = self._make_cohort(run, names, *failures)
         own.check(cohort)
-        return RunKey(cohort, secret, own), adverts
+        return _Run(stored, RunKey(cohort, secret, own, drawn), adverts)
 
     def _holder(self, run: str) -> Holder:
-        stored = self._store.run(run)
-        if stored is None or stored not in self._holders:
-            key, adverts, stored = self._known_run(run)
-            if adverts is None:
+        known = self._known_run(run)
+        if known.holder is None:
+            if known.adverts is None:
                 raise ProtocolError(f"The keys of run {run} are not agreed on yet; send them.")
-            # Of one run at a time: whoever asks for many runs must not fill the memory.
-            self._holders = {stored: Holder(key.agree(adverts), self.identity.signer)}
-        return self._holders[stored]
+            known.holder = Holder(known.key.agree(known.adverts), self.identity.signer)
+        return known.holder
 
     def _round(self, run: str, query: str) -> tuple[Holder, Round, bytes]:
         stored = self._store.round(query)
@@ -202,12 +210,23 @@ class Masking:
             self._store.put_round(query, after.to_bytes(), stored)
 
 
+@dataclass
+class _Run:
+    """What is stored of a run, and the holder's steps in it once its keys are agreed on."""
+
+    stored: bytes
+    key: RunKey
+    adverts: list[Advert] | None
+    holder: Holder | None = None
+
+
 def _run_to_bytes(key: RunKey, adverts: Sequence[Advert] | None) -> bytes:
     cohort = key.cohort
     state = {
         "names": cohort.names,
         "dropouts": cohort.dropouts,
         "colluders": cohort.colluders,
+        "drawn": key.drawn,
         "secret": b64encode(key.secret).decode(),
         "advert": _advert_to_json(key.advert),
         "adverts": None if adverts is None else [_advert_to_json(a) for a in adverts],

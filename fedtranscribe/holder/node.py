@@ -22,7 +22,7 @@ from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.query import Kind, Query, Scalar
 from fedtranscribe.refusals import Refusal, RefusalCode, refusing
-from fedtranscribe.secagg import Advert, Task
+from fedtranscribe.secagg import Advert, Members, Task
 from fedtranscribe.secagg.masks import Residues
 from fedtranscribe.statistics import Statistic
 from fedtranscribe.synthesis.training import training_id
@@ -143,15 +143,21 @@ class Node:
 
     # ---------------------------------------------------------------- masked sums
 
-    def advertise(self, run: str, names: Sequence[str], dropouts: int, colluders: int) -> Advert:
-        """The holder's signed key for a run's masked sums.
+    def advertise(
+        self, run: str, names: Sequence[str], dropouts: int, colluders: int
+    ) -> tuple[Advert, tuple[str, ...]]:
+        """The holder's signed key for a run's masked sums, and whom it drew to mask with.
 
         Raises:
-            Refusal: POLICY for a cohort that the policy does not bear, CONFLICT for one with
+            Refusal: POLICY for a cohort that the policy does not bear, or whose graph of masks
+                leaves too much to chance for the policy's δ; CONFLICT for one with
                 strangers in it or another one than before.
         """
         with refusing(self.name, run):
             self.policy.check_cohort(dropouts, colluders)
+            graph = Members(tuple(sorted(set(names))), dropouts, colluders).graph
+            if not graph.negligible(self.policy.delta, self.policy.runs):
+                raise Refusal(RefusalCode.POLICY)
             masks = self._masks
             if not masks.knows_run(run):
                 self.policy.check_usage(masks.runs + 1, 0, masks.size + _RUN_BYTES)
@@ -172,7 +178,7 @@ class Node:
             plan: as for `answer`.
             run: as for `answer`.
             requester: as for `answer`.
-            adverts: the keys of the run, the same ones for every query.
+            adverts: its neighbours' keys of the run, the same ones for every query.
 
         Returns:
             Sealed shares by receiver, and the head of the ledger.
@@ -203,8 +209,10 @@ class Node:
                 sent = masks.open(run, task)
                 return sent, holder.summand(query, plan).head
 
-    def mask(self, run: str, query_id: str, inbox: Mapping[str, bytes]) -> bytes:
-        """The holder's masked vector, out of what `open_round` kept.
+    def mask(
+        self, run: str, query_id: str, inbox: Mapping[str, bytes]
+    ) -> tuple[bytes, Mapping[str, bytes]]:
+        """The holder's masked vector, out of what `open_round` kept, and tags for its neighbours.
 
         Raises:
             Refusal: CONFLICT for anything but the one continuation of the round.
@@ -220,13 +228,17 @@ class Node:
         with refusing(self.name, query_id):
             return self._masks.mask(run, query_id, inbox, values)
 
-    def sign(self, run: str, query_id: str, survivors: Iterable[str]) -> bytes:
+    def sign(
+        self, run: str, query_id: str, survivors: Iterable[str], tags: Mapping[str, bytes]
+    ) -> bytes:
         """A signature under whose vectors make the sum; raises as `mask`."""
         with refusing(self.name, query_id):
-            return self._masks.sign(run, query_id, survivors)
+            return self._masks.sign(run, query_id, survivors, tags)
 
-    def reveal(self, run: str, query_id: str, signatures: Mapping[str, bytes]) -> bytes:
-        """Shares that open the masks of the signed sum; raises as `mask`."""
+    def reveal(
+        self, run: str, query_id: str, signatures: Mapping[str, bytes]
+    ) -> Mapping[str, bytes]:
+        """Shares that open the masks of the signed sum, by owner; raises as `mask`."""
         with refusing(self.name, query_id):
             return self._masks.reveal(run, query_id, signatures)
 

@@ -60,18 +60,18 @@ def _masked(content: Message, message_type: str, node: Node, requester: str) -> 
         if message_type == wire.SECAGG_KEY:
             names = get_names(terms, "names")
             failures = (get(terms, name, int) for name in ("dropouts", "colluders"))
-            return masked.tell_advert(node.advertise(run, names, *failures))
+            return masked.tell_advert(*node.advertise(run, names, *failures))
         query_id = get_name(terms, "query-id")
         if message_type == wire.SECAGG_MASK:
-            said = {"masked": node.mask(run, query_id, masked.bytes_of(content, "sealed"))}
-        elif message_type == wire.SECAGG_SIGN:
-            said = {"signature": node.sign(run, query_id, get_names(terms, "survivors"))}
-        else:
-            signatures = masked.bytes_of(content, "signatures")
-            said = {"shares": node.reveal(run, query_id, signatures)}
+            inbox = masked.bytes_of(content, "sealed")
+            return masked.tell_masked(query_id, *node.mask(run, query_id, inbox))
+        if message_type == wire.SECAGG_SIGN:
+            survivors, tags = get_names(terms, "survivors"), masked.bytes_of(content, "tags")
+            return masked.tell_signature(query_id, node.sign(run, query_id, survivors, tags))
+        signatures = masked.bytes_of(content, "signatures")
+        return masked.tell_shares(query_id, node.reveal(run, query_id, signatures))
     except masked.SENSELESS:
         raise Refusal(RefusalCode.MALFORMED) from None
-    return masked.tell_bytes(query_id, said)
 
 
 def _open_round(content: Message, node: Node, requester: str) -> Message:

@@ -9,7 +9,7 @@ import json
 import logging
 import time
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -24,10 +24,11 @@ from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.query import Query
 from fedtranscribe.refusals import Refusal, RefusalCode
 from fedtranscribe.rounds.plan import Part, Plan
-from fedtranscribe.rounds.round_progress import Named, Progress, read_json
+from fedtranscribe.rounds.round_progress import Named, Progress, of_another_version, read_json
 from fedtranscribe.rounds.standing import Complaint
 from fedtranscribe.rounds.transport import Transport
-from fedtranscribe.secagg import Advert, Task, relay, survivors, unmask
+from fedtranscribe.rounds.vector_file import VectorFile
+from fedtranscribe.secagg import Advert, Server, Task
 from fedtranscribe.wire import Message, masked
 from fedtranscribe.wire.queries import Envelope
 
@@ -91,6 +92,8 @@ class MaskedSum:
         self._run = run
         self._keys_file = folder / "secagg-keys.json"
         self._round_file = folder / "secagg-round.json"
+        self._vector_file = folder / "secagg-vectors.bin"
+        self._server: Server | None = None
         self._watch = watch
         self._query: Query | None = None
 
@@ -112,63 +115,89 @@ class MaskedSum:
         grid, self._query = part.grid(self._plan.facts), query
         task = Task(query.id, query.digest(), query.rows * query.width, grid.word)
         now = Progress.load(self._round_file, query.id) or Progress(query.id)
+        vectors = VectorFile(self._vector_file, self._members.names, task.size, now.vectors)
         if not now.sent:
             now.save(self._round_file)
             now.sent = self._open(query, part.noise, list(present))
             now.save(self._round_file)
             self._watch.keep()
         if not now.survivors:
-            self._mask(task, now)
+            self._mask(task, now, vectors)
             self._watch.keep()
         if len(now.signatures) < self._members.quorum:
             self._sign(now)
             self._watch.keep()
         self._reveal(now)
         try:
-            total = unmask(self._members, task, now.sent, now.survivors, now.vectors, now.revealed)
+            total = self._knowing.unmask(task, now.sent, now.survivors, vectors, now.revealed)
         except ProtocolError as error:
             raise QuorumError(f"{error} {_STUCK}") from None
         return grid.decode(total).reshape(query.rows, query.width), now.survivors
 
     # ---------------------------------------------------------------- stages
 
+    @property
+    def _knowing(self) -> Server:
+        """The server's steps, who knows whom the holders drew; they have keys by now."""
+        if self._server is None:
+            self._server = Server(self._members, {n: d for n, (_, d) in self._keys().items()})
+        return self._server
+
+    def _keys(self) -> dict[str, tuple[Advert, list[str]]]:
+        """What is stored of stage 0."""
+        told = read_json(self._keys_file)
+        try:
+            return {
+                name: (Advert(name, *map(b64decode, each["advert"])), each["drawn"])
+                for name, each in told.items()
+            }
+        except (TypeError, KeyError, ValueError):
+            raise of_another_version(self._keys_file) from None
+
     def _adverts(self, present: list[str]) -> dict[str, Advert]:
         """Stage 0: the keys of the run, asked for once and for good."""
-        if self._keys_file.exists():
-            told = read_json(self._keys_file)
-            return {name: Advert(name, *map(b64decode, advert)) for name, advert in told.items()}
+        if not self._keys_file.exists():
+            self._ask_keys(present)
+        return {name: advert for name, (advert, _) in self._keys().items()}
 
+    def _ask_keys(self, present: list[str]) -> None:
         def ask(number: int, name: str) -> Message:
             return masked.ask_key(number, self._run, self._members)
 
-        def read(content: Message, name: str) -> Advert:
-            advert = masked.read_advert(content)
+        def read(content: Message, name: str) -> tuple[Advert, list[str]]:
+            advert, drawn = masked.read_advert(content)
             if advert.name != name:
                 raise ProtocolError(f"Holder {name} sent the key of {advert.name[:80]!r}.")
-            return advert
+            allowed = set(drawn) & set(self._members.names) - {name}
+            if not len(allowed) == len(drawn) == self._members.graph.drawn:
+                raise ProtocolError(f"Holder {name} drew other holders than it may.")
+            return advert, drawn
 
         # Who is missing here is missing for the whole run, so everybody is waited for.
-        adverts = self._ask(wire.SECAGG_KEY, present, ask, read, enough=len(present))
-        self._expect(adverts, "sent a key")
+        told = self._ask(wire.SECAGG_KEY, present, ask, read, enough=len(present))
+        self._expect(told, "sent a key")
         packed = {
-            name: [b64encode(part).decode() for part in (advert.key, advert.signature)]
-            for name, advert in adverts.items()
+            name: {
+                "advert": [b64encode(part).decode() for part in (advert.key, advert.signature)],
+                "drawn": drawn,
+            }
+            for name, (advert, drawn) in told.items()
         }
         write_atomically(self._keys_file, json.dumps(packed).encode())
-        return adverts
 
     def _open(self, query: Query, noise: NoisePlan, present: list[str]) -> dict[str, Named]:
         adverts = self._adverts(present)
+        server = self._knowing
 
         def ask(number: int, name: str) -> Message:
             envelope = Envelope(query, noise, self._run, number)
-            return masked.ask_open(envelope, adverts.values())
+            return masked.ask_open(envelope, server.adverts(name, adverts))
 
         def read(content: Message, name: str) -> Named:
             sealed, head = masked.read_sealed(content, query.id)
             if not self._watch.grown(name, head):
                 raise ProtocolError("a ledger that went back")
-            if set(sealed) != set(adverts) - {name}:
+            if set(sealed) != server.neighbours[name]:
                 raise ProtocolError(f"Holder {name} sent shares for other holders.")
             return sealed
 
@@ -177,23 +206,32 @@ class MaskedSum:
         self._expect(sent, "sent shares")
         return sent
 
-    def _mask(self, task: Task, now: Progress) -> None:
-        inboxes = relay(self._members, now.sent)
+    def _mask(self, task: Task, now: Progress, vectors: VectorFile) -> None:
+        inboxes = self._knowing.inboxes(now.sent)
 
         def ask(number: int, name: str) -> Message:
             return masked.ask_mask(number, self._run, now.query, inboxes[name])
 
-        waiting = [name for name in now.sent if name not in now.vectors]
-        now.vectors |= self._ask(
+        def read(content: Message, name: str) -> Named:
+            vector, tags = masked.read_masked(content, now.query)
+            if len(vector) != task.size:
+                raise ProtocolError(f"Holder {name} sent a masked vector of another size.")
+            vectors.put(name, vector)
+            return tags
+
+        waiting = [name for name in now.sent if name not in now.tags]
+        now.tags |= self._ask(
             wire.SECAGG_MASK,
             waiting,
             ask,
-            lambda content, name: masked.read_bytes(content, now.query, "masked"),
-            enough=self._members.quorum - len(now.vectors),
+            read,
+            enough=self._members.quorum - len(now.tags),
         )
+        vectors.sync()
+        now.vectors = sorted(now.tags)
         now.save(self._round_file)
         self._expect(now.vectors, "sent masked vectors")
-        now.survivors = list(survivors(self._members, task, now.vectors))
+        now.survivors = list(self._knowing.survivors(now.vectors))
         # From here on there is no other set.
         now.save(self._round_file)
 
@@ -201,13 +239,14 @@ class MaskedSum:
         """Ask every survivor that has not signed; a late one helps as well as another."""
 
         def ask(number: int, name: str) -> Message:
-            return masked.ask_sign(number, self._run, now.query, now.survivors)
+            tags = self._knowing.tags(now.tags, now.survivors, name)
+            return masked.ask_sign(number, self._run, now.query, now.survivors, tags)
 
         now.signatures |= self._ask(
             wire.SECAGG_SIGN,
             [name for name in now.survivors if name not in now.signatures],
             ask,
-            lambda content, name: masked.read_bytes(content, now.query, "signature"),
+            lambda content, name: masked.read_signature(content, now.query),
             enough=self._members.quorum - len(now.signatures),
         )
         now.save(self._round_file)
@@ -215,7 +254,8 @@ class MaskedSum:
 
     def _reveal(self, now: Progress) -> None:
         def ask(number: int, name: str) -> Message:
-            return masked.ask_reveal(number, self._run, now.query, now.signatures)
+            signatures = self._knowing.signatures(now.signatures, name)
+            return masked.ask_reveal(number, self._run, now.query, signatures)
 
         for again in (False, True):
             if again:
@@ -224,11 +264,12 @@ class MaskedSum:
                 wire.SECAGG_REVEAL,
                 [name for name in now.signatures if name not in now.revealed],
                 ask,
-                lambda content, name: masked.read_bytes(content, now.query, "shares"),
+                lambda content, name: masked.read_shares(content, now.query),
                 enough=self._members.quorum - len(now.revealed),
             )
             now.save(self._round_file)
-            if len(now.revealed) >= self._members.quorum:
+            enough = len(now.revealed) >= self._members.quorum
+            if enough and not self._knowing.closed(now.sent, now.survivors, now.revealed):
                 break
         self._expect(now.revealed, "revealed their shares")
 
@@ -270,7 +311,7 @@ class MaskedSum:
                 self._watch.complain(name, complaint, query, charged=attempt > 0 or not early)
         return dict(sorted(told.items()))
 
-    def _expect(self, told: Mapping[str, object], what: str) -> None:
+    def _expect(self, told: Sized, what: str) -> None:
         if len(told) < self._members.quorum:
             raise QuorumError(
                 f"Only {len(told)} of {len(self._members.names)} holders {what}, a masked sum "

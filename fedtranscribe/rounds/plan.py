@@ -249,9 +249,12 @@ class Plan:
     def trust(self) -> str:
         """Whom the holders have to trust, in words."""
         if self.noise.mode is NoiseMode.SECAGG:
+            members = self.members
+            missing = self.noise.dropouts - members.graph.spare
             return (
-                f"no server: answers are summed under masks, of which up to {self.noise.dropouts} "
-                f"holders may be missing while {self.noise.colluders} tell the server all they know"
+                f"no server: answers are summed under masks, of which up to {missing} "
+                f"holders may be missing while {self.noise.colluders} tell the server all they "
+                f"know; {members.graph.words}"
             )
         return _TRUST[self.noise.mode]
 

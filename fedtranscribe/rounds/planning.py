@@ -73,7 +73,23 @@ def make_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
     for part in plan.parts:
         for facts in roster.values():
             part.mechanism(facts)  # refuses noise that cannot be added
+    if asked.mode is NoiseMode.SECAGG:
+        _expect_larger_delta(plan)
     return plan if asked.by_formula else _expect_affordable(plan, asked.settings)
+
+
+def _expect_larger_delta(plan: Plan) -> None:
+    """Refuse a δ to which what a sparse graph of masks leaves to chance would add.
+
+    Raises:
+        ConfigError: it is that small.
+    """
+    graph = plan.members.graph
+    if not graph.negligible(plan.delta):
+        raise ConfigError(
+            f"Expected a larger delta={plan.delta:g} with masks between {len(plan.roster)} "
+            f"holders: {graph.words}, and that must add less than a thousandth to delta."
+        )
 
 
 def _expect_affordable(plan: Plan, settings: StudentSettings) -> Plan:

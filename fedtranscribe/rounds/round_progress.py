@@ -12,8 +12,8 @@ from fedtranscribe.files import write_atomically
 
 Named = dict[str, bytes]
 
-_MOST_BYTES = 4 * 2**30
-"""Masked vectors of all holders, of which there may be a thousand with a million entries."""
+_MOST_BYTES = 2**30
+"""Of a complete graph of a thousand holders; of a sparse one of ten thousand it is half."""
 
 
 @dataclass
@@ -22,18 +22,21 @@ class Progress:
 
     Attributes:
         query: its id.
-        sent: sealed shares by sender and receiver; empty before stage 1 has ended.
-        vectors: masked vectors by holder.
+        sent: what went to each neighbour, by sender and receiver; empty before stage 1 has ended.
+        vectors: whose masked vectors are stored, in a file of their own.
+        tags: by holder and neighbour.
         survivors: whose vectors make the sum; empty before they were sent out for signature.
-        signatures, revealed: by holder.
+        signatures: by holder.
+        revealed: shares by holder and owner.
     """
 
     query: str
     sent: dict[str, Named] = field(default_factory=dict)
-    vectors: Named = field(default_factory=dict)
+    vectors: list[str] = field(default_factory=list)
+    tags: dict[str, Named] = field(default_factory=dict)
     survivors: list[str] = field(default_factory=list)
     signatures: Named = field(default_factory=dict)
-    revealed: Named = field(default_factory=dict)
+    revealed: dict[str, Named] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
         """Keep it, in place of whatever was there.
@@ -49,16 +52,35 @@ class Progress:
         """What is kept of this query's round; None if nothing is.
 
         Raises:
-            StorageError: the file is damaged.
+            StorageError: the file is damaged, or of another version.
         """
         if not path.exists():
             return None
         told = read_json(path)
-        if told["query"] != query_id:
+        if told.get("query") != query_id:
             return None
-        by_holder = {n: _unpacked(told[n]) for n in ("vectors", "signatures", "revealed")}
-        sent = {sender: _unpacked(sealed) for sender, sealed in told["sent"].items()}
-        return cls(query_id, sent, survivors=told["survivors"], **by_holder)
+        try:
+            by_pair = {
+                part: {name: _unpacked(each) for name, each in told[part].items()}
+                for part in ("sent", "tags", "revealed")
+            }
+            return cls(
+                query_id,
+                vectors=list(told["vectors"]),
+                survivors=told["survivors"],
+                signatures=_unpacked(told["signatures"]),
+                **by_pair,
+            )
+        except (AttributeError, KeyError, TypeError, ValueError):
+            raise of_another_version(path) from None
+
+
+def of_another_version(path: Path) -> StorageError:
+    """The error for a file of the server's own that this version did not write."""
+    return StorageError(
+        f"{path} was written by another version of fedtranscribe; finish the run with that "
+        "version, or start a new run with another --out. The ledgers keep what was spent."
+    )
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -90,7 +90,8 @@ def federate(
     start, why_not = starts(settings, roster)
     plan = make_plan(Asked(settings, kind, mode, settings.dropouts, start=start), roster)
     expect_generator(settings, plan)
-    for words in (why_not, plan.words, plan.forecast.words):
+    masks = f"trust: {plan.trust}" if mode is NoiseMode.SECAGG else ""
+    for words in (why_not, plan.words, plan.forecast.words, masks):
         if words:
             log.info("%s", words)
     plan.refuse_if_hopeless(force=settings.force, insist="Set force=true")

@@ -3,20 +3,20 @@
 Primitives come from `cryptography`. Nothing here knows Flower, teachers or noise.
 """
 
+from fedtranscribe.secagg.graph import Graph
 from fedtranscribe.secagg.keys import Advert, Cohort, KeyBook, Members, RunKey
-from fedtranscribe.secagg.protocol import Holder, relay, survivors, unmask
+from fedtranscribe.secagg.protocol import Holder, Server
 from fedtranscribe.secagg.rounds import Round, Task
 
 __all__ = [
     "Advert",
     "Cohort",
+    "Graph",
     "Holder",
     "KeyBook",
     "Members",
     "Round",
     "RunKey",
+    "Server",
     "Task",
-    "relay",
-    "survivors",
-    "unmask",
 ]

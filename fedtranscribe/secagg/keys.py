@@ -19,8 +19,9 @@ from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from fedtranscribe.errors import ConfigError, ProtocolError
 from fedtranscribe.privacy.noise_plan import expect_tolerable
+from fedtranscribe.secagg.graph import Graph, circle, graph_of
 
-_DOMAIN = b"fedtranscribe secagg 1"
+_DOMAIN = b"fedtranscribe secagg 2"
 _MOST_HOLDERS = 10_000
 
 
@@ -53,14 +54,15 @@ class Members:
             raise ConfigError(f"Expected at most {_MOST_HOLDERS} holders, got {len(self.names)}.")
         expect_tolerable(len(self.names), self.dropouts, self.colluders)
 
+    @cached_property
+    def graph(self) -> Graph:
+        """Who masks with whom; it follows from the numbers."""
+        return graph_of(len(self.names), self.dropouts, self.colluders)
+
     @property
     def quorum(self) -> int:
-        """Fewest holders in a sum, signatures under it, and shares that open a seed: m − d."""
-        return len(self.names) - self.dropouts
-
-    def point(self, name: str) -> int:
-        """Where a holder's shares lie on every polynomial: 1 to m."""
-        return self.names.index(name) + 1
+        """Fewest holders in a sum: m − d, and the spare ones of a sparse graph."""
+        return len(self.names) - self.dropouts + self.graph.spare
 
 
 @dataclass(frozen=True)
@@ -74,12 +76,10 @@ class Cohort:
         colluders: c, how many may tell the server all that they know.
 
     Guarantee:
-        m > 2d + c, m the number of holders. Then at most one drop-out set per round can be
-        signed by m − d holders: two would need 2(m − d) signatures of which only the c colluders
-        give two, so 2(m − d) ≤ m + c. And every sum holds the noise of at least m − d − c = m − t
-        holders that told nobody, whatever the server declares: no honest holder reveals anything
-        for a smaller set. (With one number t for both, a lying server declares t drop-outs and
-        uses t colluders as well.)
+        m > 2d + c, m the number of holders; and the graph of masks is the one that these numbers
+        need. So every sum holds the noise of at least m − d − c = m − t holders that told nobody,
+        whatever the server declares (see `secagg.protocol`). With one number t for both, a lying
+        server declares t drop-outs and uses t colluders as well.
 
     Raises:
         ConfigError: a roster that cannot be, or too many failures for it.
@@ -114,8 +114,13 @@ class Cohort:
 
     @property
     def quorum(self) -> int:
-        """Fewest holders in a sum: m − d."""
+        """Fewest holders in a sum; see `Members`."""
         return self.members.quorum
+
+    @property
+    def graph(self) -> Graph:
+        """Who masks with whom."""
+        return self.members.graph
 
     @property
     def tolerated(self) -> int:
@@ -124,9 +129,10 @@ class Cohort:
 
     @cached_property
     def digest(self) -> bytes:
-        """What query ids are bound to: run, roster, tolerances."""
+        """What keys, rounds and query ids are bound to: run, roster, tolerances, graph."""
         members = [part for n in self.names for part in (n.encode(), _encoded(self.roster[n]))]
-        numbers = f"{self.dropouts} {self.colluders}".encode()
+        graph = f"{self.graph.drawn} {self.graph.threshold} {self.graph.spare}"
+        numbers = f"{self.dropouts} {self.colluders} {graph}".encode()
         return hashlib.sha256(statement("cohort", self.run.encode(), numbers, *members)).digest()
 
     def signed_by(self, name: str, signature: bytes, message: bytes) -> bool:
@@ -174,16 +180,18 @@ class RunKey:
     Attributes:
         cohort: which run, with whom.
         secret: X25519, 32 bytes; stays on the holder's machine.
-        advert: what the others are told.
+        advert: what its neighbours are told.
+        drawn: whom this holder drew to share its secrets with; the server is told, to pass them on.
     """
 
     cohort: Cohort
     secret: bytes = field(repr=False)
     advert: Advert
+    drawn: tuple[str, ...]
 
     @classmethod
     def make(cls, cohort: Cohort, name: str, signer: ec.EllipticCurvePrivateKey) -> Self:
-        """A fresh key; store it before its advert leaves.
+        """A fresh key and fresh neighbours; store them before the advert leaves.
 
         Raises:
             ConfigError: the signing key is not the one that the roster has for this name.
@@ -196,14 +204,20 @@ class RunKey:
         secret = X25519PrivateKey.generate()
         public = secret.public_key().public_bytes_raw()
         signature = sign(signer, _said(cohort, name, public))
-        return cls(cohort, secret.private_bytes_raw(), Advert(name, public, signature))
+        advert = Advert(name, public, signature)
+        drawn = cohort.graph.draw(name, cohort.names)
+        return cls(cohort, secret.private_bytes_raw(), advert, drawn)
 
     def agree(self, adverts: Iterable[Advert]) -> "KeyBook":
-        """The keys of all who advertised, each checked.
+        """The keys of this holder's neighbours, each checked.
+
+        Args:
+            adverts: its own, and those of all whom it drew or who drew it, as far as they
+                advertised. Others do no harm: they become neighbours that get no share.
 
         Raises:
             ProtocolError: a key that its holder did not sign for this run, two keys of one
-                holder, too few keys, or this holder's own key is not among them.
+                holder, too few of the circle, or this holder's own key is not among them.
         """
         keys: dict[str, bytes] = {}
         for advert in adverts:
@@ -212,39 +226,43 @@ class RunKey:
                 raise ProtocolError(f"Holder {advert.name} has two keys in run {self.cohort.run}.")
         if keys.get(self.advert.name) != self.advert.key:
             raise ProtocolError(f"The keys of run {self.cohort.run} lack this holder's own.")
-        if len(keys) < self.cohort.quorum:
+        there = len(keys.keys() & set(circle(self.advert.name, self.drawn)))
+        if there < self.cohort.graph.threshold:
             raise ProtocolError(
-                f"Expected keys of {self.cohort.quorum} holders or more, got {len(keys)}."
+                f"Expected keys of {self.cohort.graph.threshold} holders or more in this holder's "
+                f"circle, got {there}."
             )
-        return KeyBook(self.cohort, self.advert.name, self.secret, dict(sorted(keys.items())))
+        keys = dict(sorted(keys.items()))
+        return KeyBook(self.cohort, self.advert.name, self.secret, keys, self.drawn)
 
 
 @dataclass(frozen=True)
 class KeyBook:
-    """What one holder needs to share secrets with the others of a run.
+    """What one holder needs to share secrets with its neighbours in a run.
 
     Attributes:
         cohort: which run, with whom.
         name: whose book this is.
         secret: its own X25519 key.
-        keys: the public ones of all who advertised, by name in order.
+        keys: the public ones of its neighbours and its own, by name in order.
+        drawn: whom it drew, whether they advertised or not.
     """
 
     cohort: Cohort
     name: str
     secret: bytes = field(repr=False)
     keys: Mapping[str, bytes]
-
-    @cached_property
-    def digest(self) -> bytes:
-        """Two holders agree on it if and only if they were told the same keys in the same run."""
-        parts = [part for name, key in self.keys.items() for part in (name.encode(), key)]
-        return hashlib.sha256(statement("key book", self.cohort.digest, *parts)).digest()
+    drawn: tuple[str, ...]
 
     @cached_property
     def others(self) -> tuple[str, ...]:
-        """Everybody else in the book, in order."""
+        """Its neighbours that have keys, in order."""
         return tuple(name for name in self.keys if name != self.name)
+
+    @cached_property
+    def circle(self) -> tuple[str, ...]:
+        """This holder and those it drew, in the order of their shares."""
+        return circle(self.name, self.drawn)
 
     @cached_property
     def _secrets(self) -> dict[str, bytes]:

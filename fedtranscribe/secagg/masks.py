@@ -3,18 +3,25 @@
 A masked vector is value + own mask + Σ ± pair masks modulo 2^word. Each pair's mask enters with
 opposite signs on its two sides, so that it cancels in the sum; own masks are taken off by the
 shares of their seeds. Bonawitz et al. 2017, section 4.
+
+A pair has two secrets. That of its keys for the run seals what the two send each other and proves
+that both have masked; it is never revealed. That of their keys for one round gives the pair's mask;
+the round key of a holder that dropped out is opened, and with it all masks of its pairs in that
+round, so that they can be taken off.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
 
 import numpy as np
 from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from numpy.typing import NDArray
 
-from fedtranscribe.errors import ConfigError
+from fedtranscribe.errors import ConfigError, ProtocolError
 from fedtranscribe.secagg.keys import KeyBook, statement
 
 SEED_BYTES = 32
@@ -38,20 +45,43 @@ def residue_type(word: int) -> np.dtype[np.unsignedinteger]:
     return _TYPES[word]
 
 
-def pair_seed(book: KeyBook, other: str, this_round: bytes) -> bytes:
-    """The seed of a pair's mask in one round; both sides find the same.
+class RoundKey:
+    """A holder's X25519 key for one round."""
 
-    Guarantee:
-        HKDF-SHA256 keyed by the pair's X25519 secret: seeds of different rounds are independent
-        to whoever lacks that secret, so that a revealed one tells of no other round.
-    """
-    low, high = sorted((book.name, other))
-    return _derived(book, other, "pair mask", this_round, low.encode(), high.encode())
+    def __init__(self, secret: bytes) -> None:
+        self._key = X25519PrivateKey.from_private_bytes(secret)
+        self.public = self._key.public_key().public_bytes_raw()
+
+    def pair_seed(self, name: str, other: str, key: bytes) -> bytes:
+        """The seed of a pair's mask; both sides find the same.
+
+        Args:
+            name: whose key this is.
+            other: the other one of the pair.
+            key: its public key for the round.
+
+        Guarantee:
+            HKDF-SHA256 keyed by the pair's X25519 secret. Each key serves one round: seeds of
+            different pairs and rounds are independent to whoever lacks both secret keys.
+
+        Raises:
+            ProtocolError: a key that no secret comes of.
+        """
+        try:
+            secret = self._key.exchange(X25519PublicKey.from_public_bytes(key))
+        except ValueError:
+            raise ProtocolError(f"Holder {other} sent a key that no secret comes of.") from None
+        return _derive(secret, _ends("pair mask", {name: self.public, other: key}))
 
 
 def sealing_key(book: KeyBook, other: str, this_round: bytes, sender: str) -> bytes:
     """The key under which one of a pair sends the other its shares in one round."""
-    return _derived(book, other, "shares", this_round, sender.encode())
+    return _of_pair(book, other, "shares", this_round, sender)
+
+
+def tag(book: KeyBook, other: str, this_round: bytes, sender: str) -> bytes:
+    """Proof for one of a pair that the other, the sender, has masked with it in one round."""
+    return _of_pair(book, other, "has masked", this_round, sender)
 
 
 def keystream(seed: bytes, length: int, word: int) -> Residues:
@@ -65,8 +95,10 @@ def keystream(seed: bytes, length: int, word: int) -> Residues:
     kind = residue_type(word)
     if not 1 <= length * kind.itemsize <= _LONGEST:
         raise ConfigError(f"Expected a vector of 1 to {_LONGEST // kind.itemsize} values.")
-    stream = Cipher(ChaCha20(seed, _NONCE), mode=None).encryptor()
-    return np.frombuffer(stream.update(bytes(length * kind.itemsize)), dtype=kind)
+    stream = np.empty(length, dtype=kind)
+    cipher = Cipher(ChaCha20(seed, _NONCE), mode=None).encryptor()
+    cipher.update_into(_zeros(length * kind.itemsize), stream.view(np.uint8).data)
+    return stream
 
 
 def masked(
@@ -91,7 +123,22 @@ def signed_keystream(seed: bytes, length: int, word: int, name: str, other: str)
     return stream if name < other else np.negative(stream)
 
 
-def _derived(book: KeyBook, other: str, kind: str, *parts: bytes) -> bytes:
-    info = statement(kind, *parts)
-    hkdf = HKDF(algorithm=hashes.SHA256(), length=SEED_BYTES, salt=book.digest, info=info)
-    return hkdf.derive(book.shared_with(other))
+@lru_cache(maxsize=1)
+def _zeros(size: int) -> bytes:
+    return bytes(size)
+
+
+def _of_pair(book: KeyBook, other: str, kind: str, this_round: bytes, sender: str) -> bytes:
+    keys = {name: book.keys[name] for name in (book.name, other)}
+    return _derive(book.shared_with(other), _ends(kind, keys, this_round, sender.encode()))
+
+
+def _ends(kind: str, keys: Mapping[str, bytes], *parts: bytes) -> bytes:
+    """Both names and both keys: whoever was told another key for either finds another secret."""
+    ends = [part for name in sorted(keys) for part in (name.encode(), keys[name])]
+    return statement(kind, *ends, *parts)
+
+
+def _derive(secret: bytes, info: bytes) -> bytes:
+    hkdf = HKDF(algorithm=hashes.SHA256(), length=SEED_BYTES, salt=None, info=info)
+    return hkdf.derive(secret)

@@ -1,63 +1,105 @@
 """Masked sums of integer vectors: what a holder does, step by step, and what the server does.
 
     stage        holder                                     server
-    0, per run   `RunKey.make` → advert                     passes all adverts on
+    0, per run   `RunKey.make` → advert, whom it drew       passes neighbours' adverts on
                  `RunKey.agree` → `KeyBook`
-    1            `Holder.open` → `Round.sent`, sealed       `relay` → an inbox for each sender
-    2            `Holder.mask` → `Round.masked`             `survivors`
-    3            `Holder.sign` → `Round.signature`          passes all signatures on
-    4            `Holder.reveal` → opened shares            `unmask` → the sum
+    1            `Holder.open` → `Round.sent`, sealed       `Server.inboxes`
+    2            `Holder.mask` → `Round.masked`, tags       `Server.survivors`, `Server.tags`
+    3            `Holder.sign` → `Round.signature`          passes signatures on in each circle
+    4            `Holder.reveal` → opened shares            `Server.unmask` → the sum
 
-After Bonawitz et al. 2017 (figure 4, the version for a server that cheats), with four changes: one
-key agreement serves a run, because a message costs seconds; what is shared and revealed are seeds
-of ONE round, never a key; the drop-out set is signed with the nodes' long-lived keys before
-anything is revealed; and every step is bound to one query of one cohort. The graph is complete;
-the sparse one of Bell et al. 2020 would pay from some hundred holders on.
+After Bonawitz et al. 2017 (figure 4, the version for a server that cheats) and Bell et al. 2020
+(section 5), with these changes: one key agreement serves a run, because a message costs seconds;
+what is shared and revealed are a seed and a key of ONE round; the set of survivors is signed with
+the holders' long-lived keys before anything is revealed; neighbours prove to each other by tags
+that both have masked; and every step is bound to one query of one cohort. There is one protocol
+over a graph (`secagg.graph`): each holder and those it drew are its circle, of n; they hold its
+shares, with threshold t. It masks with those it drew and with those who drew it. In a small cohort
+the graph is complete: every circle is the whole cohort, n = m and t = m − d.
 
 Guarantee
-    Against a server that does as it likes together with c of the holders, for a `Cohort` with
-    m > 2d + c, and as far as X25519, HKDF, ChaCha20, AES-GCM and ECDSA hold: of the honest
-    holders' vectors in a round the server learns their sum over ONE set of m − d − c honest
-    holders at least, or nothing.
-    Why. (1) A holder reveals only for the set that it signed itself and that m − d members of it
-    signed; there is one such set U2 (see `Cohort`), and the same signatures fix the set U1 that
-    vectors were masked against. (2) Of every holder only the own seed (it is in U2) or pair
-    seeds (it is in U1 but not in U2) are revealed, never both. Seeds are shared with threshold
-    m − d, of which colluders hold c < m − d. (3) An honest vector outside U2 keeps its own mask,
-    also if it comes late. (4) One inside U2 keeps its pair masks with honest members of U2. Let
-    C be honest members of U2 whose remaining masks cancel among themselves. Who signed was
-    masked against all of U2, so C with one signer in it is all honest members of U2. Without
-    one, C has at most d − g members, g = |U1| − |U2|; but each of them was masked against
-    m − d − c − 1 honest others or more, of which at most g are opened, so C would have
-    m − d − c − g members, more than d − g. Other combinations stay uniform. (5) Seeds of other
-    rounds are independent (`pair_seed`): whatever is said in this round opens no other.
+    Against a server that does as it likes together with any c of the holders, which it may choose
+    at any time, for a `Cohort` with m > 2d + c, and as far as X25519, HKDF, ChaCha20, AES-GCM and
+    ECDSA hold: of the other holders' vectors in a round the server learns the sum over ONE set of
+    m − d − c of them at least, or nothing. In a sparse graph this holds for all rounds of a run
+    together unless the graph, which is drawn once, is not good, and that has probability
+    2^-64 at most; see `secagg.connectivity` for what good means and for the bound. A complete
+    graph leaves nothing to chance.
     A holder that lies can spoil the sum, as it could by lying about its vector; it learns
     nothing by it.
+
+    Why. K are the c colluders; honest holders are the others. What an honest holder v does:
+    (a) It signs one set U_v per round, with itself and at least Q = m − d + x others' names in
+        it, and only if it has masked with every one of its neighbours in U_v, those it drew above
+        all, and holds a tag of each. Nobody but the neighbour could have made the tag, and an
+        honest one did so after it had masked with v.
+    (b) It reveals only if t of its circle signed the same set, and then of every holder whose
+        share it has exactly one: of the seed if that holder is in U_v, of the key if it is not.
+    So a seed is opened (the holder is IN) or a key is (it is OUT) only if t members of its circle
+    collude or revealed for it. The colluders alone have at most c < 2t − n <= t shares of each.
+
+    1.  No holder is IN and OUT, and an honest one that revealed is not OUT. For both, t and t
+        members of one circle of n would have to say so, hence 2t − n > c in common; one of them
+        is honest, and it signed two sets. In the second case the first t are those who signed
+        its set, of which it is a member.
+    2.  What can be opened. Of a vector that is not IN the own mask stays; it is uniform. The pair
+        mask of two honest holders is known only if one of them is OUT. So look at those who are
+        IN, and join two of them that have masked with each other. Their vectors are uniform up to
+        the sum over each connected part, and over a part one of whose members has an unopened
+        pair mask with somebody outside of it nothing is known at all. Let C be a part whose sum
+        is known. For v in C, let R(v) be the honest members of its circle who revealed its share:
+        they and K make up t of it. By (a) each of them and v have masked with each other, by 1 it
+        is not OUT: it is in C. Let R be all honest members of C that revealed; every v in C, and
+        so every v in R, has t or more of its circle in R and K.
+    3.  All of R signed one set. Suppose some signed S, B of them, and B' others. For v in B, t of
+        its circle signed S, so n − t at most are in B'; and 2t − n at least both signed S and
+        either revealed v's seed, so that they are in B, or collude. In B' the same, as each of
+        them has t in its circle who signed with it and not S. A good graph has no such pair (2).
+        In a complete graph, B and B' would need t = m − d signatures each, of which only
+        colluders give two: 2(m − d) <= m + c, against m > 2d + c.
+    4.  So C is part of S: whoever revealed the seed of a member of C is in R and signed S. And C is
+        nearly all of it. Let X be the honest members of S outside of C. No member of R has one in
+        its circle that is not OUT: by (a) the two have masked with each other, and this mask
+        would be unknown. And one that is OUT has at least t of its circle that collude or
+        revealed it missing; they are not in R, so that n − t at most are. A good graph has at most
+        x such holders (3), so that |C| >= Q − c − x = m − d − c. In a complete graph x = 0 and
+        X is empty: every circle is the cohort, and |R| >= t − c > d = n − t.
+    5.  There is one C, since two parts are disjoint and m − d − c > (m − c) / 2.
+    6.  Another round has other seeds and keys, and whatever is said in a round is bound to it. A
+        vector that comes late keeps its own mask.
 """
 
 import hmac
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import islice
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedtranscribe.errors import ProtocolError, QuorumError
-from fedtranscribe.secagg.keys import KeyBook, Members, sign, statement
+from fedtranscribe.secagg.graph import circle, neighbours
+from fedtranscribe.secagg.keys import Advert, KeyBook, Members, sign, statement
 from fedtranscribe.secagg.masks import (
     SEED_BYTES,
     Residues,
+    RoundKey,
     keystream,
     masked,
-    pair_seed,
     residue_type,
     sealing_key,
     signed_keystream,
+    tag,
 )
 from fedtranscribe.secagg.rounds import Round, Task
 from fedtranscribe.secagg.shares import SHARE_BYTES, combine, seal, split, unseal
 from fedtranscribe.text import counted
+
+_KEY_BYTES = 32
+
+Named = Mapping[str, bytes]
 
 
 @dataclass(frozen=True)
@@ -82,20 +124,22 @@ class Holder:
         return self.book.name
 
     def open(self, task: Task) -> Round:
-        """Stage 1: a fresh own seed, and shares of it and of the round's pair seeds."""
-        book, digest, seed = self.book, task.digest(self.book), os.urandom(SEED_BYTES)
-        pairs = [pair_seed(book, other, digest) for other in book.others]
-        quorum, m = book.cohort.quorum, len(book.cohort.names)
-        shares = [b"".join(row) for row in split([seed, *pairs], quorum, m)]
+        """Stage 1: a fresh seed and key, shares of both for those it drew, the key for others."""
+        book, digest = self.book, task.digest(self.book.cohort)
+        seed, secret = os.urandom(SEED_BYTES), os.urandom(_KEY_BYTES)
+        rows = split([seed, secret], book.cohort.graph.threshold, len(book.circle))
+        shares = {name: b"".join(row) for name, row in zip(book.circle, rows, strict=True)}
+        public = RoundKey(secret).public
         sent = {
-            other: seal(
+            other: public
+            + seal(
                 sealing_key(book, other, digest, self.name),
-                shares[book.cohort.members.point(other) - 1],
-                self._envelope(digest, self.name, other),
+                shares.get(other, b""),
+                self._envelope(digest, self.name, other, public),
             )
             for other in book.others
         }
-        return Round(task, digest, seed, shares[book.cohort.members.point(self.name) - 1], sent)
+        return Round(task, digest, seed, secret, shares[self.name], sent)
 
     def resume(self, stored: bytes, task: Task) -> Round:
         """The round of a query as it was stored.
@@ -104,34 +148,38 @@ class Holder:
             ProtocolError: it was bound to another content, run or cohort; it stays with that.
         """
         state = Round.from_bytes(stored)
-        if state.task != task or state.digest != task.digest(self.book):
+        if state.task != task or state.digest != task.digest(self.book.cohort):
             raise ProtocolError(
                 f"Query {task.query} was opened for another content or cohort; ask under a new id."
             )
         return state
 
-    def mask(self, state: Round, inbox: Mapping[str, bytes], values: Residues) -> Round:
-        """Stage 2: mask the vector against all who sent shares.
+    def mask(self, state: Round, inbox: Named, values: Residues) -> Round:
+        """Stage 2: mask the vector with all neighbours that sent.
 
         Args:
             state: the round.
-            inbox: sealed shares by sender; who is absent dropped out.
+            inbox: what neighbours sent, by name; those who are absent dropped out.
             values: the quantised, noisy vector: what the ledger stored for this query.
 
         Raises:
-            ProtocolError: fewer senders than a sum needs, shares that do not open, or a round
-                that has been masked for other senders or other values.
+            ProtocolError: too few of the circle, shares that do not open, or a round that has
+                been masked with other holders or other values.
         """
         self._expect_ours(state)
-        if self.name in inbox or not set(inbox) <= set(self.book.keys):
-            raise ProtocolError("Shares came from holders outside of this run's keys.")
-        self._expect_quorum(len(inbox) + 1, "sent shares")
+        if not set(inbox) <= set(self.book.others):
+            raise ProtocolError("Shares came from holders that are no neighbours in this run.")
+        self._expect_circle({self.name, *inbox}, "sent shares")
         if values.shape != (state.task.length,):
             raise ProtocolError(
                 f"Expected {state.task.length} values to mask, got shape {values.shape}."
             )
         received = {sender: self._opened(state, sender, inbox[sender]) for sender in sorted(inbox)}
-        pairs = {sender: pair_seed(self.book, sender, state.digest) for sender in received}
+        own = RoundKey(state.key)
+        pairs = {
+            sender: own.pair_seed(self.name, sender, told[:_KEY_BYTES])
+            for sender, told in received.items()
+        }
         vector = masked(values, state.task.word, self.name, state.seed, pairs).tobytes()
         if state.masked is not None:
             same = hmac.compare_digest(state.masked, vector) and state.received == received
@@ -143,188 +191,260 @@ class Holder:
             return state
         return replace(state, received=received, masked=vector)
 
-    def sign(self, state: Round, survivors: Iterable[str]) -> Round:
-        """Stage 3: put a name under whose vectors the sum is made of; once.
+    def tags(self, state: Round) -> dict[str, bytes]:
+        """What proves to each neighbour that this holder has masked with it.
 
         Raises:
-            ProtocolError: too few, this holder is not among them, or it signed another set.
+            ProtocolError: it has not yet.
+        """
+        self._expect_masked(state)
+        return {name: tag(self.book, name, state.digest, self.name) for name in state.senders}
+
+    def sign(self, state: Round, survivors: Iterable[str], tags: Named) -> Round:
+        """Stage 3: put a name under whose vectors the sum is made of; once.
+
+        Args:
+            state: the round, masked.
+            survivors: in the sum.
+            tags: those that the surviving neighbours made for this holder.
+
+        Raises:
+            ProtocolError: too few, this holder is not among them, one is a neighbour that it has
+                not masked with, or that does not prove to have; or it signed another set.
         """
         self._expect_ours(state)
+        self._expect_masked(state)
         chosen = tuple(sorted(set(survivors)))
-        if state.masked is None:
-            raise ProtocolError(f"Query {state.task.query} is not masked yet; send the shares.")
-        if self.name not in chosen or not set(chosen) <= {self.name, *state.senders}:
-            raise ProtocolError("The sum leaves this holder out, or takes in who sent no shares.")
-        self._expect_quorum(len(chosen), "are in the sum")
         if state.survivors is not None:
             if state.survivors != chosen:
                 raise ProtocolError(
                     f"A set of survivors of query {state.task.query} is signed; there is no other."
                 )
             return state
-        signature = sign(self.signer, self._settled(state, chosen))
+        cohort = self.book.cohort
+        if self.name not in chosen or not set(chosen) <= set(cohort.names):
+            raise ProtocolError("The sum leaves this holder out, or takes a stranger in.")
+        if len(chosen) < cohort.quorum:
+            raise ProtocolError(
+                f"Only {counted(len(chosen), 'holder')} in the sum; this holder's cohort needs "
+                f"{cohort.quorum}. Nothing is revealed."
+            )
+        near = ({*self.book.others, *self.book.drawn} & set(chosen)) - {self.name}
+        for other in near:
+            if other not in state.received:
+                raise ProtocolError(f"The sum takes in holder {other}, who sent no shares.")
+            proof = tag(self.book, other, state.digest, other)
+            if not hmac.compare_digest(proof, tags.get(other, b"")):
+                raise ProtocolError(f"Holder {other} does not prove to have masked with this one.")
+        signature = sign(self.signer, settled(state.digest, chosen))
         return replace(state, survivors=chosen, signature=signature)
 
-    def reveal(self, state: Round, signatures: Mapping[str, bytes]) -> bytes:
-        """Stage 4: shares of the survivors' own seeds and of the others' pair seeds.
+    def reveal(self, state: Round, signatures: Named) -> dict[str, bytes]:
+        """Stage 4: for every holder whose shares it has one of them.
 
         Args:
             state: the round, signed.
             signatures: by signer; those that are not good do not count.
 
+        Returns:
+            By owner: a share of its seed if it is in the sum, of its key if it is not.
+
         Raises:
-            ProtocolError: nothing was signed here, or fewer survivors than a sum needs signed
+            ProtocolError: nothing was signed here, or fewer of the circle than it takes signed
                 the very set that this holder signed.
         """
         self._expect_ours(state)
         if state.survivors is None:
             raise ProtocolError(f"No set of survivors of query {state.task.query} is signed yet.")
-        message, cohort = self._settled(state, state.survivors), self.book.cohort
-        good = [
+        message, cohort = settled(state.digest, state.survivors), self.book.cohort
+        good = (
             name
-            for name in state.survivors
-            if name in signatures and cohort.signed_by(name, signatures[name], message)
-        ]
-        self._expect_quorum(len(good), "signed this set of survivors")
-        shares = {**state.received, self.name: state.kept}
-        own = [_share_of_own_seed(shares[name]) for name in state.survivors]
-        pairs = [
-            self._share_of_pair_seed(shares[gone], gone, name)
-            for gone in _gone(shares, state.survivors)
-            for name in state.survivors
-        ]
-        return b"".join(own + pairs)
+            for name in set(self.book.circle) & set(state.survivors) & set(signatures)
+            if cohort.signed_by(name, signatures[name], message)
+        )
+        # No more are looked at than it takes.
+        self._expect_circle(
+            set(islice(good, cohort.graph.threshold)), "signed this set of survivors"
+        )
+        shares = {name: told[_KEY_BYTES:] for name, told in state.received.items()}
+        shares[self.name] = state.kept
+        inside = set(state.survivors)
+        return {
+            owner: both[:SHARE_BYTES] if owner in inside else both[SHARE_BYTES:]
+            for owner, both in sorted(shares.items())
+            if both
+        }
 
     # ------------------------------------------------ small parts
 
     def _expect_ours(self, state: Round) -> None:
-        if state.digest != state.task.digest(self.book):
+        if state.digest != state.task.digest(self.book.cohort):
             raise ProtocolError(f"Query {state.task.query} belongs to another run or cohort.")
 
-    def _expect_quorum(self, count: int, what: str) -> None:
-        if count < self.book.cohort.quorum:
+    def _expect_masked(self, state: Round) -> None:
+        if state.masked is None:
+            raise ProtocolError(f"Query {state.task.query} is not masked yet; send the shares.")
+
+    def _expect_circle(self, names: set[str], what: str) -> None:
+        count, threshold = len(names & set(self.book.circle)), self.book.cohort.graph.threshold
+        if count < threshold:
             raise ProtocolError(
-                f"Only {counted(count, 'holder')} {what}; this holder's cohort needs "
-                f"{self.book.cohort.quorum}. Nothing is revealed."
+                f"Only {count} of this holder's circle of {len(self.book.circle)} {what}; it needs "
+                f"{threshold}. Nothing is revealed."
             )
 
-    def _envelope(self, digest: bytes, sender: str, receiver: str) -> bytes:
+    def _envelope(self, digest: bytes, sender: str, receiver: str, public: bytes) -> bytes:
         run = self.book.cohort.run.encode()
-        return statement("sealed shares", run, digest, sender.encode(), receiver.encode())
+        return statement("sealed shares", run, digest, sender.encode(), receiver.encode(), public)
 
-    def _opened(self, state: Round, sender: str, sealed: bytes) -> bytes:
+    def _opened(self, state: Round, sender: str, told: bytes) -> bytes:
+        public, sealed = told[:_KEY_BYTES], told[_KEY_BYTES:]
         key = sealing_key(self.book, sender, state.digest, sender)
-        content = unseal(key, sealed, self._envelope(state.digest, sender, self.name))
-        # An own seed and one for each pair: as many as there are keys.
-        if len(content) != SHARE_BYTES * len(self.book.keys):
-            raise ProtocolError(f"Holder {sender} sent another number of shares than of keys.")
-        return content
+        content = unseal(key, sealed, self._envelope(state.digest, sender, self.name, public))
+        if len(content) not in (0, 2 * SHARE_BYTES):
+            raise ProtocolError(f"Holder {sender} sent another number of shares than two.")
+        return public + content
 
-    def _settled(self, state: Round, survivors: Sequence[str]) -> bytes:
-        everyone = sorted({self.name, *state.senders})
-        counts = f"{len(everyone)} {len(survivors)}".encode()
-        names = [name.encode() for name in (*everyone, *survivors)]
-        return statement("survivors", state.digest, counts, *names)
 
-    def _share_of_pair_seed(self, shares: bytes, owner: str, other: str) -> bytes:
-        others = [name for name in self.book.keys if name != owner]
-        start = SHARE_BYTES * (1 + others.index(other))
-        return shares[start : start + SHARE_BYTES]
+def settled(digest: bytes, survivors: Sequence[str]) -> bytes:
+    """What survivors sign: a round, and their own names in order."""
+    return statement("survivors", digest, *(name.encode() for name in survivors))
 
 
 # ---------------------------------------------------------------- the server
 
 
-def relay(members: Members, sent: Mapping[str, Mapping[str, bytes]]) -> dict[str, dict[str, bytes]]:
-    """After stage 1: the inbox of every holder that sent shares, from all the others that did.
+@dataclass(frozen=True)
+class Server:
+    """The server's steps within a run.
 
-    Raises:
-        QuorumError: too few did; nothing has been masked, and nothing revealed.
-        ProtocolError: one left another out.
-    """
-    _expect_enough(members, len(sent), "sent shares")
-    try:
-        return {
-            receiver: {sender: sent[sender][receiver] for sender in sent if sender != receiver}
-            for receiver in sent
-        }
-    except KeyError as missing:
-        raise ProtocolError(f"A holder sent no shares for holder {missing}.") from None
-
-
-def survivors(members: Members, task: Task, vectors: Mapping[str, bytes]) -> tuple[str, ...]:
-    """After stage 2: whose vectors make the sum, for them to sign; those of a wrong size do not.
-
-    Raises:
-        QuorumError: too few came; nothing has been revealed.
-    """
-    size = task.length * residue_type(task.word).itemsize
-    names = tuple(sorted(name for name, vector in vectors.items() if len(vector) == size))
-    _expect_enough(members, len(names), "sent masked vectors")
-    return names
-
-
-def unmask(
-    members: Members,
-    task: Task,
-    senders: Iterable[str],
-    signed: Sequence[str],
-    vectors: Mapping[str, bytes],
-    revealed: Mapping[str, bytes],
-) -> Residues:
-    """After stage 4: the sum of the survivors' values, modulo 2^word.
-
-    Args:
+    Attributes:
         members: as the holders know them.
-        task: as the holders know it.
-        senders: who sent shares in stage 1.
-        signed: the survivors, as they were signed.
-        vectors: masked vectors by name; those of others than survivors play no part.
-        revealed: what survivors revealed, by name; a quorum is enough.
-
-    Raises:
-        QuorumError: too few revealed; the vectors stay masked.
-        ProtocolError: shares that do not fit together.
+        drawn: by name, whom each holder that advertised drew.
     """
-    names = sorted(signed)
-    own, pairs = _opened_seeds(members, names, _gone(senders, names), revealed)
-    kind = residue_type(task.word)
-    total = np.zeros(task.length, dtype=kind)
-    for name in names:
-        total += np.frombuffer(vectors[name], dtype=kind)
-        total -= keystream(own[name], task.length, task.word)
-    for (left, name), seed in pairs.items():
-        total -= signed_keystream(seed, task.length, task.word, name, left)
-    return total
 
+    members: Members
+    drawn: Mapping[str, Sequence[str]]
 
-def _opened_seeds(
-    members: Members, names: Sequence[str], gone: Sequence[str], revealed: Mapping[str, bytes]
-) -> tuple[dict[str, bytes], dict[tuple[str, str], bytes]]:
-    pairs = [(left, name) for left in gone for name in names]
-    count = len(names) + len(pairs)
-    whole = {n: told for n, told in revealed.items() if len(told) == SHARE_BYTES * count}
-    _expect_enough(members, len(whole), "revealed their shares")
-    chosen = sorted(whole)[: members.quorum]
-    starts = range(0, SHARE_BYTES * count, SHARE_BYTES)
-    seeds = combine(
-        {members.point(n): [whole[n][i : i + SHARE_BYTES] for i in starts] for n in chosen}
-    )
-    own = dict(zip(names, seeds, strict=False))
-    return own, dict(zip(pairs, seeds[len(names) :], strict=True))
+    @cached_property
+    def neighbours(self) -> dict[str, set[str]]:
+        """Whom each holder masks with."""
+        return neighbours(self.drawn)
 
+    @cached_property
+    def circles(self) -> dict[str, tuple[str, ...]]:
+        """Who holds each holder's shares, in the order of their points."""
+        return {name: circle(name, drawn) for name, drawn in self.drawn.items()}
 
-def _gone(everyone: Iterable[str], survivors: Sequence[str]) -> list[str]:
-    return sorted(set(everyone) - set(survivors))
+    def adverts(self, name: str, adverts: Mapping[str, Advert]) -> list[Advert]:
+        """After stage 0: those that a holder needs, its own among them."""
+        return [adverts[each] for each in sorted({name, *self.neighbours[name]})]
 
+    def inboxes(self, sent: Mapping[str, Named]) -> dict[str, dict[str, bytes]]:
+        """After stage 1: the inbox of every holder that sent, from its neighbours that did.
 
-def _share_of_own_seed(shares: bytes) -> bytes:
-    return shares[:SHARE_BYTES]
+        Raises:
+            QuorumError: too few did; nothing has been masked, and nothing revealed.
+            ProtocolError: one left a neighbour out.
+        """
+        self._expect_enough(len(sent), "sent shares")
+        try:
+            return {
+                receiver: {
+                    sender: sent[sender][receiver]
+                    for sender in sorted(self.neighbours[receiver] & sent.keys())
+                }
+                for receiver in sent
+            }
+        except KeyError as missing:
+            raise ProtocolError(f"A holder sent no shares for holder {missing}.") from None
 
+    def survivors(self, vectors: Iterable[str]) -> tuple[str, ...]:
+        """After stage 2: whose vectors make the sum, for them to sign.
 
-def _expect_enough(members: Members, count: int, what: str) -> None:
-    if count < members.quorum:
-        raise QuorumError(
-            f"Only {count} of {len(members.names)} holders {what}, a masked sum needs "
-            f"{members.quorum}; the round is given up, and nothing of it is revealed."
-        )
+        Raises:
+            QuorumError: too few came; nothing has been revealed.
+        """
+        names = tuple(sorted(vectors))
+        self._expect_enough(len(names), "sent masked vectors")
+        return names
+
+    def tags(self, told: Mapping[str, Named], signed: Iterable[str], name: str) -> dict[str, bytes]:
+        """For stage 3: the tags that surviving neighbours made for a holder."""
+        near = self.neighbours[name] & set(signed) & told.keys()
+        return {each: told[each][name] for each in sorted(near) if name in told[each]}
+
+    def signatures(self, told: Named, name: str) -> dict[str, bytes]:
+        """For stage 4: the signatures of a holder's circle."""
+        return {each: told[each] for each in self.circles[name] if each in told}
+
+    def closed(
+        self, senders: Iterable[str], signed: Sequence[str], revealed: Mapping[str, Named]
+    ) -> list[str]:
+        """The holders of whom too few shares were revealed to open what the sum needs."""
+        threshold = self.members.graph.threshold
+        return [
+            name
+            for name in sorted({*senders, *signed})
+            if len(self._shares(name, revealed)) < threshold
+        ]
+
+    def unmask(
+        self,
+        task: Task,
+        sent: Mapping[str, Named],
+        signed: Sequence[str],
+        vectors: Named,
+        revealed: Mapping[str, Named],
+    ) -> Residues:
+        """After stage 4: the sum of the survivors' values, modulo 2^word.
+
+        Args:
+            task: as the holders know it.
+            sent: in stage 1, by sender and receiver.
+            signed: the survivors, as they were signed.
+            vectors: masked vectors by name, looked at one after the other; those of others than
+                survivors play no part.
+            revealed: what survivors revealed, by name and owner.
+
+        Raises:
+            QuorumError: too few revealed; the vectors stay masked.
+            ProtocolError: shares that do not fit together.
+        """
+        if missing := self.closed(sent, signed, revealed):
+            raise QuorumError(
+                f"Too few holders revealed their shares of holder {missing[0]}: "
+                f"{len(self._shares(missing[0], revealed))} of {self.members.graph.threshold}; the "
+                "vectors stay masked."
+            )
+        kind = residue_type(task.word)
+        total = np.zeros(task.length, dtype=kind)
+        for name in sorted(signed):
+            total += np.frombuffer(vectors[name], dtype=kind)
+            total -= keystream(self._secret(name, revealed), task.length, task.word)
+        for gone in sorted(set(sent) - set(signed)):
+            key = RoundKey(self._secret(gone, revealed))
+            for name in sorted(self.neighbours[gone] & set(signed)):
+                public = sent[name][gone][:_KEY_BYTES]
+                seed = key.pair_seed(gone, name, public)
+                total -= signed_keystream(seed, task.length, task.word, name, gone)
+        return total
+
+    def _shares(self, name: str, revealed: Mapping[str, Named]) -> dict[int, bytes]:
+        """By point."""
+        return {
+            point: revealed[each][name]
+            for point, each in enumerate(self.circles[name], 1)
+            if each in revealed and len(revealed[each].get(name, b"")) == SHARE_BYTES
+        }
+
+    def _secret(self, name: str, revealed: Mapping[str, Named]) -> bytes:
+        told = sorted(self._shares(name, revealed).items())[: self.members.graph.threshold]
+        return combine({point: [share] for point, share in told})[0]
+
+    def _expect_enough(self, count: int, what: str) -> None:
+        if count < self.members.quorum:
+            raise QuorumError(
+                f"Only {count} of {len(self.members.names)} holders {what}, a masked sum needs "
+                f"{self.members.quorum}; the round is given up, and nothing of it is revealed."
+            )

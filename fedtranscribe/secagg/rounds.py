@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from fedtranscribe.errors import ConfigError, ProtocolError
 from fedtranscribe.reading import parse_json
-from fedtranscribe.secagg.keys import KeyBook, statement
+from fedtranscribe.secagg.keys import Cohort, statement
 from fedtranscribe.secagg.masks import residue_type
 
 
@@ -41,10 +41,15 @@ class Task:
         if not self.query or self.length < 1:
             raise ConfigError(f"Expected a query id and length={self.length} >= 1.")
 
-    def digest(self, book: KeyBook) -> bytes:
-        """What every seed, seal and signature of the round is bound to."""
+    @property
+    def size(self) -> int:
+        """Of a vector, in bytes."""
+        return self.length * residue_type(self.word).itemsize
+
+    def digest(self, cohort: Cohort) -> bytes:
+        """What every seed, seal, tag and signature of the round is bound to."""
         words = self.query.encode(), self.bound_to.encode(), f"{self.length} {self.word}".encode()
-        return hashlib.sha256(statement("round", book.digest, *words)).digest()
+        return hashlib.sha256(statement("round", cohort.digest, *words)).digest()
 
 
 @dataclass(frozen=True)
@@ -53,11 +58,13 @@ class Round:
 
     Attributes:
         task: what is summed.
-        digest: of the task under one key book, and so under one run and cohort.
+        digest: of the task in one run and cohort.
         seed: of the own mask; fresh from the operating system.
-        kept: this holder's own shares of its own seeds.
-        sent: its shares for each other holder, sealed.
-        received: the shares that others sent it, opened; empty before it has masked.
+        key: X25519, of this round only: pair masks come from it.
+        kept: this holder's own shares of its seed and key.
+        sent: for each neighbour, the round's public key and, if it was drawn, its sealed shares.
+        received: from each neighbour that sent, its public key and the shares that it drew this
+            holder for; empty before it has masked.
         masked: its masked vector, once it has masked.
         survivors: whose vectors it signed for as the sum, once it has signed.
         signature: under those survivors.
@@ -66,6 +73,7 @@ class Round:
     task: Task
     digest: bytes
     seed: bytes = field(repr=False)
+    key: bytes = field(repr=False)
     kept: bytes = field(repr=False)
     sent: Mapping[str, bytes] = field(repr=False)
     received: Mapping[str, bytes] = field(default_factory=dict, repr=False)
@@ -93,7 +101,7 @@ class Round:
         """
         try:
             values: dict[str, Any] = parse_json(stored)
-            for name in ("digest", "seed", "kept", "masked", "signature"):
+            for name in ("digest", "seed", "key", "kept", "masked", "signature"):
                 values[name] = _bytes(values[name])
             for name in ("sent", "received"):
                 values[name] = {who: b64decode(text) for who, text in values[name].items()}

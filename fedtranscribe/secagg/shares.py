@@ -8,9 +8,11 @@ of its own hash behind it, so that wrong shares are noticed and never take a wro
 """
 
 import hashlib
+import math
 import os
 import secrets
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -51,7 +53,7 @@ def combine(shares: Mapping[int, Sequence[bytes]]) -> list[bytes]:
     Raises:
         ProtocolError: they are no shares of seeds, or not of the same ones.
     """
-    weights = _weights(list(shares))
+    weights = _weights(tuple(shares))
     seeds = []
     for column in zip(*shares.values(), strict=True):
         terms = zip(weights, column, strict=True)
@@ -94,14 +96,11 @@ def _value(polynomial: Sequence[int], point: int) -> int:
     return value
 
 
-def _weights(points: Sequence[int]) -> list[int]:
+@lru_cache(maxsize=256)
+def _weights(points: tuple[int, ...]) -> list[int]:
     """Lagrange's, for the value at zero."""
-    weights = []
-    for own in points:
-        above = below = 1
-        for other in points:
-            if other != own:
-                above = above * other % PRIME
-                below = below * (other - own) % PRIME
-        weights.append(above * pow(below, -1, PRIME) % PRIME)
-    return weights
+    whole = math.prod(points) % PRIME
+    below = [
+        math.prod((other - own for other in points if other != own), start=own) for own in points
+    ]
+    return [whole * pow(each, -1, PRIME) % PRIME for each in below]

@@ -2,18 +2,19 @@
 
     message type          terms                                     arrays
     query.secagg_key      run, names, dropouts, colluders           –
-    (reply)               name                                      advert
+    (reply)               name, drawn                               advert
     query.secagg_open     those of query.answer                     those of query.answer, adverts
     (reply)               query-id, head…                           sealed
     query.secagg_mask     run, query-id                             sealed
-    (reply)               query-id                                  masked
-    query.secagg_sign     run, query-id, survivors                  –
+    (reply)               query-id                                  masked, tags
+    query.secagg_sign     run, query-id, survivors                  tags
     (reply)               query-id                                  signature
     query.secagg_reveal   run, query-id                             signatures
     (reply)               query-id                                  shares
 
 Plural arrays hold bytes by holder: one array with all of them, one with their lengths, and the
-names among the terms. Every message also has `protocol` and `holder`.
+names among the terms. A holder is sent, and sends, what concerns its neighbours in the graph of
+masks. Every message also has `protocol` and `holder`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,7 +54,7 @@ def ask_key(holder: int, run: str, members: Members) -> Message:
 
 
 def ask_open(envelope: queries.Envelope, adverts: Iterable[Advert]) -> Message:
-    """A query, with the keys of the run."""
+    """A query, with the keys of a holder's neighbours and its own."""
     content = queries.ask(envelope)
     packed = {advert.name: advert.key + advert.signature for advert in adverts}
     return with_bytes(content, "adverts", packed)
@@ -64,15 +65,17 @@ def ask_mask(holder: int, run: str, query_id: str, inbox: Mapping[str, bytes]) -
     return with_bytes(_continue(holder, run, query_id), "sealed", inbox)
 
 
-def ask_sign(holder: int, run: str, query_id: str, survivors: Sequence[str]) -> Message:
-    """Tell a holder whose vectors make the sum."""
+def ask_sign(
+    holder: int, run: str, query_id: str, survivors: Sequence[str], tags: Mapping[str, bytes]
+) -> Message:
+    """Tell a holder whose vectors make the sum, and pass it the tags that were made for it."""
     content = _continue(holder, run, query_id)
     content.terms["survivors"] = list(survivors)
-    return content
+    return with_bytes(content, "tags", tags)
 
 
 def ask_reveal(holder: int, run: str, query_id: str, signatures: Mapping[str, bytes]) -> Message:
-    """Pass a holder the survivors' signatures."""
+    """Pass a holder the signatures of its circle."""
     return with_bytes(_continue(holder, run, query_id), "signatures", signatures)
 
 
@@ -84,9 +87,10 @@ def adverts_of(content: Message) -> list[Advert]:
     return [advert_from(name, told) for name, told in bytes_of(content, "adverts").items()]
 
 
-def tell_advert(advert: Advert) -> Message:
-    """A holder's key on its way out."""
-    return Message.of({"name": advert.name}, {"advert": array(advert.key + advert.signature)})
+def tell_advert(advert: Advert, drawn: Sequence[str]) -> Message:
+    """A holder's key on its way out, and whom it drew."""
+    terms = {"name": advert.name, "drawn": list(drawn)}
+    return Message.of(terms, {"advert": array(advert.key + advert.signature)})
 
 
 def tell_sealed(query_id: str, head: tuple[int, str], sent: Mapping[str, bytes]) -> Message:
@@ -96,16 +100,27 @@ def tell_sealed(query_id: str, head: tuple[int, str], sent: Mapping[str, bytes])
     return with_bytes(Message.of(terms), "sealed", sent)
 
 
-def tell_bytes(query_id: str, said: Mapping[str, bytes]) -> Message:
-    """A masked vector, a signature or shares on their way out."""
-    return Message.of({"query-id": query_id}, {name: array(value) for name, value in said.items()})
+def tell_masked(query_id: str, vector: bytes, tags: Mapping[str, bytes]) -> Message:
+    """A masked vector on its way out, and tags by neighbour."""
+    content = Message.of({"query-id": query_id}, {"masked": array(vector)})
+    return with_bytes(content, "tags", tags)
+
+
+def tell_signature(query_id: str, signature: bytes) -> Message:
+    """A signature under the survivors on its way out."""
+    return Message.of({"query-id": query_id}, {"signature": array(signature)})
+
+
+def tell_shares(query_id: str, shares: Mapping[str, bytes]) -> Message:
+    """Opened shares by owner on their way out."""
+    return with_bytes(Message.of({"query-id": query_id}), "shares", shares)
 
 
 # ---------------------------------------------------------------- the server reads
 
 
-def read_advert(content: Message) -> Advert:
-    """A holder's key; what it is worth, the other holders decide.
+def read_advert(content: Message) -> tuple[Advert, list[str]]:
+    """A holder's key, and whom it drew; what both are worth, the other holders decide.
 
     Raises:
         Refusal: what the holder said instead.
@@ -113,7 +128,8 @@ def read_advert(content: Message) -> Advert:
     """
     terms = told_terms(content)
     try:
-        return advert_from(get_name(terms, "name"), array_of(content, "advert", "u").tobytes())
+        advert = advert_from(get_name(terms, "name"), array_of(content, "advert", "u").tobytes())
+        return advert, get_names(terms, "drawn")
     except SENSELESS:
         raise ProtocolError("A holder's key makes no sense.") from None
 
@@ -126,17 +142,37 @@ def read_sealed(content: Message, query_id: str) -> tuple[dict[str, bytes], tupl
         head = get(terms, "head-sequence", int), get(terms, "head-hash", str)
         return bytes_of(content, "sealed"), head
     except SENSELESS:
-        raise ProtocolError(f"The shares for {query_id} make no sense.") from None
+        raise ProtocolError(f"The sealed shares for {query_id} make no sense.") from None
 
 
-def read_bytes(content: Message, query_id: str, name: str) -> bytes:
-    """The masked vector, signature or shares of a reply; raises as `read_advert`."""
+def read_masked(content: Message, query_id: str) -> tuple[bytes, dict[str, bytes]]:
+    """A masked vector, and tags by neighbour; raises as `read_advert`."""
     terms = told_terms(content)
     try:
         _expect_query(terms["query-id"], query_id)
-        return array_of(content, name, "u").tobytes()
+        return array_of(content, "masked", "u").tobytes(), bytes_of(content, "tags")
     except SENSELESS:
-        raise ProtocolError(f"The {name} for {query_id} makes no sense.") from None
+        raise ProtocolError(f"The masked vector for {query_id} makes no sense.") from None
+
+
+def read_signature(content: Message, query_id: str) -> bytes:
+    """A signature under the survivors; raises as `read_advert`."""
+    terms = told_terms(content)
+    try:
+        _expect_query(terms["query-id"], query_id)
+        return array_of(content, "signature", "u").tobytes()
+    except SENSELESS:
+        raise ProtocolError(f"The signature for {query_id} makes no sense.") from None
+
+
+def read_shares(content: Message, query_id: str) -> dict[str, bytes]:
+    """Opened shares by owner; raises as `read_advert`."""
+    terms = told_terms(content)
+    try:
+        _expect_query(terms["query-id"], query_id)
+        return bytes_of(content, "shares")
+    except SENSELESS:
+        raise ProtocolError(f"The shares for {query_id} make no sense.") from None
 
 
 # ---------------------------------------------------------------- small parts

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedtranscribe import wire
 from fedtranscribe.data.partitions import holder_name
-from fedtranscribe.errors import ConfigError, ProtocolError, QuorumError
+from fedtranscribe.errors import ConfigError, ProtocolError, QuorumError, StorageError
 from fedtranscribe.evaluation.audit.checks import check_events
 from fedtranscribe.evaluation.audit.claims import read_events
 from fedtranscribe.flower.client_app import make_client_app
@@ -29,14 +29,15 @@ from fedtranscribe.privacy.units import NoiseMode, RowAnswer
 from fedtranscribe.query import ImageQuery, Kind
 from fedtranscribe.refusals import Refusal, RefusalCode
 from fedtranscribe.result import Result
+from fedtranscribe.rounds.round_progress import Progress
 from fedtranscribe.run_directory import STUDENT, RunDirectory
 from fedtranscribe.runs.in_process import InProcess
-from fedtranscribe.secagg import Members
-from fedtranscribe.secagg.protocol import relay
+from fedtranscribe.secagg import Graph, Members, Server
 from fedtranscribe.wire import masked as masked_wire
 from tests.federation.local_grid import LocalGrid
 from tests.federation.runs import go, ledger_file, start
 from tests.mechanisms_for import masked_mean_rows
+from tests.secagg.cohorts import toy_graph
 
 M = 4
 
@@ -208,6 +209,53 @@ def test_as_many_as_tolerated_may_fail_at_every_stage(masked_case, open_nodes, t
 
 
 @pytest.mark.parametrize("stage", wire.MASKED)
+def test_a_run_over_a_sparse_graph_ends_well_with_one_missing(masked, open_nodes, tmp_path, stage):
+    nodes = open_nodes(masked)
+    transport = Failing(nodes, lambda kind, name: kind == stage and name == "holder-1")
+    with toy_graph(Graph(2, 2, 0, 64.0)):
+        result = go(masked, transport, RunDirectory.create(tmp_path / "run", masked))
+    assert result["stopped"] is None
+    assert "each holder draws 2 others" in result["trust"]
+    assert "at most 2^-64 a run" in result["trust"]
+    assert result["answered_rounds"]["holder-0"] >= 1
+
+
+@pytest.mark.parametrize(("delta", "runs"), [(1e-14, 10_000), (1e-5, 10**12)])
+def test_a_holder_refuses_a_graph_that_leaves_too_much_to_chance(masked, open_nodes, delta, runs):
+    node = open_nodes(masked)[0]
+    node.policy = node.policy.model_copy(update={"delta": delta, "runs": runs})
+    with toy_graph(Graph(2, 2, 0, 64.0)), refused(RefusalCode.POLICY):
+        node.advertise("run-a", NAMES, 1, 1)
+    assert not node._masking.knows_run("run-a")
+    node.advertise("run-a", NAMES, 1, 1)
+
+
+def test_a_plan_with_too_small_a_delta_for_its_graph_is_refused(masked, open_nodes, tmp_path):
+    nodes = open_nodes(masked)
+    tiny = masked.model_copy(update={"delta": 1e-17})
+    with toy_graph(Graph(2, 2, 0, 64.0)), pytest.raises(ConfigError, match="2\\^-64"):
+        go(tiny, InProcess(nodes), RunDirectory.create(tmp_path / "run", tiny))
+
+
+def test_what_another_version_stored_of_a_round_gives_a_clear_error(masked, open_nodes, tmp_path):
+    old = {"query": "q", "sent": {}, "vectors": {}, "survivors": [], "signatures": {}}
+    path = tmp_path / "secagg-round.json"
+    path.write_text(json.dumps(old))
+    with pytest.raises(StorageError, match="another version"):
+        Progress.load(path, "q")
+    assert Progress.load(path, "another") is None
+    nodes = open_nodes(masked)
+    adverts(nodes)
+    store = nodes[0]._masking._store
+    stored = store.run("run-a")
+    state = json.loads(stored)
+    del state["drawn"]
+    store.put_run("run-a", json.dumps(state).encode(), stored)
+    with pytest.raises(ProtocolError, match="another version"):
+        nodes[0]._masking.cohort("run-a")
+
+
+@pytest.mark.parametrize("stage", wire.MASKED)
 def test_one_more_stops_the_round_and_resuming_pays_nothing_twice(
     masked_case, open_nodes, tmp_path, stage
 ):
@@ -346,7 +394,7 @@ def test_a_liar_at_a_late_stage_costs_the_round_and_not_the_honest(
     honest = nodes[2].reveal
 
     def lying(*args):
-        return bytes(len(honest(*args)))
+        return {owner: bytes(len(share)) for owner, share in honest(*args).items()}
 
     nodes[2].reveal = lying
     with pytest.raises(QuorumError, match="abandon=true"):
@@ -383,7 +431,12 @@ NAMES = [holder_name(i) for i in range(M)]
 
 
 def adverts(nodes, run="run-a"):
-    return [node.advertise(run, NAMES, 1, 1) for node in nodes]
+    return [node.advertise(run, NAMES, 1, 1)[0] for node in nodes]
+
+
+def server() -> Server:
+    drawn = {name: [other for other in NAMES if other != name] for name in NAMES}
+    return Server(Members(tuple(NAMES), 1, 1), drawn)
 
 
 def opened(nodes, asked):
@@ -454,16 +507,21 @@ def test_a_round_is_replayed_byte_for_byte_and_never_made_twice(masked, open_nod
     nodes, asked = open_nodes(masked), query(masked)
     sent = opened(nodes, asked)
     assert opened(nodes, asked) == sent
-    inboxes = relay(Members(tuple(NAMES), 1, 1), sent)
-    vector = nodes[0].mask("run-a", asked.id, inboxes["holder-0"])
-    assert nodes[0].mask("run-a", asked.id, inboxes["holder-0"]) == vector
+    inboxes = server().inboxes(sent)
+    masked_with = {n.name: n.mask("run-a", asked.id, inboxes[n.name]) for n in nodes}
+    again = nodes[0].mask("run-a", asked.id, inboxes["holder-0"])
+    assert again == masked_with["holder-0"]
+    tags = server().tags({name: told[1] for name, told in masked_with.items()}, NAMES, "holder-0")
     fewer = {name: box for name, box in inboxes["holder-0"].items() if name != "holder-3"}
     with refused(RefusalCode.CONFLICT):
         nodes[0].mask("run-a", asked.id, fewer)
-    signature = nodes[0].sign("run-a", asked.id, NAMES[:3])
-    assert nodes[0].sign("run-a", asked.id, NAMES[:3]) == signature
+    for few in ({}, {**tags, "holder-1": tags["holder-2"]}):
+        with refused(RefusalCode.CONFLICT):
+            nodes[0].sign("run-a", asked.id, NAMES[:3], few)
+    signature = nodes[0].sign("run-a", asked.id, NAMES[:3], tags)
+    assert nodes[0].sign("run-a", asked.id, NAMES[:3], tags) == signature
     with refused(RefusalCode.CONFLICT):
-        nodes[0].sign("run-a", asked.id, NAMES)
+        nodes[0].sign("run-a", asked.id, NAMES, tags)
     with refused(RefusalCode.CONFLICT):
         nodes[0].reveal("run-a", asked.id, {"holder-0": signature})
     assert rows_booked(nodes[0]) == asked.rows
@@ -472,9 +530,9 @@ def test_a_round_is_replayed_byte_for_byte_and_never_made_twice(masked, open_nod
 def test_two_processes_of_one_holder_cannot_say_two_things(masked, open_nodes):
     """Of two that go on from the same state one is refused, whatever they were asked."""
     nodes, asked = open_nodes(masked), query(masked)
-    inboxes = relay(Members(tuple(NAMES), 1, 1), opened(nodes, asked))
-    for node in nodes:
-        node.mask("run-a", asked.id, inboxes[node.name])
+    inboxes = server().inboxes(opened(nodes, asked))
+    told = {node.name: node.mask("run-a", asked.id, inboxes[node.name])[1] for node in nodes}
+    tags = server().tags(told, NAMES, "holder-0")
     first, twin = nodes[0]._masking, Masking(nodes[0]._masking.identity, nodes[0]._masking._store)
     both_read, real = threading.Barrier(2), Masking._round
 
@@ -487,7 +545,7 @@ def test_two_processes_of_one_holder_cannot_say_two_things(masked, open_nodes):
 
     def sign(which: int, masking: Masking, survivors: list[str]) -> None:
         try:
-            said[which] = masking.sign("run-a", asked.id, survivors)
+            said[which] = masking.sign("run-a", asked.id, survivors, tags)
         except ProtocolError as error:
             said[which] = error
 
@@ -511,7 +569,7 @@ def test_holders_may_call_the_server_by_different_names(masked, open_nodes):
         node.name: node.open_round(asked, PLAN, "run-a", f"server of {node.name}", keys)[0]
         for node in nodes
     }
-    inboxes = relay(Members(tuple(NAMES), 1, 1), sent)
+    inboxes = server().inboxes(sent)
     assert all(node.mask("run-a", asked.id, inboxes[node.name]) for node in nodes)
     # To the ledger it is another query all the same.
     with refused(RefusalCode.CONFLICT):
@@ -532,7 +590,7 @@ def test_a_query_belongs_to_one_run_and_to_the_policy_of_today(masked, open_node
 
 
 def adverts_of_a(nodes):
-    return [node._masking.advertise("run-a", NAMES, 1, 1) for node in nodes]
+    return [node._masking.advertise("run-a", NAMES, 1, 1)[0] for node in nodes]
 
 
 def test_a_changed_roster_ends_what_was_agreed_on_with_the_old_one(masked, open_nodes):
@@ -564,8 +622,8 @@ def test_a_round_that_was_forgotten_is_not_begun_again(masked, open_nodes):
 def test_what_a_masked_vector_hides_is_what_the_ledger_has(masked, open_nodes):
     nodes, asked = open_nodes(masked), query(masked)
     sent = opened(nodes, asked)
-    inboxes = relay(Members(tuple(NAMES), 1, 1), sent)
-    vectors = {n.name: n.mask("run-a", asked.id, inboxes[n.name]) for n in nodes}
+    inboxes = server().inboxes(sent)
+    vectors = {n.name: n.mask("run-a", asked.id, inboxes[n.name])[0] for n in nodes}
     with Ledger.open_read_only(ledger_file(nodes[0])) as ledger:
         stored = ledger.answer(asked.id)
     assert stored is not None
@@ -629,7 +687,7 @@ def junk(kind: str) -> list[wire.Message]:
 @pytest.mark.parametrize("kind", wire.MASKED)
 def test_junk_gets_a_code_and_books_nothing(masked, open_nodes, kind):
     node = open_nodes(masked)[0]
-    good_form = masked_wire.ask_sign(0, "run-x", "unknown", NAMES)
+    good_form = masked_wire.ask_sign(0, "run-x", "unknown", NAMES, {})
     for content in [wire.Message(), *junk(kind), good_form]:
         told = reply_to(content, kind, lambda number: node, "flower")
         assert told.terms.get("refusal") in {

@@ -1,12 +1,16 @@
 """A run in one process: who drops out at which stage, and what everybody said."""
 
+from collections.abc import Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
+import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedtranscribe.secagg import Cohort, Holder, Round, RunKey, Task, relay, survivors, unmask
+from fedtranscribe.secagg import Cohort, Graph, Holder, Round, RunKey, Server, Task
+from fedtranscribe.secagg import keys as keys_module
 
 
 @cache
@@ -23,6 +27,14 @@ def cohort_of(m: int, dropouts: int, colluders: int = 0, run: str = "run-1") -> 
     return Cohort(run, roster, dropouts, colluders)
 
 
+@contextmanager
+def toy_graph(graph: Graph):
+    """Every cohort gets this graph: too small to be safe, small enough to look at."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(keys_module, "graph_of", lambda *numbers: graph)
+        yield
+
+
 def run_keys(cohort: Cohort) -> dict[str, RunKey]:
     return {
         name: RunKey.make(cohort, name, node_key(i))
@@ -30,13 +42,21 @@ def run_keys(cohort: Cohort) -> dict[str, RunKey]:
     }
 
 
-def holders_of(cohort: Cohort, absent: tuple[str, ...] = ()) -> dict[str, Holder]:
+def server_of(cohort: Cohort, keys: Mapping[str, RunKey]) -> Server:
+    return Server(cohort.members, {name: key.drawn for name, key in keys.items()})
+
+
+def run_of(cohort: Cohort, absent: tuple[str, ...] = ()) -> tuple[Server, dict[str, Holder]]:
     keys = {name: key for name, key in run_keys(cohort).items() if name not in absent}
-    adverts = [key.advert for key in keys.values()]
-    return {
-        name: Holder(key.agree(adverts), node_key(int(name.split("-")[1])))
+    server, adverts = server_of(cohort, keys), {name: key.advert for name, key in keys.items()}
+    return server, {
+        name: Holder(key.agree(server.adverts(name, adverts)), node_key(int(name.split("-")[1])))
         for name, key in keys.items()
     }
+
+
+def holders_of(cohort: Cohort, absent: tuple[str, ...] = ()) -> dict[str, Holder]:
+    return run_of(cohort, absent)[1]
 
 
 @dataclass
@@ -49,14 +69,23 @@ class Played:
     gone: dict[int, set[str]] = field(default_factory=dict)
     rounds: dict[str, Round] = field(default_factory=dict)
     vectors: dict[str, bytes] = field(default_factory=dict)
+    told_tags: dict[str, dict[str, bytes]] = field(default_factory=dict)
     inboxes: dict[str, dict[str, bytes]] = field(default_factory=dict)
     signed: tuple[str, ...] = ()
     signatures: dict[str, bytes] = field(default_factory=dict)
-    revealed: dict[str, bytes] = field(default_factory=dict)
+    revealed: dict[str, dict[str, bytes]] = field(default_factory=dict)
 
     @property
     def cohort(self) -> Cohort:
         return next(iter(self.holders.values())).book.cohort
+
+    @property
+    def server(self) -> Server:
+        return Server(self.cohort.members, {n: h.book.drawn for n, h in self.holders.items()})
+
+    @property
+    def sent(self) -> dict[str, Mapping[str, bytes]]:
+        return {name: state.sent for name, state in self.rounds.items()}
 
     def _there(self, stage: int, before) -> list[str]:
         silent = set().union(*(self.gone.get(i, set()) for i in range(1, stage + 1)))
@@ -65,31 +94,38 @@ class Played:
     def share(self) -> None:
         for name in self._there(1, self.holders):
             self.rounds[name] = self.holders[name].open(self.task)
-        self.inboxes = relay(self.cohort.members, {n: r.sent for n, r in self.rounds.items()})
+        self.inboxes = self.server.inboxes(self.sent)
 
     def mask(self) -> None:
         for name in self._there(2, self.rounds):
-            state = self.holders[name].mask(
-                self.rounds[name], self.inboxes[name], self.values[name]
-            )
+            holder = self.holders[name]
+            state = holder.mask(self.rounds[name], self.inboxes[name], self.values[name])
             assert state.masked is not None
             self.rounds[name], self.vectors[name] = state, state.masked
-        self.signed = survivors(self.cohort.members, self.task, self.vectors)
+            self.told_tags[name] = holder.tags(state)
+        self.signed = self.server.survivors(self.vectors)
+
+    def tags_for(self, name: str, survivors=None) -> dict[str, bytes]:
+        return self.server.tags(self.told_tags, survivors or self.signed, name)
+
+    def sign_for(self, name: str, survivors) -> Round:
+        return self.holders[name].sign(
+            self.rounds[name], survivors, self.tags_for(name, tuple(survivors))
+        )
 
     def sign(self) -> None:
         for name in self._there(3, self.signed):
-            state = self.holders[name].sign(self.rounds[name], self.signed)
+            state = self.sign_for(name, self.signed)
             assert state.signature is not None
             self.rounds[name], self.signatures[name] = state, state.signature
 
     def reveal(self) -> None:
         for name in self._there(4, self.signatures):
-            self.revealed[name] = self.holders[name].reveal(self.rounds[name], self.signatures)
+            told = self.server.signatures(self.signatures, name)
+            self.revealed[name] = self.holders[name].reveal(self.rounds[name], told)
 
     def total(self) -> np.ndarray:
-        return unmask(
-            self.cohort.members, self.task, self.inboxes, self.signed, self.vectors, self.revealed
-        )
+        return self.server.unmask(self.task, self.sent, self.signed, self.vectors, self.revealed)
 
     def play(self) -> np.ndarray:
         self.share()

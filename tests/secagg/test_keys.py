@@ -16,7 +16,6 @@ def adverts_of(keys: dict[str, RunKey]) -> list[Advert]:
 def test_all_pairs_of_a_run_share_a_secret_that_no_other_pair_has():
     keys = run_keys(cohort_of(4, 1))
     books = {name: key.agree(adverts_of(keys)) for name, key in keys.items()}
-    assert len({book.digest for book in books.values()}) == 1
     pairs = {(a, b): books[a].shared_with(b) for a in books for b in books if a != b}
     assert all(pairs[a, b] == pairs[b, a] for a, b in pairs)
     assert len(set(pairs.values())) == 6
@@ -75,7 +74,7 @@ def test_two_keys_of_one_holder_or_a_book_without_oneself_are_refused():
     lost = RunKey.make(cohort, "clinic-0", node_key(0))
     with pytest.raises(ProtocolError, match="own"):
         lost.agree(adverts_of(keys))
-    with pytest.raises(ProtocolError, match="2 holders"):
+    with pytest.raises(ProtocolError, match="2 holders or more in this holder's circle"):
         keys["clinic-0"].agree([keys["clinic-0"].advert])
 
 

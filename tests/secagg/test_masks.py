@@ -6,9 +6,16 @@ import pytest
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from scipy import stats
 
-from fedtranscribe.errors import ConfigError
+from fedtranscribe.errors import ConfigError, ProtocolError
 from fedtranscribe.secagg import Task
-from fedtranscribe.secagg.masks import keystream, masked, pair_seed, signed_keystream
+from fedtranscribe.secagg.masks import (
+    RoundKey,
+    keystream,
+    masked,
+    sealing_key,
+    signed_keystream,
+    tag,
+)
 from tests.secagg.cohorts import Played, cohort_of, holders_of, random_values, task_of
 
 # A false alarm once in a million runs of an unseeded source.
@@ -78,23 +85,42 @@ def test_masks_of_a_cohort_cancel(word):
     assert (total == 20).all()
 
 
-def test_seeds_of_pairs_rounds_runs_and_senders_differ():
-    holders = holders_of(cohort_of(3, 0))
-    later = holders_of(cohort_of(3, 0, run="run-2"))
+def test_both_sides_of_a_pair_find_its_seed_and_others_have_others():
+    keys = {name: RoundKey(bytes([i] * 32)) for i, name in enumerate("abc", 1)}
+    seeds = {
+        (a, b): keys[a].pair_seed(a, b, keys[b].public) for a, b in itertools.permutations("abc", 2)
+    }
+    assert all(seeds[a, b] == seeds[b, a] for a, b in seeds)
+    assert len(set(seeds.values())) == 3
+    # The same keys under other names are another pair.
+    assert keys["a"].pair_seed("d", "b", keys["b"].public) != seeds["a", "b"]
+    with pytest.raises(ProtocolError, match="no secret"):
+        keys["a"].pair_seed("a", "b", bytes(32))
+
+
+def test_seals_and_tags_of_pairs_rounds_runs_senders_and_purposes_differ():
+    cohort, another = cohort_of(3, 0), cohort_of(3, 0, run="run-2")
+    holders, later = holders_of(cohort), holders_of(another)
     a, b = holders["clinic-0"].book, holders["clinic-1"].book
-    rounds = [task_of(q).digest(a) for q in ("q1", "q2")]
-    seeds = {pair_seed(a, other, r) for other in a.others for r in rounds}
-    assert len(seeds) == 4
-    assert pair_seed(b, "clinic-0", rounds[0]) == pair_seed(a, "clinic-1", rounds[0])
+    rounds = [task_of(q).digest(cohort) for q in ("q1", "q2")]
+    found = [
+        of(a, other, r, sender)
+        for of in (sealing_key, tag)
+        for other in a.others
+        for r in rounds
+        for sender in (a.name, other)
+    ]
     again = later["clinic-0"].book
-    assert pair_seed(again, "clinic-1", task_of("q1").digest(again)) not in seeds
+    found.append(tag(again, "clinic-1", rounds[0], "clinic-0"))
+    assert len(set(found)) == len(found) == 17
+    assert tag(b, "clinic-0", rounds[0], "clinic-0") in found
 
 
 def test_each_part_of_a_task_makes_another_round():
-    book = holders_of(cohort_of(2, 0))["clinic-0"].book
+    cohort = cohort_of(2, 0)
     base: dict[str, Any] = {"query": "q", "bound_to": "h", "length": 4, "word": 32}
     changes = [{}, {"query": "r"}, {"bound_to": "i"}, {"length": 5}, {"word": 64}]
-    assert len({Task(**(base | change)).digest(book) for change in changes}) == 5
+    assert len({Task(**(base | change)).digest(cohort) for change in changes}) == 5
 
 
 def test_bad_sizes_are_refused():

@@ -45,7 +45,8 @@ def test_a_restarted_service_says_the_same_byte_for_byte():
     assert state.sent == played.rounds[name].sent
     state = again.mask(state, played.inboxes[name], played.values[name])
     assert state.masked == played.vectors[name]
-    state = again.sign(state, played.signed)
+    assert again.tags(state) == played.told_tags[name]
+    state = again.sign(state, played.signed, played.tags_for(name))
     assert state.signature == played.signatures[name]
     assert again.reveal(state, played.signatures) == played.revealed[name]
     assert state.to_bytes() == stored
@@ -79,7 +80,7 @@ def test_a_round_stays_with_its_cohort(other):
     with pytest.raises(ProtocolError, match="another run or cohort"):
         elsewhere.mask(state, inbox, played.values["clinic-0"])
     with pytest.raises(ProtocolError, match="another run or cohort"):
-        elsewhere.sign(state, played.signed)
+        elsewhere.sign(state, played.signed, {})
     with pytest.raises(ProtocolError, match="another run or cohort"):
         elsewhere.reveal(state, {})
 
@@ -102,7 +103,7 @@ def test_a_round_stays_with_its_content(changed):
 def test_damaged_rounds_are_not_read():
     stored = played_until(2).rounds["clinic-0"].to_bytes()
     values = json.loads(stored)
-    without = {name: value for name, value in values.items() if name != "seed"}
+    without = {name: value for name, value in values.items() if name != "key"}
     for bad in (
         b"",
         stored[: len(stored) // 2],
@@ -119,7 +120,7 @@ def test_damaged_rounds_are_not_read():
 def test_seeds_do_not_show_in_logs():
     played = played_until(2)
     state = played.rounds["clinic-0"]
-    for secret in (state.seed, state.kept, *state.received.values()):
+    for secret in (state.seed, state.key, state.kept, *state.received.values()):
         # All of it: two bytes of a secret may well stand in the digest by chance.
         assert repr(secret)[2:-1] not in repr(state)
 
@@ -130,6 +131,7 @@ def test_two_rounds_of_one_query_would_differ():
     holder = holders["clinic-0"]
     first, second = holder.open(task_of()), holder.open(task_of())
     assert first.seed != second.seed
+    assert first.key != second.key
     assert first.sent != second.sent
 
 
