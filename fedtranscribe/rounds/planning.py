@@ -85,7 +85,7 @@ def _expect_larger_delta(plan: Plan) -> None:
         ConfigError: it is that small.
     """
     graph = plan.members.graph
-    if not graph.negligible(plan.delta):
+    if not graph.negligible(plan.delta, len(plan.roster)):
         raise ConfigError(
             f"Expected a larger delta={plan.delta:g} with masks between {len(plan.roster)} "
             f"holders: {graph.words}, and that must add less than a thousandth to delta."

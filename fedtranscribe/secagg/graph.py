@@ -47,9 +47,9 @@ class Graph:
         """Whether everybody masks with everybody; then nothing is left to chance."""
         return math.isinf(self.failure_bits)
 
-    def negligible(self, delta: float, runs: int = 1) -> bool:
+    def negligible(self, delta: float, graphs: int) -> bool:
         """Whether what so many graphs leave to chance adds less than a thousandth to a δ."""
-        return self.complete or runs * 2.0**-SECURITY_BITS <= delta * _LEAST_PART
+        return self.complete or graphs * 2.0**-SECURITY_BITS <= delta * _LEAST_PART
 
     @property
     def words(self) -> str:

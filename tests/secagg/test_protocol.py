@@ -382,6 +382,8 @@ def test_shares_cannot_be_moved_between_holders_rounds_or_runs():
         {**inbox, "clinic-1": played.inboxes["clinic-2"]["clinic-1"]},
         {**inbox, "clinic-1": played.rounds[name].sent["clinic-1"]},
         {**inbox, "clinic-1": first[:-1]},
+        # Another key of the round beside what clinic-1 sealed: the server in the middle.
+        {**inbox, "clinic-1": later.inboxes[name]["clinic-1"][:32] + first[32:]},
         {**inbox, "clinic-0": first},
         {**inbox, "nobody": first},
     ):
