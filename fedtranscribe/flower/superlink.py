@@ -280,8 +280,8 @@ def _environment(home: Path) -> dict[str, str]:
         listed = os.environ.get(name)
         environment[name] = f"{listed},127.0.0.1" if listed else "127.0.0.1"
     # Without .pyc files the first start can miss a limit of 15 s inside Flower; with an address,
-    # Ray would join a cluster that is not ours.
-    for name in ("PYTHONDONTWRITEBYTECODE", "RAY_ADDRESS"):
+    # Ray would join a cluster that is not ours. A notebook asks for colours, which are not JSON.
+    for name in ("PYTHONDONTWRITEBYTECODE", "RAY_ADDRESS", "FORCE_COLOR", "CLICOLOR_FORCE"):
         environment.pop(name, None)
     return environment
 
