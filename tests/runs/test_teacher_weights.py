@@ -10,9 +10,8 @@ from fedtranscribe.errors import ConfigError
 from fedtranscribe.models import build as build_network
 from fedtranscribe.models import save
 from fedtranscribe.releases import make_release, verify
-from fedtranscribe.releases.card import CARD
 from fedtranscribe.releases.describe import THE_HOLDER
-from fedtranscribe.releases.statement import read_statement
+from fedtranscribe.releases.statement import CARD, read_statement
 from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.teachers import load_manifest
 from tests.conftest import TINY_DPSD, TINY_TEACHERS

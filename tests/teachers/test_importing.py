@@ -26,9 +26,8 @@ from fedtranscribe.errors import (
 from fedtranscribe.evaluation.audit.checks import check_teachers
 from fedtranscribe.models import build, save
 from fedtranscribe.releases import make_release, verify
-from fedtranscribe.releases.card import CARD
 from fedtranscribe.releases.describe import THE_HOLDER
-from fedtranscribe.releases.statement import read_statement
+from fedtranscribe.releases.statement import CARD, read_statement
 from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.teachers import Ensemble, load_manifest
 from fedtranscribe.teachers.importing import (
