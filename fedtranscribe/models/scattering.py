@@ -91,22 +91,32 @@ def _bell(std: float) -> Tensor:
 def _averaged(maps: Tensor, line: Tensor, stride: int) -> Tensor:
     """Every channel under a Gaussian window: [n, q, ⌈s / stride⌉, ⌈s / stride⌉].
 
-    The window is a product of two lines, so each axis is one matrix product, edges included.
+    The window is a product of two lines, one for each axis.
     """
-    half = len(line) // 2
-    rows = torch.eye(maps.shape[-1], dtype=maps.dtype, device=maps.device)
-    padded = _mirrored(rows, half)
-    along = padded.unfold(1, len(line), stride) @ line
-    return ((maps @ along).transpose(2, 3) @ along).transpose(2, 3)
+    return _weighted(_weighted(maps, line, stride).transpose(2, 3), line, stride).transpose(2, 3)
 
 
-def _mirrored(rows: Tensor, left: int) -> Tensor:
-    """Rows [m, s] with `left` more entries on either side, mirrored at the edges."""
-    while left > 0:
-        step = min(left, rows.shape[-1] - 1)
-        rows = F.pad(rows, (step, step), mode="reflect")
-        left -= step
-    return rows
+def _weighted(maps: Tensor, line: Tensor, stride: int) -> Tensor:
+    """Rows of maps [n, q, s, …] under a line of weights, edges mirrored.
+
+    Term by term: a matrix product may round by where in memory an image lies, and so by its place
+    in the batch.
+    """
+    padded = _mirrored(maps, len(line) // 2)
+    last = padded.shape[2] - len(line)
+    total = padded[:, :, : last + 1 : stride] * line[0]
+    for i in range(1, len(line)):
+        total = total + padded[:, :, i : last + i + 1 : stride] * line[i]
+    return total
+
+
+def _mirrored(maps: Tensor, more: int) -> Tensor:
+    """Maps [n, q, s, …] with so many more rows on either side, mirrored at the edges."""
+    while more > 0:
+        step = min(more, maps.shape[2] - 1)
+        maps = F.pad(maps, (0, 0, step, step), mode="reflect")
+        more -= step
+    return maps
 
 
 def _modulus(images: Tensor, kernels: Tensor, stride: int) -> Tensor:

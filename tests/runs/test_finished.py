@@ -52,5 +52,5 @@ def test_a_run_without_generator_has_no_samples(finished):
 
 
 def test_too_few_samples_are_refused(finished):
-    with pytest.raises(ConfigError, match="samples=0"):
+    with pytest.raises(ConfigError, match="n=0"):
         FinishedRun.open(finished).synthesise(0)

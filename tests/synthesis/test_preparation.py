@@ -220,6 +220,7 @@ def test_a_holder_that_a_server_asks_compares_ids_alone(tiny_synthesis, tmp_path
     copy = shutil.copy(tiny_synthesis.data, tmp_path / "public.npz")
     split = load(tiny_synthesis.data)
     at_holder = told(tiny_synthesis, data="the records", pretrain_data=str(copy))
-    assert prepare(at_holder, split).public is not None
+    assert prepare(at_holder, split, asked_by_server=True).public is not None
+    again = told(at_holder, pretrain_data=tiny_synthesis.data)
     with pytest.raises(ConfigError, match="data_id 'npz:small'"):
-        prepare(told(at_holder, pretrain_data=tiny_synthesis.data), split)
+        prepare(again, split, asked_by_server=True)
