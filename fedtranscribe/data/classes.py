@@ -30,7 +30,7 @@ class Classes:
         if self.names is None:
             return
         if len(self.names) != self.count or len(set(self.names)) != self.count:
-            raise InvalidDataError(f"Expected different names for the {self.count} classes.")
+            raise InvalidDataError(f"Expected a different name for each of {self.count} classes.")
         wrong = next((name for name in self.names if not is_name(name)), None)
         if wrong is not None:
             raise InvalidDataError(

@@ -157,7 +157,7 @@ def test_samples_of_a_mixture_are_of_the_classes_that_were_asked_for(
     capsys.readouterr()
     steps = ["sample", str(made), "--num", "4", "--steps", "3", "--out", str(tmp_path / "x.npz")]
     assert run(steps) == 2
-    assert "only a diffusion model" in " ".join(capsys.readouterr().err.split())
+    assert "only diffusion models have this option" in " ".join(capsys.readouterr().err.split())
 
 
 def test_samples_of_a_network_are_labelled_by_the_student(

@@ -85,7 +85,7 @@ def test_the_page_of_a_private_run(told):
     assert f"Sound ε: {told.result.guarantee.epsilon:.4g}." in said
     assert "Theorem 1 forgets a factor." in said
     assert "An adversary watched &lt;many&gt; answers." in said
-    assert "told to nobody else: loss" in said
+    assert "therefore not shown here: loss" in said
     assert "One attack was tried on it, and what it found lies within the guarantee." in said
     # A teacher's accuracy is no public matter, not even on a benchmark.
     assert "91.2" not in said
