@@ -9,9 +9,10 @@ The table goes to `results/utility.md`.
 
 Settings are the package's defaults and the table `CASES`, equal for all seeds. Those of teachers
 were chosen while looking at training images and at the FIRST 5,000 test images only; what is
-reported is the accuracy on the LAST 5,000. The four constants of moments (floors, ridge, share) were first chosen while looking at all test
-images, among two to four values each. On training records set aside (`constants.py`) no other value
-was better by more than 0.15 points, and a smaller ridge fails at ε = 1.
+reported is the accuracy on the LAST 5,000. The four constants of moments (floors, ridge, share)
+were first chosen while looking at all test images, among two to four values each. On training
+records set aside (`constants.py`) no other value was better by more than 0.15 points, and a smaller
+ridge fails at ε = 1.
 """
 
 import argparse
