@@ -206,7 +206,7 @@ def test_public_rooms_are_there(site: Path):
         "privacy": ("Guarantee", "Ledger", "gaussian_epsilon", "published.dpsd_theorem1"),
         "mechanisms": ("LocalNoise", "MaskedShare", "dpsgd.DpSgdStep"),
         "query": ("ImageQuery", "MomentsQuery"),
-        "secagg": ("unmask",),
+        "secagg": ("Server",),
         "runs": ("transcribe", "finished.FinishedRun"),
         "synthesis": ("synthesize",),
         "holder": ("policy", "answering.Holder"),

@@ -89,7 +89,7 @@ def test_the_share_follows_from_records_and_budget():
     ("changes", "words"),
     [
         ({"noise": False}, "without noise has no budget"),
-        ({"calibrate_by": "published"}, "the sound figure alone"),
+        ({"calibrate_by": "published"}, "only the sound figure"),
         ({"labels": "kmeans", "pretrain_data": "shapes"}, "clusters come from public"),
         ({"pretrain_data": "shapes"}, "public images of 'shapes'"),
     ],
