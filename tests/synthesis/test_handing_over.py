@@ -55,7 +55,7 @@ def test_a_private_run_from_its_figures_to_its_release(
 
     page = write_report(run.path, tmp_path / "page.html").read_text(encoding="utf-8")
     assert "dp-promise" in page
-    assert "tested on the holder&#39;s own records, is not told" in page
+    assert "tested on the holder&#39;s own records, is not shown" in page
     assert "training steps" in page
     assert "rows answered" not in page
     assert "student" not in page.replace("student_", "")
