@@ -5,8 +5,9 @@ Primitives come from `cryptography`. Nothing here knows Flower, teachers or nois
 
 from fedtranscribe.secagg.graph import Graph
 from fedtranscribe.secagg.keys import Advert, Cohort, KeyBook, Members, RunKey
-from fedtranscribe.secagg.protocol import Holder, Server
+from fedtranscribe.secagg.protocol import Holder
 from fedtranscribe.secagg.rounds import Round, Task
+from fedtranscribe.secagg.server import Server
 
 __all__ = [
     "Advert",

@@ -73,31 +73,26 @@ import hmac
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import islice
 
-import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedtranscribe.errors import ProtocolError, QuorumError
-from fedtranscribe.secagg.graph import circle, neighbours
-from fedtranscribe.secagg.keys import Advert, KeyBook, Members, sign, statement
+from fedtranscribe.errors import ProtocolError
+from fedtranscribe.secagg.keys import KeyBook, sign, statement
 from fedtranscribe.secagg.masks import (
     SEED_BYTES,
     Residues,
     RoundKey,
-    keystream,
     masked,
-    residue_type,
     sealing_key,
-    signed_keystream,
     tag,
 )
 from fedtranscribe.secagg.rounds import Round, Task
-from fedtranscribe.secagg.shares import SHARE_BYTES, combine, seal, split, unseal
+from fedtranscribe.secagg.shares import SHARE_BYTES, seal, split, unseal
 from fedtranscribe.text import counted
 
-_KEY_BYTES = 32
+KEY_BYTES = 32
+"""Of a round's public key, which stands before what is sealed."""
 
 Named = Mapping[str, bytes]
 
@@ -126,7 +121,7 @@ class Holder:
     def open(self, task: Task) -> Round:
         """Stage 1: a fresh seed and key, shares of both for those it drew, the key for others."""
         book, digest = self.book, task.digest(self.book.cohort)
-        seed, secret = os.urandom(SEED_BYTES), os.urandom(_KEY_BYTES)
+        seed, secret = os.urandom(SEED_BYTES), os.urandom(KEY_BYTES)
         rows = split([seed, secret], book.cohort.graph.threshold, len(book.circle))
         shares = {name: b"".join(row) for name, row in zip(book.circle, rows, strict=True)}
         public = RoundKey(secret).public
@@ -177,7 +172,7 @@ class Holder:
         received = {sender: self._opened(state, sender, inbox[sender]) for sender in sorted(inbox)}
         own = RoundKey(state.key)
         pairs = {
-            sender: own.pair_seed(self.name, sender, told[:_KEY_BYTES])
+            sender: own.pair_seed(self.name, sender, told[:KEY_BYTES])
             for sender, told in received.items()
         }
         vector = masked(values, state.task.word, self.name, state.seed, pairs).tobytes()
@@ -266,7 +261,7 @@ class Holder:
         self._expect_circle(
             set(islice(good, cohort.graph.threshold)), "signed this set of survivors"
         )
-        shares = {name: told[_KEY_BYTES:] for name, told in state.received.items()}
+        shares = {name: told[KEY_BYTES:] for name, told in state.received.items()}
         shares[self.name] = state.kept
         inside = set(state.survivors)
         return {
@@ -298,7 +293,7 @@ class Holder:
         return statement("sealed shares", run, digest, sender.encode(), receiver.encode(), public)
 
     def _opened(self, state: Round, sender: str, told: bytes) -> bytes:
-        public, sealed = told[:_KEY_BYTES], told[_KEY_BYTES:]
+        public, sealed = told[:KEY_BYTES], told[KEY_BYTES:]
         key = sealing_key(self.book, sender, state.digest, sender)
         content = unseal(key, sealed, self._envelope(state.digest, sender, self.name, public))
         if len(content) not in (0, 2 * SHARE_BYTES):
@@ -309,142 +304,3 @@ class Holder:
 def settled(digest: bytes, survivors: Sequence[str]) -> bytes:
     """What survivors sign: a round, and their own names in order."""
     return statement("survivors", digest, *(name.encode() for name in survivors))
-
-
-# ---------------------------------------------------------------- the server
-
-
-@dataclass(frozen=True)
-class Server:
-    """The server's steps within a run.
-
-    Attributes:
-        members: as the holders know them.
-        drawn: by name, whom each holder that advertised drew.
-    """
-
-    members: Members
-    drawn: Mapping[str, Sequence[str]]
-
-    @cached_property
-    def neighbours(self) -> dict[str, set[str]]:
-        """Whom each holder masks with."""
-        return neighbours(self.drawn)
-
-    @cached_property
-    def circles(self) -> dict[str, tuple[str, ...]]:
-        """Who holds each holder's shares, in the order of their points."""
-        return {name: circle(name, drawn) for name, drawn in self.drawn.items()}
-
-    def adverts(self, name: str, adverts: Mapping[str, Advert]) -> list[Advert]:
-        """After stage 0: those that a holder needs, its own among them."""
-        return [adverts[each] for each in sorted({name, *self.neighbours[name]})]
-
-    def inboxes(self, sent: Mapping[str, Named]) -> dict[str, dict[str, bytes]]:
-        """After stage 1: the inbox of every holder that sent, from its neighbours that did.
-
-        Raises:
-            QuorumError: too few did; nothing has been masked, and nothing revealed.
-            ProtocolError: one left a neighbour out.
-        """
-        self._expect_enough(len(sent), "sent shares")
-        try:
-            return {
-                receiver: {
-                    sender: sent[sender][receiver]
-                    for sender in sorted(self.neighbours[receiver] & sent.keys())
-                }
-                for receiver in sent
-            }
-        except KeyError as missing:
-            raise ProtocolError(f"A holder sent no shares for holder {missing}.") from None
-
-    def survivors(self, vectors: Iterable[str]) -> tuple[str, ...]:
-        """After stage 2: whose vectors make the sum, for them to sign.
-
-        Raises:
-            QuorumError: too few came; nothing has been revealed.
-        """
-        names = tuple(sorted(vectors))
-        self._expect_enough(len(names), "sent masked vectors")
-        return names
-
-    def tags(self, told: Mapping[str, Named], signed: Iterable[str], name: str) -> dict[str, bytes]:
-        """For stage 3: the tags that surviving neighbours made for a holder."""
-        near = self.neighbours[name] & set(signed) & told.keys()
-        return {each: told[each][name] for each in sorted(near) if name in told[each]}
-
-    def signatures(self, told: Named, name: str) -> dict[str, bytes]:
-        """For stage 4: the signatures of a holder's circle."""
-        return {each: told[each] for each in self.circles[name] if each in told}
-
-    def closed(
-        self, senders: Iterable[str], signed: Sequence[str], revealed: Mapping[str, Named]
-    ) -> list[str]:
-        """The holders of whom too few shares were revealed to open what the sum needs."""
-        threshold = self.members.graph.threshold
-        return [
-            name
-            for name in sorted({*senders, *signed})
-            if len(self._shares(name, revealed)) < threshold
-        ]
-
-    def unmask(
-        self,
-        task: Task,
-        sent: Mapping[str, Named],
-        signed: Sequence[str],
-        vectors: Named,
-        revealed: Mapping[str, Named],
-    ) -> Residues:
-        """After stage 4: the sum of the survivors' values, modulo 2^word.
-
-        Args:
-            task: as the holders know it.
-            sent: in stage 1, by sender and receiver.
-            signed: the survivors, as they were signed.
-            vectors: masked vectors by name, looked at one after the other; those of others than
-                survivors play no part.
-            revealed: what survivors revealed, by name and owner.
-
-        Raises:
-            QuorumError: too few revealed; the vectors stay masked.
-            ProtocolError: shares that do not fit together.
-        """
-        if missing := self.closed(sent, signed, revealed):
-            raise QuorumError(
-                f"Too few holders revealed their shares of holder {missing[0]}: "
-                f"{len(self._shares(missing[0], revealed))} of {self.members.graph.threshold}; the "
-                "vectors stay masked."
-            )
-        kind = residue_type(task.word)
-        total = np.zeros(task.length, dtype=kind)
-        for name in sorted(signed):
-            total += np.frombuffer(vectors[name], dtype=kind)
-            total -= keystream(self._secret(name, revealed), task.length, task.word)
-        for gone in sorted(set(sent) - set(signed)):
-            key = RoundKey(self._secret(gone, revealed))
-            for name in sorted(self.neighbours[gone] & set(signed)):
-                public = sent[name][gone][:_KEY_BYTES]
-                seed = key.pair_seed(gone, name, public)
-                total -= signed_keystream(seed, task.length, task.word, name, gone)
-        return total
-
-    def _shares(self, name: str, revealed: Mapping[str, Named]) -> dict[int, bytes]:
-        """By point."""
-        return {
-            point: revealed[each][name]
-            for point, each in enumerate(self.circles[name], 1)
-            if each in revealed and len(revealed[each].get(name, b"")) == SHARE_BYTES
-        }
-
-    def _secret(self, name: str, revealed: Mapping[str, Named]) -> bytes:
-        told = sorted(self._shares(name, revealed).items())[: self.members.graph.threshold]
-        return combine({point: [share] for point, share in told})[0]
-
-    def _expect_enough(self, count: int, what: str) -> None:
-        if count < self.members.quorum:
-            raise QuorumError(
-                f"Only {count} of {len(self.members.names)} holders {what}, a masked sum needs "
-                f"{self.members.quorum}; the round is given up, and nothing of it is revealed."
-            )
