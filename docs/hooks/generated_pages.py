@@ -2,7 +2,7 @@
 
 They are made from the program itself and from files outside of docs/ while the site is built, so
 that they cannot fall behind. Links from a page to a file of `benchmarks/results/`, right for
-whoever reads the repository, are turned to the page that the site has of it.
+readers of the repository, are turned to the page that the site has of it.
 """
 
 import os
