@@ -13,7 +13,6 @@ goes to `results/soak_deployment.md`.
 
 import argparse
 import json
-import subprocess
 import tempfile
 import time
 from collections import Counter
@@ -23,15 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import grpc
-import numpy as np
 import psutil
 from soak import ask, attacks
 
 from fedtranscribe import wire
-from fedtranscribe.data import load
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.service.link import is_serving
-from tests.e2e.deployment import BIN, RECORDS, Deployment
+from tests.e2e.deployment import Deployment, train_teachers, write_records
 
 RESULTS = Path(__file__).parent / "results"
 LINES = RESULTS / "soak_deployment.jsonl"
@@ -68,36 +65,11 @@ def prepare(place: Deployment, folder: Path) -> None:
     place.await_superlink()
     for number, name in enumerate((STEADY, RESTARTED)):
         records = write_records(folder / name, range(400 * number, 400 * (number + 1)))
-        place.holders.append(place.make_holder(name, train_teachers(records), records))
+        place.holders.append(place.make_holder(name, train_teachers(records, 4, 5), records))
     for holder in place.holders:
         place.register(holder)
         place.start_service(holder)
         place.start_node(holder)
-
-
-def write_records(folder: Path, numbers: range) -> Path:
-    folder.mkdir()
-    path = folder / Path(RECORDS).name
-    digits = load("digits").train.subset(numbers)
-    images, labels = digits.images[:, 0].numpy(), digits.labels.numpy()
-    np.savez(path, images=images, labels=labels, ids=np.array(digits.ids), classes=10)
-    return path
-
-
-def train_teachers(records: Path) -> Path:
-    teachers = records.parent / "teachers"
-    settings = records.parent / "teachers.toml"
-    settings.write_text("[teachers]\nsteps = 5\n")
-    subprocess.run(
-        [
-            *(str(BIN / "fedtranscribe"), "teacher", "train", "--data", str(records)),
-            *("--shards", "4", "--arch", "cnn-small", "--config", str(settings)),
-            *("--out", str(teachers)),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return teachers
 
 
 def soak(place: Deployment, folder: Path, seconds: float, pause: float) -> Iterator[dict[str, Any]]:

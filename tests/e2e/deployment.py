@@ -19,9 +19,12 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
+
+from fedtranscribe.data import load
 
 APP = Path(__file__).parents[2] / "server" / "app"
 BIN = Path(sys.executable).parent
@@ -46,6 +49,32 @@ MASKED = """
 key = "book/key"
 roster = "book/roster"
 """
+
+
+def write_records(folder: Path, numbers: range) -> Path:
+    """Some of the packaged digits as a holder's own records, in a new folder."""
+    folder.mkdir()
+    path = folder / Path(RECORDS).name
+    digits = load("digits").train.subset(numbers)
+    images, labels = digits.images[:, 0].numpy(), digits.labels.numpy()
+    np.savez(path, images=images, labels=labels, ids=np.array(digits.ids), classes=10)
+    return path
+
+
+def train_teachers(records: Path, shards: int = 2, steps: int = 1) -> Path:
+    """Teachers of these records, beside them."""
+    folder = records.parent
+    (folder / "teachers.toml").write_text(f"[teachers]\nsteps = {steps}\n")
+    subprocess.run(
+        [
+            *(str(BIN / "fedtranscribe"), "teacher", "train", "--data", str(records)),
+            *("--shards", str(shards), "--arch", "cnn-small"),
+            *("--config", str(folder / "teachers.toml"), "--out", str(folder / "teachers")),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    return folder / "teachers"
 
 
 def free_port() -> int:

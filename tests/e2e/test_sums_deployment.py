@@ -3,12 +3,10 @@
 import contextlib
 import json
 import sqlite3
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
@@ -16,7 +14,7 @@ from fedtranscribe.data import load
 from fedtranscribe.mechanisms import MomentSums
 from fedtranscribe.models.fixed_features import SCATTER, row_width
 from fedtranscribe.privacy.ledger import Ledger
-from tests.e2e.deployment import BIN, RECORDS, Deployment
+from tests.e2e.deployment import RECORDS, Deployment, train_teachers, write_records
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
@@ -45,30 +43,6 @@ def place(tmp_path_factory) -> Iterator[Deployment]:
             place.start_service(holder)
             place.start_node(holder)
         yield place
-
-
-def write_records(folder: Path, numbers: range) -> Path:
-    folder.mkdir()
-    path = folder / Path(RECORDS).name
-    digits = load("digits").train.subset(numbers)
-    images, labels = digits.images[:, 0].numpy(), digits.labels.numpy()
-    np.savez(path, images=images, labels=labels, ids=np.array(digits.ids), classes=10)
-    return path
-
-
-def train_teachers(records: Path) -> Path:
-    folder = records.parent
-    (folder / "teachers.toml").write_text("[teachers]\nsteps = 1\n")
-    subprocess.run(
-        [
-            *(str(BIN / "fedtranscribe"), "teacher", "train", "--data", str(records)),
-            *("--shards", "2", "--arch", "cnn-small", "--config", str(folder / "teachers.toml")),
-            *("--out", str(folder / "teachers")),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    return folder / "teachers"
 
 
 def stored(holder: Path, statement: str) -> list[bytes]:
