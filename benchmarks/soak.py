@@ -181,7 +181,7 @@ def attacks(number: int) -> list[Attack]:
         (wire.ANSWER, frame(query("honest/0", value=1 + number % 200)), "QUERY_CONFLICT"),
         (wire.SECAGG_KEY, pack(masked.ask_key(0, run, strangers)), "QUERY_CONFLICT"),
         (wire.SECAGG_MASK, pack(masked.ask_mask(0, run, new, {})), "QUERY_CONFLICT"),
-        (wire.SECAGG_SIGN, pack(masked.ask_sign(0, "r" * 201, new, [])), malformed),
+        (wire.SECAGG_SIGN, pack(masked.ask_sign(0, "r" * 201, new, [], {})), malformed),
         (
             wire.TRAIN,
             pack(trainings.ask_train(0, run, {"method": "dp-promise", "epsilon": 1e6}, 9.0)),
