@@ -35,9 +35,15 @@ LINES = RESULTS / "soak_deployment.jsonl"
 STEADY, RESTARTED = "steady", "restarted"
 RUNS: tuple[dict[str, Any], ...] = (
     {"student": "cnn-small", "start": "none"},
-    {"student": "", "rows": 0, "teachers-share": 0.0, "descent-rounds": 2},
+    {
+        "student": "",
+        "rows": 0,
+        "teachers-share": 0.0,
+        "descent-rounds": 2,
+        "with-generator": False,
+    },
 )
-FACTS = {"holders": 2, "noise": "central", "epsilon": 3.0, "with-generator": False}
+FACTS = {"holders": 2, "noise": "central", "epsilon": 3.0}
 
 
 def main() -> None:
@@ -79,6 +85,8 @@ def soak(place: Deployment, folder: Path, seconds: float, pause: float) -> Itera
         out = folder / f"run-{number}"
         run = place.run(out, **FACTS, **RUNS[number % len(RUNS)])
         ended = place.await_run(run, 900)
+        if (mistake := out / "error.json").exists():
+            raise SystemExit(f"Run {number} cannot be made: {mistake.read_text()}")
         told = json.loads((out / "metrics.json").read_text()) if ended.endswith("ted") else {}
         codes = refusals(place, number)
         yield {
