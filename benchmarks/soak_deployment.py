@@ -43,6 +43,7 @@ RUNS: tuple[dict[str, Any], ...] = (
         "with-generator": False,
     },
 )
+KINDS = '["vote", "moments", "descent"]'
 FACTS = {"holders": 2, "noise": "central", "epsilon": 3.0}
 
 
@@ -71,7 +72,8 @@ def prepare(place: Deployment, folder: Path) -> None:
     place.await_superlink()
     for number, name in enumerate((STEADY, RESTARTED)):
         records = write_records(folder / name, range(400 * number, 400 * (number + 1)))
-        place.holders.append(place.make_holder(name, train_teachers(records, 4, 5), records))
+        teachers = train_teachers(records, 4, 5)
+        place.holders.append(place.make_holder(name, teachers, records, kinds=KINDS))
     for holder in place.holders:
         place.register(holder)
         place.start_service(holder)

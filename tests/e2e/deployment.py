@@ -182,11 +182,15 @@ class Deployment:
         return home
 
     def write_policy(self, home: Path, **limits: Any) -> None:
-        facts = {"epsilon": 1e4, "noise": "central", "rows_per_message": 1000} | limits
-        more = facts.pop("more", "")
         there = (home / RECORDS).exists()
-        kinds = '["vote", "moments"]' if there else '["vote"]'
-        policy = more + POLICY.format(name=home.name, kinds=kinds, **facts)
+        facts = {
+            "epsilon": 1e4,
+            "noise": "central",
+            "rows_per_message": 1000,
+            "kinds": '["vote", "moments"]' if there else '["vote"]',
+            "more": "",
+        } | limits
+        policy = facts.pop("more") + POLICY.format(name=home.name, **facts)
         (home / "policy.toml").write_text(policy + f'records = "{RECORDS}"\n' * there)
 
     def make_roster(self, holders: list[Path], colluders: int = 1) -> None:
