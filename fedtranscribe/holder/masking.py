@@ -50,6 +50,17 @@ class Masking:
         """Whether there is a key for a run."""
         return self._store.run(run) is not None
 
+    def expect_known(self, names: Iterable[str]) -> None:
+        """Check that all of a cohort are on this holder's roster.
+
+        Raises:
+            ProtocolError: one is not; so nobody knows its key.
+        """
+        if unknown := sorted(set(names) - set(self.identity.roster)):
+            raise ProtocolError(
+                f"Holder {unknown[0][:80]!r} is not on this holder's roster; its key is not known."
+            )
+
     # ---------------------------------------------------------------- stage 0, once per run
 
     def advertise(
@@ -158,12 +169,9 @@ class Masking:
     # ---------------------------------------------------------------- small parts
 
     def _make_cohort(self, run: str, names: Sequence[str], dropouts: int, colluders: int) -> Cohort:
-        roster = self.identity.roster
-        if unknown := sorted(set(names) - set(roster)):
-            raise ProtocolError(
-                f"Holder {unknown[0][:80]!r} is not on this holder's roster; its key is not known."
-            )
-        return Cohort(run, {name: roster[name] for name in names}, dropouts, colluders)
+        self.expect_known(names)
+        roster = {name: self.identity.roster[name] for name in names}
+        return Cohort(run, roster, dropouts, colluders)
 
     def _known_run(self, run: str) -> "_Run":
         stored = self._store.run(run)

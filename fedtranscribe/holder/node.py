@@ -155,13 +155,15 @@ class Node:
         """
         with refusing(self.name, run):
             self.policy.check_cohort(dropouts, colluders)
+            masks = self._masks
+            # Before its graph: that of thousands of invented names would take a while to compute.
+            masks.expect_known(names)
             members = Members(tuple(sorted(set(names))), dropouts, colluders)
             # A server may look at what some holders drew, give a run up and start another one with
             # other holders first: no run costs it more than one of a holder's, so m times as many.
             graphs = self.policy.runs * len(members.names)
             if not members.graph.negligible(self.policy.delta, graphs):
                 raise Refusal(RefusalCode.POLICY)
-            masks = self._masks
             if not masks.knows_run(run):
                 self.policy.check_usage(masks.runs + 1, 0, masks.size + _RUN_BYTES)
             return masks.advertise(run, names, dropouts, colluders)

@@ -142,7 +142,7 @@ def test_renewal_keeps_key_and_names(home: Path, authority: Path) -> None:
 def test_renewal_with_another_key_is_refused(home: Path, authority: Path, tmp_path: Path) -> None:
     make_server(tmp_path / "b", authority, [NAME])
     (home / "server.key").write_bytes((tmp_path / "b" / "server.key").read_bytes())
-    with pytest.raises(ConfigError, match=r"is not of .*server\.key"):
+    with pytest.raises(ConfigError, match=r"does not belong to .*server\.key"):
         renew_server(home, authority)
 
 

@@ -72,7 +72,7 @@ def test_own_records_leave_no_trace_in_what_may_be_told(transcribed):
         "events": True,
         "teachers": True,
     }
-    assert told["risk"]["words"].startswith("Whoever guesses")
+    assert told["risk"]["words"].startswith("If a fair coin decides")
     assert (transcribed.path / "inversion.png").exists()
 
 

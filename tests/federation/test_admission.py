@@ -173,9 +173,9 @@ def test_one_rule_for_names_on_the_wire_and_in_the_ledger(service, file, bad, tm
     contents += [
         (wire.SECAGG_KEY, wire.Message.of(keyed | {"run": bad})),
         (wire.SECAGG_KEY, wire.Message.of(keyed | {"names": [bad]})),
-        (wire.SECAGG_SIGN, masked_wire.ask_sign(0, "run-1", "q", [bad])),
-        (wire.SECAGG_SIGN, masked_wire.ask_sign(0, bad, "q", ["a"])),
-        (wire.SECAGG_SIGN, masked_wire.ask_sign(0, "run-1", bad, ["a"])),
+        (wire.SECAGG_SIGN, masked_wire.ask_sign(0, "run-1", "q", [bad], {})),
+        (wire.SECAGG_SIGN, masked_wire.ask_sign(0, bad, "q", ["a"], {})),
+        (wire.SECAGG_SIGN, masked_wire.ask_sign(0, "run-1", bad, ["a"], {})),
         (wire.SECAGG_MASK, masked_wire.ask_mask(0, "run-1", "q", {bad: b"1"})),
         (wire.SECAGG_REVEAL, masked_wire.ask_reveal(0, "run-1", "q", {bad: b"1"})),
         (wire.TRAIN, training_wire.ask_train(0, bad, {}, 1.0)),

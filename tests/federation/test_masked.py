@@ -468,6 +468,9 @@ def test_strangers_and_another_cohort_of_the_same_run_are_refused(masked, open_n
     node = open_nodes(masked)[0]
     with refused(RefusalCode.CONFLICT):
         node.advertise("run-a", ["holder-0", "holder-1", "holder-2", "mallory"], 1, 1)
+    # Refused for its names, before anybody computes the graph of so many.
+    with refused(RefusalCode.CONFLICT):
+        node.advertise("run-a", [*NAMES, *(f"nobody-{i}" for i in range(100_000))], 1, 1)
     first = node.advertise("run-a", NAMES, 1, 1)
     assert node.advertise("run-a", NAMES, 1, 1) == first
     with refused(RefusalCode.CONFLICT):

@@ -351,7 +351,7 @@ def test_events_that_take_minutes_are_refused_unseen(released, over, monkeypatch
     checks = {check.name: check for check in verify(released).checks}
     assert not checks["epsilon"].ok
     assert "need 21 compositions" in checks["epsilon"].words
-    with pytest.raises(PrivacyError, match="only 20 are carried out"):
+    with pytest.raises(PrivacyError, match="more than the 20 that are computed"):
         load(released)
 
 
