@@ -32,7 +32,7 @@ Examples:
   fedtranscribe holder serve                            # policy.toml in this folder
   fedtranscribe holder serve --policy /etc/holder/policy.toml
 
-Policy, teachers and ledger are proved before the first question is taken. SIGTERM lets the
+Policy, teachers and the whole ledger are proved before the first question is taken. SIGTERM lets the
 question in hand be answered, and ends. Run it as another user than the SuperNode.
 """
 
@@ -60,6 +60,8 @@ def serve_command(policy: PolicyFile = Path("policy.toml")) -> None:
 def status(policy: PolicyFile = Path("policy.toml"), as_json: Json = False) -> None:
     """Tell whether the service answers, what is booked, left and stored, limits, runs and refusals.
 
+    `proved` is when the whole ledger was last proved, by the service or by a run.
+
     The exit code is 8 if no service answers.
 
     \b
@@ -79,10 +81,10 @@ def status(policy: PolicyFile = Path("policy.toml"), as_json: Json = False) -> N
         with Ledger.open_read_only(file.holder.ledger) as ledger:
             runs = {run.run: {"first": run.first, "rows": run.rows} for run in ledger.runs()}
             booked, since = budget_left(ledger), limits(ledger)
-            kept = quotas(file, ledger)
+            kept, proved = quotas(file, ledger), ledger.proved or None
     else:
-        runs, booked, since, kept = {}, {}, {}, {}
-    told |= {"budget": booked, "limits": since, "quotas": kept, "runs": runs}
+        runs, booked, since, kept, proved = {}, {}, {}, {}, None
+    told |= {"budget": booked, "limits": since, "quotas": kept, "proved": proved, "runs": runs}
     told |= {"refusals": refusals(file.holder.log)}
     if as_json:
         emit(told, as_json=True, title="")
@@ -124,7 +126,7 @@ def check(
 
 @ledger_app.command("show")
 def show(ledger: LedgerFile, as_json: Json = False) -> None:
-    """Show every limit, what is booked per unit, and every run.
+    """Show every limit, what is booked per unit, every run, and when all of it was last proved.
 
     \b
     Example:
@@ -139,6 +141,7 @@ def show(ledger: LedgerFile, as_json: Json = False) -> None:
             "data": book.data_id,
             "entries": head.sequence,
             "head": head.hash,
+            "proved": book.proved or None,
             "budget": budget_left(book),
             "limits": limits(book),
             "runs": {
@@ -150,7 +153,10 @@ def show(ledger: LedgerFile, as_json: Json = False) -> None:
 
 @ledger_app.command("verify")
 def verify(ledger: LedgerFile, as_json: Json = False) -> None:
-    """Prove pages, hash chain, stored answers and head file.
+    """Prove the whole ledger: pages, hash chain, totals, stored answers and head file.
+
+    Other commands prove what was added since the ledger's last checkpoint. Run this one every
+    week, and after each backup. It reads only, so that `holder status` does not know of it.
 
     \b
     Example:
@@ -168,7 +174,7 @@ def export(
     ledger: LedgerFile,
     out: Annotated[Path, typer.Option(help="JSON lines to write, an entry each.")],
 ) -> None:
-    """Write every entry as a JSON line, for an auditor; stored answers stay behind.
+    """Prove the ledger and write every entry as a JSON line, for an auditor, without the answers.
 
     \b
     Example:
@@ -180,6 +186,7 @@ def export(
     from fedtranscribe.privacy.ledger import Ledger
 
     with Ledger.open_read_only(ledger) as book:
+        book.verify()
         lines = [json.dumps(asdict(entry)) for entry in book.entries()]
     write_atomically(out, "".join(f"{line}\n" for line in lines).encode())
     say_path(counted(len(lines), "entry", "entries"), out)

@@ -1,12 +1,13 @@
 """A ledger that stays open between queries, for a service that answers thousands.
 
-Opening proves the whole book, which takes longer with every answer in it. A kept ledger is proved
-when it is opened, and each entry after that is chained to what was proved; `prove` does all of it
-again at the start of every run.
+Opening proves the book from its last checkpoint on, and each entry after that is chained to what was
+proved. The whole book takes longer with every answer in it: `prove` goes through all of it when the
+service starts, and again at the start of a run once the last proof is a day old.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 
 from fedtranscribe.errors import CorruptLedgerError
@@ -38,18 +39,18 @@ class KeptLedger:
         try:
             yield self._ledger
         except CorruptLedgerError:
-            # Whoever fixes the file finds it proved from the start.
+            # After the file is fixed it is opened, and so proved, again.
             self.close()
             raise
 
-    def prove(self) -> None:
-        """Prove the whole book again.
+    def prove(self, within: timedelta = timedelta(0)) -> None:
+        """Prove the whole book, unless that was done `within` this time: then as opening does.
 
         Raises:
             LedgerError: it is damaged, edited, cut, rolled back, or of other data.
         """
         with self() as ledger:
-            ledger.verify()
+            ledger.prove(within)
 
     def close(self) -> None:
         """Let go of the file."""

@@ -1,16 +1,17 @@
 """A durable, append-only, hash-chained book of entries and stored answers.
 
 It knows how entries are kept and how a break is noticed, and nothing of what they cost; that is
-the ledger's part. Opening reads the whole book and proves it; so does `verify`.
+the ledger's part. Opening counts on from the last checkpoint (`totals`) and proves all entries
+from there; `verify` proves the whole book. A book that is too young to have a checkpoint is proved
+as a whole by opening, too.
 """
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from sqlite3 import Connection
-from typing import Any, Self
+from typing import Self
 
 from fedtranscribe.errors import CorruptLedgerError, ForeignLedgerError, StorageError
 from fedtranscribe.privacy import ledger_file
@@ -22,12 +23,12 @@ from fedtranscribe.privacy.chain import (
     canonical,
     head_path,
     read_head,
+    seal,
     walk,
     write_head,
 )
-from fedtranscribe.reading import parse_json
-
-_COLUMNS = "sequence, time, kind, run, query_id, query_hash, content, previous, hash"
+from fedtranscribe.privacy.entry_store import EntryStore
+from fedtranscribe.privacy.totals import Totals, sealed
 
 
 class Book:
@@ -39,11 +40,14 @@ class Book:
     def __init__(self, path: Path, connection: Connection) -> None:
         self.path = path
         self._connection = connection
+        self._store = EntryStore(path, connection)
         self._seen = START
+        self._totals: Totals | None = None
+        self._proved = ""
 
     @classmethod
     def open(cls, path: Path, data_id: str, create: bool) -> Self:
-        """Open for writing and prove it; start a new one if there is none and `create`.
+        """Open for writing; start a new one if there is none and `create`, convert an old one.
 
         Raises:
             ForeignLedgerError: it belongs to other data.
@@ -53,9 +57,14 @@ class Book:
         book = cls(path, ledger_file.open_for_writing(path, create))
         try:
             with ledger_file.transaction(book._connection, path, write=True):
-                if not ledger_file.has_schema(book._connection, path):
+                version = ledger_file.schema_version(book._connection, path)
+                if version == 0:
                     book._begin(data_id, create)
-                book._prove(read_head(path), data_id)
+                totals = book._prove(read_head(path), data_id)
+                if 0 < version < ledger_file.FORMAT:
+                    ledger_file.create_schema(book._connection, version)
+                if book._proved and totals.due:
+                    book._checkpoint(proved=True)
             book._publish()
         except BaseException:
             book.close()
@@ -64,7 +73,7 @@ class Book:
 
     @classmethod
     def open_read_only(cls, path: Path, data_id: str | None) -> Self:
-        """Open and prove without ever writing or creating a file; None accepts any data.
+        """Open without ever writing or creating a file; None accepts any data.
 
         Raises:
             ForeignLedgerError: it belongs to other data.
@@ -73,7 +82,7 @@ class Book:
         """
         book = cls(path, ledger_file.open_for_reading(path))
         try:
-            book.verify(data_id)
+            book.check(data_id)
         except BaseException:
             book.close()
             raise
@@ -93,97 +102,45 @@ class Book:
             )
         ledger_file.create_schema(self._connection)
         content = {"data_id": data_id, "format": ledger_file.FORMAT}
-        self.append(Kind.CREATED, canonical(content).decode())
+        self._add(Totals(), Kind.CREATED, canonical(content).decode())
 
     # Reading
 
     @property
-    def data_id(self) -> str:
-        """Id of the data that the book belongs to."""
-        first = self._one("WHERE sequence = 1")
-        return "" if first is None else parse_json(first.content)["data_id"]
+    def totals(self) -> Totals:
+        """What all entries add up to, including what others added since; do not change it."""
+        if self._connection.in_transaction:
+            return self._follow()
+        with ledger_file.transaction(self._connection, self.path, write=False):
+            return self._follow()
 
     @property
     def head(self) -> Head:
         """Sequence and hash of the last entry."""
-        last = self._one("ORDER BY sequence DESC LIMIT 1")
-        return START if last is None else last.head
+        return self._store.head
 
-    def entries(self, kind: Kind | None = None, run: str | None = None) -> list[Entry]:
-        """All entries, or those of a kind or a run, oldest first."""
-        with ledger_file.own_errors(self.path):
-            return list(self._entries(kind, run))
-
-    def find(self, query_id: str, kind: Kind) -> Entry | None:
-        """The entry of that kind for a query; there is at most one."""
-        return self._one("WHERE query_id = ? AND query_id <> '' AND kind = ?", query_id, kind.value)
-
-    def latest(self, kind: Kind) -> Entry | None:
-        """The newest entry of a kind."""
-        return self._one("WHERE kind = ? ORDER BY sequence DESC LIMIT 1", kind.value)
-
-    def first(self, kind: Kind) -> Entry | None:
-        """The oldest entry of a kind."""
-        return self._one("WHERE kind = ? ORDER BY sequence LIMIT 1", kind.value)
-
-    def tally(self, kind: Kind, run: str | None = None) -> list[tuple[str, int]]:
-        """Each different content of a kind, in order of first entry, and how many hold it.
-
-        Args:
-            kind: of the entries.
-            run: count this run alone.
-        """
-        with ledger_file.own_errors(self.path):
-            return self._connection.execute(
-                "SELECT content, COUNT(*) FROM entries WHERE kind = ? AND (? IS NULL OR run = ?) "
-                "GROUP BY content ORDER BY MIN(sequence)",
-                (kind.value, run, run),
-            ).fetchall()
-
-    def count(self, kind: Kind, run: str) -> int:
-        """How many entries of a kind a run has."""
-        return self._number("SELECT COUNT(*) FROM entries WHERE kind = ? AND run = ?", kind, run)
-
-    def count_runs(self, kind: Kind) -> int:
-        """How many runs have an entry of a kind."""
-        return self._number("SELECT COUNT(DISTINCT run) FROM entries WHERE kind = ?", kind)
+    @property
+    def proved(self) -> str:
+        """When all was last proved, by this object or by whoever left a note; empty: never."""
+        return max(self._proved, self.totals.proved)
 
     @property
     def size(self) -> int:
         """Bytes of the database and its log on disk."""
         return ledger_file.size(self.path)
 
+    def entries(self, kind: Kind | None = None, run: str | None = None) -> list[Entry]:
+        """All entries, or those of a kind or a run, oldest first."""
+        return self._store.entries(kind, run)
+
+    def find(self, query_id: str, kind: Kind) -> Entry | None:
+        """The entry of that kind for a query, held against its hash; there is at most one."""
+        return self._store.find(query_id, kind)
+
     def answer(self, query_id: str) -> bytes | None:
         """The stored answer of a query, proved to be the one that was committed."""
         commit = self.find(query_id, Kind.COMMIT)
-        if commit is None:
-            return None
-        with ledger_file.own_errors(self.path):
-            row = self._connection.execute(
-                "SELECT answer FROM answers WHERE query_id = ?", (query_id,)
-            ).fetchone()
-        if row is None or not _matches(commit, row[0]):
-            raise _bad_answer(query_id)
-        return row[0]
-
-    def _one(self, where: str, *values: str) -> Entry | None:
-        with ledger_file.own_errors(self.path):
-            row = self._connection.execute(
-                f"SELECT {_COLUMNS} FROM entries {where}", values
-            ).fetchone()
-        return None if row is None else Entry(*row)
-
-    def _number(self, statement: str, *values: str) -> int:
-        with ledger_file.own_errors(self.path):
-            return self._connection.execute(statement, values).fetchone()[0]
-
-    def _entries(self, kind: Kind | None = None, run: str | None = None) -> Iterator[Entry]:
-        rows = self._connection.execute(
-            f"SELECT {_COLUMNS} FROM entries "
-            "WHERE (? IS NULL OR kind = ?) AND (? IS NULL OR run = ?) ORDER BY sequence",
-            (*[kind and kind.value] * 2, run, run),
-        )
-        return (Entry(*row) for row in rows)
+        return None if commit is None else self._store.answer(commit)
 
     # Writing
 
@@ -194,33 +151,59 @@ class Book:
         What is read inside cannot change before what is written. Before it returns, the head
         file knows of it.
         """
-        with ledger_file.transaction(self._connection, self.path, write=True):
-            self._confirm_known(read_head(self.path))
-            yield
+        before: Head | None = None
+        try:
+            with ledger_file.transaction(self._connection, self.path, write=True):
+                if self._totals is not None:
+                    self._confirm_known(read_head(self.path), self._totals)
+                before = self._follow().head
+                yield
+        except BaseException:
+            if before is not None and self._totals is not None and self._totals.head != before:
+                self._totals = None  # they count entries that were not kept
+            raise
         self._publish()
 
     def append(
         self, kind: Kind, content: str, run: str = "", query_id: str = "", query_hash: str = ""
     ) -> None:
         """Add an entry after the last; only inside `writing`."""
+        totals = self._follow()
+        if totals.due:
+            self._checkpoint(proved=False)
+        self._add(totals, kind, content, run, query_id, query_hash)
+
+    def append_answer(self, query_id: str, run: str, answer: bytes) -> None:
+        """Store an answer and the entry that binds it; only inside `writing`."""
+        self._store.add_answer(query_id, answer)
+        self.append(Kind.COMMIT, canonical(seal(answer)).decode(), run, query_id)
+
+    def _add(
+        self,
+        totals: Totals,
+        kind: Kind,
+        content: str,
+        run: str = "",
+        query_id: str = "",
+        query_hash: str = "",
+    ) -> None:
         entry = Entry.after(
-            self.head,
-            time=datetime.now(UTC).isoformat(timespec="microseconds"),
+            totals.head,
+            time=_now(),
             kind=kind.value,
             run=run,
             query_id=query_id,
             query_hash=query_hash,
             content=content,
         )
-        self._connection.execute(
-            f"INSERT INTO entries ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            tuple(getattr(entry, column) for column in _COLUMNS.split(", ")),
-        )
+        self._store.add(entry)
+        totals.add(entry)
 
-    def append_answer(self, query_id: str, run: str, answer: bytes) -> None:
-        """Store an answer and the entry that binds it; only inside `writing`."""
-        self._connection.execute("INSERT INTO answers VALUES (?, ?)", (query_id, answer))
-        self.append(Kind.COMMIT, canonical(_seal(answer)).decode(), run, query_id)
+    def _checkpoint(self, *, proved: bool) -> None:
+        totals = self._follow()
+        text = totals.text()
+        self._add(totals, Kind.CHECKPOINT, sealed(text, proved=proved))
+        self._store.put_totals(totals.checkpoint, text)
 
     def _publish(self) -> None:
         # Under the lock, so that of two processes the slower never puts an older head back.
@@ -231,8 +214,8 @@ class Book:
 
     # Proving
 
-    def verify(self, data_id: str | None = None) -> Head:
-        """Prove the whole book again: pages, tables, triggers, chain, answers, head file.
+    def check(self, data_id: str | None = None) -> Head:
+        """Prove what opening proves: tables, triggers, all from the last checkpoint on, head file.
 
         Raises:
             CorruptLedgerError: names the first sequence or the first answer that is wrong.
@@ -241,44 +224,83 @@ class Book:
         # The head file first: a writer in between can then only put the database ahead of it.
         known = read_head(self.path)
         with ledger_file.transaction(self._connection, self.path, write=False):
-            if not ledger_file.has_schema(self._connection, self.path):
-                raise StorageError(f"There is no ledger in {self.path}; check the path.")
-            return self._prove(known, data_id)
+            return self._prove(known, data_id).head
 
-    def _prove(self, known: Head | None, data_id: str | None) -> Head:
-        report = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
-        if report != "ok":
-            raise CorruptLedgerError(f"Ledger {self.path}: {report}. Restore it from its copy.")
-        head = START
-        commits: dict[str, Entry] = {}
-        for entry in walk(self._entries()):
-            head = entry.head
+    def verify(self) -> Head:
+        """Prove the whole book: pages, tables, triggers, chain, totals, answers, head file.
+
+        Raises:
+            CorruptLedgerError: names the first sequence or the first answer that is wrong.
+        """
+        known = read_head(self.path)
+        with ledger_file.transaction(self._connection, self.path, write=False):
+            return self._prove(known, whole=True).head
+
+    def prove(self, within: timedelta) -> None:
+        """`verify` and leave a note of it; only `check` if that was done less than `within` ago.
+
+        Raises:
+            CorruptLedgerError: as they do.
+        """
+        if _now(-within) < self.proved <= _now():
+            self.check()
+            return
+        self.verify()
+        # Without a checkpoint every opening proves the whole, and a note would say nothing new.
+        if self.totals.checkpoint:
+            with self.writing():
+                self._checkpoint(proved=True)
+
+    def _prove(
+        self, known: Head | None, data_id: str | None = None, *, whole: bool = False
+    ) -> Totals:
+        """Count the entries, from the stored totals on or all of them, each once it is proved."""
+        version = ledger_file.schema_version(self._connection, self.path)
+        if version == 0:
+            raise StorageError(f"There is no ledger in {self.path}; check the path.")
+        stored = self._store.totals() if version == ledger_file.FORMAT else None
+        # The head file fixes all entries up to its own. Totals after it anybody could have added.
+        if stored is None or known is None or stored.head.sequence >= known.sequence:
+            whole = True
+        totals = Totals() if whole or stored is None else stored
+        if whole:
+            self._store.expect_sound_pages()
+        commits = 0
+        for entry in walk(self._store.after(totals.head), totals.head):
+            totals.add(entry)
             if entry.kind == Kind.COMMIT:
-                commits[entry.query_id] = entry
-        for query_id, answer in self._connection.execute("SELECT query_id, answer FROM answers"):
-            commit = commits.pop(query_id, None)
-            if commit is None or not _matches(commit, answer):
-                raise _bad_answer(query_id)
-        for query_id in commits:
-            raise _bad_answer(query_id)
-        self._confirm_known(known)
-        if data_id is not None and self.data_id != data_id:
+                self._store.answer(entry)
+                commits += 1
+        if whole:
+            self._store.expect_answers(commits)
+        self._confirm_known(known, totals)
+        if data_id is not None and totals.data_id != data_id:
             raise ForeignLedgerError(
                 f"Expected a ledger of the data {data_id!r}, {self.path} belongs to "
-                f"{self.data_id!r}; give the folder of the right data."
+                f"{totals.data_id!r}; give the folder of the right data."
             )
-        return head
+        self._totals = totals
+        if whole:
+            self._proved = _now()
+        return totals
 
-    def _confirm_known(self, known: Head | None) -> None:
-        if known is None:
-            if self.latest(Kind.RESERVE) is not None:
-                raise CorruptLedgerError(
-                    f"{head_path(self.path)} is missing beside a ledger that has reservations, "
-                    f"so that a dropped tail could not be seen. Restore it from a copy, or write "
-                    f'the head of the last answer into it as {{"sequence": …, "hash": "…"}}.'
-                )
-        else:
+    def _follow(self) -> Totals:
+        """The totals, with what was added since they were last looked at."""
+        if self._totals is None:
+            return self._prove(read_head(self.path))
+        for entry in walk(self._store.after(self._totals.head), self._totals.head):
+            self._totals.add(entry)
+        return self._totals
+
+    def _confirm_known(self, known: Head | None, totals: Totals) -> None:
+        if known is not None:
             self.confirm(known)
+        elif totals.tally:
+            raise CorruptLedgerError(
+                f"{head_path(self.path)} is missing beside a ledger that has reservations, "
+                f"so that a dropped tail could not be seen. Restore it from a copy, or write "
+                f'the head of the last answer into it as {{"sequence": …, "hash": "…"}}.'
+            )
         self.confirm(self._seen)
 
     def confirm(self, head: Head) -> None:
@@ -297,7 +319,7 @@ class Book:
                 f"{head.sequence}: its tail was dropped or an older copy was put back. "
                 f"Restore the newest copy."
             )
-        entry = self._one(f"WHERE sequence = {head.sequence:d}")
+        entry = self._store.entry(head.sequence)
         if entry is None or entry.hash != head.hash:
             raise CorruptLedgerError(
                 f"Entry {head.sequence} of the ledger {self.path} is not the one that was written "
@@ -305,16 +327,5 @@ class Book:
             )
 
 
-def _seal(answer: bytes) -> dict[str, Any]:
-    return {"bytes": len(answer), "sha256": hashlib.sha256(answer).hexdigest()}
-
-
-def _matches(commit: Entry, answer: object) -> bool:
-    return isinstance(answer, bytes) and commit.content == canonical(_seal(answer)).decode()
-
-
-def _bad_answer(query_id: str) -> CorruptLedgerError:
-    return CorruptLedgerError(
-        f"The stored answer of query {query_id} is not the one that was committed. "
-        f"Restore the ledger from its last copy."
-    )
+def _now(shift: timedelta = timedelta(0)) -> str:
+    return (datetime.now(UTC) + shift).isoformat(timespec="microseconds")

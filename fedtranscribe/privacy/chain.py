@@ -36,6 +36,7 @@ class Kind(StrEnum):
     BUDGET = "budget"
     RESERVE = "reserve"
     COMMIT = "commit"
+    CHECKPOINT = "checkpoint"
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,8 @@ class Entry:
         query_id: the query (`reserve`, `commit`).
         query_hash: the hash that the query id is bound to (`reserve`).
         content: canonical JSON. `created`: data id and format; `budget`: the limit from now on;
-            `reserve`: the release that is charged; `commit`: SHA-256 and length of the answer.
+            `reserve`: the release that is charged; `commit`: SHA-256 and length of the answer;
+            `checkpoint`: the same of the totals, and whether the whole book was proved before.
         previous: hash of the entry before, `GENESIS` in the first.
         hash: of all the above.
     """
@@ -93,6 +95,16 @@ class Entry:
         except rfc8785.CanonicalizationError:  # a column that now holds bytes or nothing
             return False
 
+    def expect_intact(self) -> "Entry":
+        """The entry itself.
+
+        Raises:
+            CorruptLedgerError: it is not `intact`.
+        """
+        if not self.intact():
+            raise _changed(self)
+        return self
+
 
 def _digest(body: dict[str, Any]) -> str:
     return hashlib.sha256(canonical(body)).hexdigest()
@@ -107,26 +119,34 @@ START = Head(0, GENESIS)
 """The head of an empty chain."""
 
 
-def walk(entries: Iterable[Entry]) -> Iterator[Entry]:
-    """Pass entries on, each only after it is proved to follow the one before.
+def seal(content: bytes) -> dict[str, Any]:
+    """What an entry keeps of a content that is stored beside the chain: it fixes all of it."""
+    return {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def walk(entries: Iterable[Entry], head: Head = START) -> Iterator[Entry]:
+    """Pass entries on, each only after it is proved to follow the one before; `head` is the first.
 
     Raises:
         CorruptLedgerError: naming the first sequence that does not fit.
     """
-    head = START
     for entry in entries:
         if entry.sequence != head.sequence + 1:
             raise CorruptLedgerError(
                 f"Expected ledger entry {head.sequence + 1} after {head.sequence}, found "
                 f"{entry.sequence}: entries were removed. Restore the ledger from its last copy."
             )
-        if entry.previous != head.hash or not entry.intact():
-            raise CorruptLedgerError(
-                f"Ledger entry {entry.sequence} does not have the hash it was written with: "
-                f"it was changed. Restore the ledger from its last copy."
-            )
-        head = entry.head
+        if entry.previous != head.hash:
+            raise _changed(entry)
+        head = entry.expect_intact().head
         yield entry
+
+
+def _changed(entry: Entry) -> CorruptLedgerError:
+    return CorruptLedgerError(
+        f"Ledger entry {entry.sequence} does not have the hash it was written with: "
+        f"it was changed. Restore the ledger from its last copy."
+    )
 
 
 def head_path(ledger: Path) -> Path:

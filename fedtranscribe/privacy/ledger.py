@@ -21,17 +21,34 @@ Guarantee
     is the ε of a single plan that was fixed beforehand, and of nothing that was stopped by choice.
 
 What is noticed, and what is not
-    An edited or removed entry, removed triggers and damaged pages: by opening, through the hash
-    chain; by `verify` likewise. A changed stored answer: then, and when it is asked for. A
-    dropped tail, an older backup put back, or a lost database beside a head file: by the head
-    file, which lies outside the database. A missing head file beside a ledger that has
-    reservations is refused as well, because it may hide any of these. Someone who rewrites
-    database and head file together, or deletes both, is noticed only by a head that went out
-    with an answer: `confirm` checks it.
+    A query rests on what the entries add up to, and the totals rest on a checkpoint: see
+    `totals`. So it makes a difference when a file is proved.
+
+    By opening, and by every query as far as it reads: an entry edited, removed, moved or put in
+    since the last checkpoint; stored totals that are edited, exchanged, or of another ledger; a
+    checkpoint that claims other totals than its entries have; removed triggers and tables; a
+    changed answer since the last checkpoint. Also a dropped tail, an older backup put back, or a
+    lost database beside a head file: by the head file, which lies outside the database. A missing
+    head file beside a ledger that has reservations is refused, because it may hide any of these.
+
+    When it is used: an older reservation or answer that a repeated query asks for is held against
+    its hash.
+
+    By `verify` alone: an older entry edited or removed, damaged pages that nothing reads, an
+    answer that nobody committed. None of these gives room for one more query, because the totals
+    do not come from those entries. Rewritten in full with all hashes up to the head file's entry,
+    they would not fit the head file. `prove` does what `verify` does once a day; runs begin with
+    it, and so does the holder's service. A ledger with fewer than `totals.EVERY` entries has no
+    checkpoint, and opening is `verify`; so it is if the totals were deleted, after a crash
+    between a checkpoint and the head file, and with a ledger of format 1.
+
+    By nobody but the holder of a head that went out with an answer (`confirm`): database and head
+    file rewritten together, or both deleted. This holds for `verify` as well.
 """
 
 import math
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import Self
@@ -49,6 +66,9 @@ from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.reading import parse_json
 
 __all__ = ["ACCOUNTANT", "Budget", "Head", "Ledger", "Reservation", "RunSummary", "Usage"]
+
+PROVED_WITHIN = timedelta(days=1)
+"""A run begins with a proof of the whole ledger if the last one is older than this."""
 
 ACCOUNTANT = "privacy filter"
 """The accountant that `total` names: sound for queries chosen after seeing answers."""
@@ -78,11 +98,13 @@ class RunSummary:
         run: the run's id.
         first: UTC time of its first reservation, ISO 8601.
         rows: rows reserved in all.
+        queries: reserved in all.
     """
 
     run: str
     first: str
     rows: int
+    queries: int
 
 
 @dataclass(frozen=True)
@@ -112,7 +134,10 @@ class Ledger:
     def open(
         cls, path: Path, data_id: str, budget: Budget | None = None, create: bool = True
     ) -> Self:
-        """Open the ledger of the data `data_id` for writing and verify all of it.
+        """Open the ledger of the data `data_id` for writing and prove it from its last checkpoint.
+
+        A ledger of format 1 is proved as a whole and converted; earlier versions of the program
+        refuse it then.
 
         Args:
             path: the SQLite file; its folder is made if need be.
@@ -139,7 +164,7 @@ class Ledger:
 
     @classmethod
     def open_read_only(cls, path: Path, data_id: str | None = None) -> Self:
-        """Open and verify without ever writing or creating a file; None accepts any data.
+        """The same without ever writing or creating a file; None accepts any data.
 
         Methods that book raise StorageError.
 
@@ -233,7 +258,7 @@ class Ledger:
             if budget == before:
                 return
             self._epsilon(budget.delta, budget.unit, budget.adjacency)
-            booked = self._book.latest(Kind.RESERVE) is not None
+            booked = bool(self._book.totals.tally)
             if booked and before is not None and not budget.alike(before):
                 raise ConfigError(
                     f"The limit of the ledger {self._book.path} is per {before.unit.value} under "
@@ -299,8 +324,8 @@ class Ledger:
     @property
     def budget(self) -> Budget | None:
         """The limit in force; None if none was ever set."""
-        entry = self._book.latest(Kind.BUDGET)
-        return None if entry is None else Budget.from_json(parse_json(entry.content))
+        limits = self._book.totals.limits
+        return _budget(limits[-1][1]) if limits else None
 
     @property
     def limits(self) -> list[tuple[str, Budget]]:
@@ -308,13 +333,7 @@ class Ledger:
 
         A limit that was replaced before anything was booked counts for nothing.
         """
-        first = self._book.first(Kind.RESERVE)
-        limits: list[tuple[str, Budget]] = []
-        for entry in self._book.entries(Kind.BUDGET):
-            if limits and (first is None or entry.sequence < first.sequence):
-                limits.clear()
-            limits.append((entry.time, Budget.from_json(parse_json(entry.content))))
-        return limits
+        return [(since, _budget(content)) for since, content in self._book.totals.limits]
 
     @property
     def highest(self) -> Budget | None:
@@ -334,7 +353,7 @@ class Ledger:
     @property
     def data_id(self) -> str:
         """Id of the data that the ledger belongs to."""
-        return self._book.data_id
+        return self._book.totals.data_id
 
     @property
     def head(self) -> Head:
@@ -342,7 +361,7 @@ class Ledger:
         return self._book.head
 
     def entries(self) -> list[Entry]:
-        """The whole book, oldest first: reservations, commits and every budget there was."""
+        """The whole book, oldest first, as it is; `verify` first if you rely on old entries."""
         return self._book.entries()
 
     def releases(self, run: str | None = None) -> list[Release]:
@@ -351,23 +370,25 @@ class Ledger:
 
     def runs(self) -> list[RunSummary]:
         """Every run that reserved anything, in the order of their first reservations."""
-        summaries: dict[str, RunSummary] = {}
-        for entry in self._book.entries(Kind.RESERVE):
-            so_far = summaries.get(entry.run, RunSummary(entry.run, entry.time, 0))
-            rows = so_far.rows + _release(entry.content).rows
-            summaries[entry.run] = replace(so_far, rows=rows)
-        return list(summaries.values())
+        runs = self._book.totals.runs
+        return [RunSummary(name, run.first, run.rows, run.queries) for name, run in runs.items()]
 
     def answer(self, query_id: str) -> bytes | None:
         """The stored private answer to a query; None before there is one."""
         return self._book.answer(query_id)
 
     def usage(self, run: str) -> Usage:
-        """What the book holds, and how much of it is a run's; quick in a book of any length."""
-        return Usage(
-            runs=self._book.count_runs(Kind.RESERVE),
-            queries=self._book.count(Kind.RESERVE, run),
-        )
+        """How many runs the book holds, and how much of it is a run's."""
+        runs = self._book.totals.runs
+        return Usage(runs=len(runs), queries=runs[run].queries if run in runs else 0)
+
+    @property
+    def proved(self) -> str:
+        """When the whole book was last proved (UTC, ISO 8601): noted in it, or by this object.
+
+        Empty where that never happened. `verify` leaves no note, `prove` does.
+        """
+        return self._book.proved
 
     @property
     def size(self) -> int:
@@ -380,8 +401,8 @@ class Ledger:
 
     def rows(self, run: str, besides: str = "") -> int:
         """Rows that a run has been charged for; a repeated query leaves itself out."""
-        # Counted by the database: a node asks this at every query, of ever more entries.
-        rows = sum(_release(content).rows * n for content, n in self._book.tally(Kind.RESERVE, run))
+        total = self._book.totals.runs.get(run)
+        rows = 0 if total is None else total.rows
         own = self._book.find(besides, Kind.RESERVE) if besides else None
         return rows if own is None or own.run != run else rows - _release(own.content).rows
 
@@ -397,12 +418,20 @@ class Ledger:
         return Guarantee(unit, adjacency, epsilon, delta, ACCOUNTANT)
 
     def verify(self) -> Head:
-        """Prove the whole book again: pages, triggers, hash chain, answers and head file.
+        """Prove the whole book: pages, triggers, hash chain, totals, answers and head file.
 
         Raises:
             CorruptLedgerError: names the first sequence or the first answer that is wrong.
         """
         return self._book.verify()
+
+    def prove(self, within: timedelta = timedelta(0)) -> None:
+        """`verify` and leave a note of it; where one was left `within` this time, prove as opening.
+
+        Raises:
+            CorruptLedgerError: as `verify`.
+        """
+        self._book.prove(within)
 
     def confirm(self, head: Head) -> None:
         """Prove that this ledger still holds what was its head when an answer was sent.
@@ -420,7 +449,7 @@ class Ledger:
         # Thousands of reservations are few different releases; equal ones compose by count. The
         # filter goes by what was booked first, and by whether anything was booked after it: the
         # order of first booking is kept, and the very first reservation stands for itself.
-        tally = [(_release(content), n) for content, n in self._book.tally(Kind.RESERVE)]
+        tally = [(_release(content), n) for content, n in self._book.totals.tally.items()]
         tally += [(release, 1) for release in extra]
         if tally and tally[0][1] > 1:
             first, n = tally[0]
@@ -432,3 +461,8 @@ class Ledger:
 @lru_cache(maxsize=4096)
 def _release(content: str) -> Release:
     return Release.from_json(parse_json(content))
+
+
+@lru_cache(maxsize=64)
+def _budget(content: str) -> Budget:
+    return Budget.from_json(parse_json(content))

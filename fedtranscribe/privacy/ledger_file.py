@@ -19,13 +19,13 @@ from fedtranscribe.errors import CorruptLedgerError, LedgerError, StorageError
 from fedtranscribe.files import keep_private, open_private
 from fedtranscribe.privacy.chain import head_path
 
-FORMAT = 1
-"""Version of the schema; kept in the file's `user_version`."""
+FORMAT = 2
+"""Version of the schema; kept in the file's `user_version`. Format 1 had no totals."""
 
 BUSY_SECONDS = 30.0
 """How long a process waits for the others that write to the same ledger."""
 
-_SCHEMA = (
+_FIRST_SCHEMA = (
     """CREATE TABLE entries (
     sequence INTEGER PRIMARY KEY,
     time TEXT NOT NULL,
@@ -50,6 +50,16 @@ BEGIN SELECT RAISE(ABORT, '{table} are append-only'); END"""
         for action in ("UPDATE", "DELETE")
     ),
 )
+_SINCE_FORMAT_2 = (
+    """CREATE INDEX of_run ON entries (run) WHERE run <> ''""",
+    # Not append-only: the digest in the entry of that sequence fixes what stands here.
+    """CREATE TABLE totals (
+    one INTEGER PRIMARY KEY CHECK (one = 1),
+    sequence INTEGER NOT NULL,
+    content TEXT NOT NULL
+)""",
+)
+_SCHEMAS = {1: _FIRST_SCHEMA, FORMAT: _FIRST_SCHEMA + _SINCE_FORMAT_2}
 
 _STORAGE = {
     sqlite3.SQLITE_FULL: "the disk is full; free space",
@@ -119,7 +129,7 @@ def open_for_writing(path: Path, create: bool) -> sqlite3.Connection:
         with own_errors(path):
             # Looked at before the first setting, which would already change a foreign file.
             with transaction(connection, path, write=False):
-                has_schema(connection, path)
+                schema_version(connection, path)
             _use_write_ahead_log(connection)
             connection.execute("PRAGMA synchronous=FULL")
             connection.execute("PRAGMA fullfsync=ON")
@@ -213,15 +223,15 @@ def transaction(connection: sqlite3.Connection, path: Path, *, write: bool) -> I
                 connection.execute("ROLLBACK")
 
 
-def create_schema(connection: sqlite3.Connection) -> None:
-    """Write the tables and the triggers that forbid UPDATE and DELETE."""
-    for statement in _SCHEMA:
+def create_schema(connection: sqlite3.Connection, version: int = 0) -> None:
+    """Write the tables, and the triggers that forbid UPDATE and DELETE, that `version` lacks."""
+    for statement in _SCHEMAS[FORMAT][len(_SCHEMAS.get(version, ())) :]:
         connection.execute(statement)
     connection.execute(f"PRAGMA user_version={FORMAT}")
 
 
-def has_schema(connection: sqlite3.Connection, path: Path) -> bool:
-    """Whether the file holds a ledger (True) or nothing at all (False); inside a transaction.
+def schema_version(connection: sqlite3.Connection, path: Path) -> int:
+    """The format of the ledger in the file, 0 if it holds nothing at all; inside a transaction.
 
     Raises:
         CorruptLedgerError: it holds something else, or tables or triggers were changed.
@@ -230,13 +240,13 @@ def has_schema(connection: sqlite3.Connection, path: Path) -> bool:
     found = [row[0] for row in connection.execute("SELECT sql FROM sqlite_master ORDER BY rowid")]
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if not found and version == 0:
-        return False
+        return 0
     if version > FORMAT:
         raise LedgerError(f"Expected ledger format {FORMAT}, {path} has {version}; upgrade.")
     # An index that SQLite makes by itself for a primary key has no SQL.
-    if sorted(sql for sql in found if sql) != sorted(_SCHEMA):
+    if sorted(sql for sql in found if sql) != sorted(_SCHEMAS.get(version, ())):
         raise CorruptLedgerError(
             f"{path} does not have the tables and the append-only triggers of a ledger: it is "
             f"another database, or it was edited. Restore the ledger from its last copy."
         )
-    return True
+    return version

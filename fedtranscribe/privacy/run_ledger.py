@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fedtranscribe.privacy.budget import Budget
-from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.ledger import PROVED_WITHIN, Ledger
 from fedtranscribe.privacy.ledger_place import LedgerPlace
 from fedtranscribe.privacy.release_plan import Release
 
@@ -39,8 +39,9 @@ def open_for_run(
     """
     ledger = Ledger.open(place.path, place.data_id)
     try:
+        ledger.prove(PROVED_WITHIN)
         place.mark()
-        if not ledger.releases(run):
+        if not ledger.usage(run).queries:
             if place.words is not None:
                 say(place.words)
             _set_limit(ledger, place.path, asked, usual, say)
@@ -55,7 +56,7 @@ def _set_limit(ledger: Ledger, path: Path, asked: float | None, usual: Budget, s
     before = ledger.budget
     # A run that was refused has booked nothing, and so has settled nothing: the δ, unit and
     # adjacency are those of the first run that books.
-    kind = before if before is not None and ledger.releases() else usual
+    kind = before if before is not None and ledger.runs() else usual
     kept = before.epsilon if before is not None and before.fixed else usual.epsilon
     limit = replace(kind, epsilon=asked or kept)
     if limit == before:
@@ -71,7 +72,7 @@ def _set_limit(ledger: Ledger, path: Path, asked: float | None, usual: Budget, s
             f"the ledger {path} answered without a limit; from now on it has one, {words}. No ε "
             f"bounds what was answered before, and so all runs together."
         )
-    elif not ledger.releases():
+    elif not ledger.runs():
         say(f"limit of the ledger {path}, under which nothing was booked, is {words} from now on")
     else:
         say(

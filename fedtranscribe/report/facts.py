@@ -223,12 +223,12 @@ def _digests(path: Path, result: Result, given: Path | None) -> list[LedgerDiges
     for holder, file in files.items():
         try:
             with Ledger.open_read_only(file) as ledger:
-                head, runs = ledger.head, len(ledger.runs())
-                queries = len(ledger.releases())
+                head, runs = ledger.head, ledger.runs()
+                queries = sum(run.queries for run in runs)
         except (StorageError, LedgerError):
             # Not to be read here, be it absent or damaged: `audit` tells which.
             continue
-        found.append(LedgerDigest(holder, head.sequence, head.hash, queries, runs))
+        found.append(LedgerDigest(holder, head.sequence, head.hash, queries, len(runs)))
     return found
 
 

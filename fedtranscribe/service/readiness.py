@@ -1,7 +1,6 @@
 """Whether a data holder could serve, and what is wrong if not: everything, not only the first."""
 
 import stat
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,6 @@ from fedtranscribe.holder.round_store import RoundStore
 from fedtranscribe.holder.trainings import folder_size
 from fedtranscribe.models import pick_device
 from fedtranscribe.privacy.budget import two_digits_below
-from fedtranscribe.privacy.chain import Kind
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.service.holder_file import HolderFile
@@ -107,13 +105,13 @@ def limits(ledger: Ledger) -> dict[str, str]:
 
 def quotas(file: HolderFile, ledger: Ledger) -> dict[str, dict[str, int]]:
     """What is kept beside what the policy lets be kept."""
-    asked = Counter(entry.run for entry in ledger.entries() if entry.kind == Kind.RESERVE)
+    asked = [run.queries for run in ledger.runs()]
     store = RoundStore(file.rounds)
     keyed = store.runs if file.rounds.exists() else 0
     stored = ledger.size + store.size + folder_size(file.trained)
     return {
         "runs": {"used": max(len(asked), keyed), "limit": file.runs},
-        "queries of a run": {"used": max(asked.values(), default=0), "limit": file.queries_per_run},
+        "queries of a run": {"used": max(asked, default=0), "limit": file.queries_per_run},
         "stored bytes": {"used": stored, "limit": file.stored_bytes},
     }
 
@@ -168,6 +166,7 @@ def _booked(file: HolderFile, manifest: Manifest) -> str:
     if not file.holder.ledger.exists():
         return "none yet: the first start makes it"
     with Ledger.open_read_only(file.holder.ledger, manifest.data_id) as ledger:
+        ledger.verify()
         unit = file.policy.unit
         booked = budget_left(ledger)[f"{unit} booked"]
         entries = counted(ledger.head.sequence, "entry", "entries")

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.replies import reply_to
 from fedtranscribe.models import pick_device
 from fedtranscribe.models.backbones import Backbones
-from fedtranscribe.privacy.ledger import Head
+from fedtranscribe.privacy.ledger import PROVED_WITHIN, Head
 from fedtranscribe.query import Kind
 from fedtranscribe.refusals import Refusal, RefusalCode
 from fedtranscribe.service.holder_file import HolderFile
@@ -193,7 +194,7 @@ def open_node(file: HolderFile) -> tuple[Node, KeptLedger]:
         lambda: facts,
         file.policy,
         ledger,
-        at_start=ledger.prove,
+        at_start=partial(ledger.prove, PROVED_WITHIN),
         masking=file.masking(),
         trainings=file.trainings(manifest, ledger),
     )

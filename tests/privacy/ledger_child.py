@@ -16,7 +16,7 @@ from ledger_cases import BUDGET, DATA, RACE, release
 
 from fedtranscribe.errors import BudgetExhaustedError
 from fedtranscribe.privacy import book
-from fedtranscribe.privacy.chain import Head
+from fedtranscribe.privacy.chain import Head, canonical
 from fedtranscribe.privacy.ledger import Ledger
 
 
@@ -55,8 +55,9 @@ def die_before_head(path: Path) -> None:
 def die_inside(path: Path) -> None:
     """Killed inside the transaction that books."""
     ledger = Ledger.open(path, DATA, BUDGET)
+    content = canonical(release().to_json()).decode()
     with ledger._book.writing():
-        ledger._book.append(book.Kind.RESERVE, "{}", "run", "half", "h")
+        ledger._book.append(book.Kind.RESERVE, content, "run", "half", "h")
         os.kill(os.getpid(), signal.SIGKILL)
 
 

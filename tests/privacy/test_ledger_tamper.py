@@ -290,7 +290,7 @@ def test_a_later_format(path: Path) -> None:
     connection = sqlite3.connect(path)
     connection.execute("PRAGMA user_version=99")
     connection.close()
-    with pytest.raises(LedgerError, match=r"format 1, .* has 99; upgrade"):
+    with pytest.raises(LedgerError, match=r"format 2, .* has 99; upgrade"):
         open_ledger(path)
 
 

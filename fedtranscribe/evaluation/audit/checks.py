@@ -67,7 +67,7 @@ def check_ledger(
     """Whether a run was charged for every row that it was answered, once.
 
     Args:
-        ledger: of the data; opening it has proved the chain.
+        ledger: of the data; the whole of it is proved first.
         run: the run's id.
         rows: that the run says it asked.
         given: what the run says it gave away, which has to cost what the ledger booked; None does

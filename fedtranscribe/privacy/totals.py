@@ -1,0 +1,167 @@
+"""What the entries of a book add up to, so that a query does not read them all.
+
+Costs are not added here. The totals count how often each release was booked, and the accountant
+composes the counts, so that a change of the accountant applies to old entries too.
+
+Checkpoints
+    From time to time the book stores its totals and appends an entry that holds their digest, a
+    checkpoint. The hash chain then protects the totals as it protects the entries. Whoever reads
+    on from stored totals counts only the entries after them, and holds every checkpoint that it
+    passes against its own count: a checkpoint that claims less than was booked is refused.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+from fedtranscribe.errors import CorruptLedgerError
+from fedtranscribe.privacy.chain import START, Entry, Head, Kind, canonical, seal
+from fedtranscribe.reading import parse_json
+
+EVERY = 128
+"""Entries after which the totals are stored again; opening reads about as many."""
+
+_SHARE = 8
+"""Totals with many runs and releases are stored after at least this share of their length, so
+that storing them costs each entry a constant amount, however long the book is."""
+
+
+@dataclass
+class RunTotal:
+    """What one run has reserved.
+
+    Attributes:
+        first: time of its first reservation.
+        queries: reserved.
+        rows: reserved.
+    """
+
+    first: str
+    queries: int
+    rows: int
+
+
+@dataclass
+class Totals:
+    """What all entries up to `head` add up to.
+
+    Attributes:
+        head: the last entry that is counted.
+        data_id: of the data that the book belongs to.
+        tally: each different release, in order of first reservation, and how often it was reserved.
+        runs: in order of their first reservations.
+        limits: time and content of every limit that counts, oldest first.
+        proved: time of the last checkpoint that followed a proof of the whole book; empty: none.
+        checkpoint: sequence of the last checkpoint; 0: none.
+    """
+
+    head: Head = START
+    data_id: str = ""
+    tally: dict[str, int] = field(default_factory=dict)
+    runs: dict[str, RunTotal] = field(default_factory=dict)
+    limits: list[tuple[str, str]] = field(default_factory=list)
+    proved: str = ""
+    checkpoint: int = 0
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for a checkpoint."""
+        length = len(self.tally) + len(self.runs)
+        return self.head.sequence - self.checkpoint >= max(EVERY, length // _SHARE)
+
+    def add(self, entry: Entry) -> None:
+        """Count the entry after `head`.
+
+        Raises:
+            CorruptLedgerError: it is a checkpoint that does not hold these totals, or no entry of
+                a book.
+        """
+        try:
+            self._count(entry)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise CorruptLedgerError(
+                f"Ledger entry {entry.sequence} has a content that no version of this program "
+                f"writes. Restore the ledger from its last copy."
+            ) from None
+        self.head = entry.head
+
+    def _count(self, entry: Entry) -> None:
+        content = entry.content
+        if entry.kind == Kind.RESERVE:
+            rows = _rows(content)
+            run = self.runs.setdefault(entry.run, RunTotal(entry.time, 0, 0))
+            run.queries, run.rows = run.queries + 1, run.rows + rows
+            self.tally[content] = self.tally.get(content, 0) + 1
+        elif entry.kind == Kind.BUDGET:
+            if not self.tally:
+                self.limits.clear()  # replaced before anything was booked
+            self.limits.append((entry.time, content))
+        elif entry.kind == Kind.CREATED:
+            self.data_id = parse_json(content)["data_id"]
+        elif entry.kind == Kind.CHECKPOINT:
+            proved = parse_json(content)["proved"]
+            if content != sealed(self.text(), proved=proved):
+                raise CorruptLedgerError(
+                    f"The totals at checkpoint {entry.sequence} are not what the entries before "
+                    f"it add up to. Restore the ledger from its last copy."
+                )
+            self.checkpoint = entry.sequence
+            if proved:
+                self.proved = entry.time
+
+    def text(self) -> str:
+        """All but `checkpoint` as JSON: equal totals give equal texts."""
+        runs = [[name, run.first, run.queries, run.rows] for name, run in self.runs.items()]
+        return json.dumps(
+            {
+                "head": [self.head.sequence, self.head.hash],
+                "data_id": self.data_id,
+                "limits": self.limits,
+                "proved": self.proved,
+                "runs": runs,
+                "tally": list(self.tally.items()),
+            },
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def read(cls, text: str) -> "Totals":
+        """The inverse of `text`.
+
+        Raises:
+            CorruptLedgerError: the text is of no totals.
+        """
+        try:
+            # Already held against its digest: what the program wrote is as long as it has to be.
+            told: Mapping = parse_json(text, most=len(text))
+            return cls(
+                head=Head(*told["head"]),
+                data_id=told["data_id"],
+                tally=dict(told["tally"]),
+                runs={name: RunTotal(*total) for name, *total in told["runs"]},
+                limits=[(time, content) for time, content in told["limits"]],
+                proved=told["proved"],
+            )
+        except (ValueError, KeyError, TypeError):
+            raise CorruptLedgerError(
+                "The ledger's stored totals are damaged. Restore the ledger from its last copy."
+            ) from None
+
+
+def sealed(text: str, *, proved: bool) -> str:
+    """Content of the checkpoint that stores these totals.
+
+    Args:
+        text: of the totals.
+        proved: whether all entries before it were just proved.
+    """
+    return canonical({**seal(text.encode()), "proved": proved}).decode()
+
+
+@lru_cache(maxsize=4096)
+def _rows(release: str) -> int:
+    rows = parse_json(release)["rows"]
+    if type(rows) is not int:
+        raise TypeError
+    return rows
