@@ -1,8 +1,8 @@
 """A ledger that stays open between queries, for a service that answers thousands.
 
-Opening proves the book from its last checkpoint on, and each entry after that is chained to what was
-proved. The whole book takes longer with every answer in it: `prove` goes through all of it when the
-service starts, and again at the start of a run once the last proof is a day old.
+Opening proves the book from its last checkpoint on, and each entry after that is chained to what
+was proved. The whole book takes longer with every answer in it: `prove` goes through all of it when
+the service starts, and again at the start of a run once the last proof is a day old.
 """
 
 from collections.abc import Iterator

@@ -1,0 +1,519 @@
+"""A ledger with checkpoints: the same figures as from all entries, and what is noticed when."""
+
+import json
+import shutil
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ledger_cases import (
+    BUDGET,
+    DATA,
+    DELTA,
+    RECORD,
+    ZERO_OUT,
+    answered,
+    epsilon_of,
+    open_ledger,
+    release,
+    tamper,
+)
+
+from fedtranscribe.errors import BudgetExhaustedError, CorruptLedgerError, ForeignLedgerError
+from fedtranscribe.holder.kept_ledger import KeptLedger
+from fedtranscribe.privacy import book, ledger_file, totals
+from fedtranscribe.privacy.accountant import epsilon_filter
+from fedtranscribe.privacy.budget import Budget
+from fedtranscribe.privacy.chain import Entry, Kind, canonical, head_path, read_head, write_head
+from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian
+from fedtranscribe.privacy.label_events import RandomizedResponse
+from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.totals import Totals, sealed
+from fedtranscribe.privacy.units import Adjacency, Unit
+
+EVERY = 8
+QUERIES = 15
+"""Creation, budget and (reserve, commit) for each: checkpoints at 9, 18 and 27, the last is 35."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def often() -> Iterator[None]:
+    """Checkpoints after a few entries, so that small ledgers have some."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(totals, "EVERY", EVERY)
+        yield
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory, often: None) -> Path:
+    path = tmp_path_factory.mktemp("original") / "ledger.sqlite"
+    with open_ledger(path) as ledger:
+        for i in range(QUERIES):
+            answered(ledger, f"q{i}", b"answer %d" % i)
+        checkpoints = [e.sequence for e in ledger.entries() if e.kind == Kind.CHECKPOINT]
+        assert (checkpoints, ledger.head.sequence) == ([9, 18, 27], 35)
+    return path
+
+
+@pytest.fixture
+def path(original: Path, tmp_path: Path) -> Path:
+    return copied(original, tmp_path / "ledger.sqlite")
+
+
+def copied(source: Path, target: Path) -> Path:
+    shutil.copy(source, target)
+    shutil.copy(head_path(source), head_path(target))
+    return target
+
+
+def refused(path: Path, match: str) -> None:
+    for attempt in (lambda: open_ledger(path), lambda: Ledger.open_read_only(path)):
+        with pytest.raises(CorruptLedgerError, match=match):
+            attempt()
+
+
+def noticed_by_verify_alone(path: Path, match: str) -> None:
+    """Opening and booking go on from the right totals; the proof of the whole refuses."""
+    with open_ledger(path, None) as ledger:
+        spent = epsilon_of(ledger)
+        assert spent == pytest.approx(epsilon_filter([Gaussian(0.1, QUERIES)], DELTA))
+        assert ledger.usage("run").queries == ledger.rows("run") == QUERIES
+        ledger.reserve("one more", "h", release(), "run")
+        assert epsilon_of(ledger) > spent
+        with pytest.raises(CorruptLedgerError, match=match):
+            ledger.verify()
+        with pytest.raises(CorruptLedgerError, match=match):
+            ledger.prove()
+
+
+# Figures
+
+
+def _event(kind: str, size: int) -> Event:
+    if kind == "gaussian":
+        return Gaussian(0.01 * size, size)
+    if kind == "labels":
+        return RandomizedResponse(0.01 * size, 10, size)
+    return PoissonGaussian(0.01, 1.0 + size, 10)
+
+
+ASKED = st.tuples(
+    st.sampled_from(["gaussian", "gaussian", "labels", "steps"]),
+    st.integers(1, 4),
+    st.sampled_from(["run a", "run b", "run c"]),
+    st.booleans(),
+)
+
+
+@given(asked=st.lists(ASKED, min_size=1, max_size=25), limits=st.lists(st.integers(20, 90)))
+@settings(max_examples=25, deadline=None)
+def test_totals_are_those_of_all_entries(
+    tmp_path_factory: pytest.TempPathFactory,
+    asked: list[tuple[str, int, str, bool]],
+    limits: list[int],
+) -> None:
+    path = tmp_path_factory.mktemp("random") / "ledger.sqlite"
+    ledger = open_ledger(path, Budget(100.0, DELTA, RECORD, ZERO_OUT))
+    for i, (kind, size, run, reopens) in enumerate(asked):
+        event = _event(kind, size)
+        by: dict[Adjacency, Event] = {ZERO_OUT: event}
+        if kind == "gaussian":
+            by[Adjacency.REPLACE] = Gaussian(0.02 * size, size)
+        costs = {RECORD: by} | ({Unit.HOLDER: {ZERO_OUT: event}} if size > 1 else {})
+        ledger.reserve(f"q{i}", "h", Release(kind, size, costs), run)
+        if i < len(limits):
+            ledger.set_budget(Budget(float(limits[i]), DELTA, RECORD, ZERO_OUT))
+        if reopens:
+            ledger.close()
+            ledger = Ledger.open(path, DATA)
+    with ledger:
+        reserved = [entry for entry in ledger.entries() if entry.kind == Kind.RESERVE]
+        tally = Counter(entry.content for entry in reserved)
+        events = []
+        for n, (content, count) in enumerate(tally.items()):
+            event = Release.from_json(json.loads(content)).event(RECORD, ZERO_OUT)
+            if n == 0 and count > 1:
+                events.append(event)
+                count -= 1
+            events.append(replace(event, count=event.count * count))
+        assert epsilon_of(ledger) == epsilon_filter(events, DELTA)
+        for run in ("run a", "run b", "run c"):
+            mine = [entry for entry in reserved if entry.run == run]
+            rows = sum(json.loads(entry.content)["rows"] for entry in mine)
+            assert (ledger.usage(run).queries, ledger.rows(run)) == (len(mine), rows)
+            assert [r.to_json() for r in ledger.releases(run)] == [
+                json.loads(entry.content) for entry in mine
+            ]
+        firsts = list(dict.fromkeys(entry.run for entry in reserved))
+        assert [run.run for run in ledger.runs()] == firsts
+        told = [entry.content for entry in ledger.entries() if entry.kind == Kind.BUDGET]
+        assert [canonical(limit.to_json()).decode() for _, limit in ledger.limits] == told
+        before = ledger._book.totals.text()
+        assert ledger.verify() == ledger.head
+        assert ledger._book.totals.text() == before
+
+
+def test_opening_counts_on_from_the_last_checkpoint(path: Path) -> None:
+    with open_ledger(path) as ledger:
+        seen: list[str] = []
+        ledger._book._connection.set_trace_callback(seen.append)
+        assert ledger._book.check() == ledger.head
+        assert any("sequence > 26" in statement for statement in seen)
+        assert not any("integrity_check" in statement for statement in seen)
+
+
+def test_totals_follow_what_others_add(path: Path) -> None:
+    with open_ledger(path) as one, open_ledger(path) as other, Ledger.open_read_only(path) as third:
+        for i in range(3 * EVERY):
+            answered(one if i % 2 else other, f"n{i}")
+        expected = pytest.approx(epsilon_filter([Gaussian(0.1, QUERIES + 3 * EVERY)], DELTA))
+        for ledger in (one, other, third):
+            assert epsilon_of(ledger) == expected
+        assert one.verify() == other.head == third.verify()
+
+
+def test_what_was_not_kept_is_not_counted(path: Path) -> None:
+    with open_ledger(path) as ledger:
+        head, spent = ledger.head, epsilon_of(ledger)
+        with pytest.raises(ZeroDivisionError), ledger._book.writing():
+            for _ in range(2 * EVERY):
+                ledger._book.append(Kind.BUDGET, canonical(BUDGET.to_json()).decode())
+            raise ZeroDivisionError
+        assert (ledger.head, epsilon_of(ledger), ledger.budget) == (head, spent, BUDGET)
+        answered(ledger, "q99")
+        assert ledger.verify() == ledger.head
+
+
+def test_long_totals_are_stored_less_often() -> None:
+    short, long = Totals(), Totals(tally={str(i): 1 for i in range(10_000)})
+    for counted in (short, long):
+        counted.head = replace(counted.head, sequence=EVERY)
+    assert (short.due, long.due) == (True, False)
+    long.head = replace(long.head, sequence=10_000 // 8)
+    assert long.due
+
+
+# What is noticed by opening
+
+
+@pytest.mark.parametrize(
+    ("statement", "match"),
+    [
+        ("UPDATE totals SET content = replace(content, '[[\"run\"', '[[\"ran\"')", "checkpoint 27"),
+        ("UPDATE totals SET content = replace(content, '0.1', '0.01')", "checkpoint 27"),
+        ("UPDATE totals SET content = x'00'", "checkpoint 27"),
+        ("UPDATE totals SET content = ''", "checkpoint 27"),
+        ("UPDATE totals SET sequence = 18", "checkpoint 18"),
+        ("UPDATE totals SET sequence = 28", "checkpoint 28"),
+        ("UPDATE totals SET sequence = 1000", "checkpoint 1000"),
+        ("UPDATE entries SET content = replace(content, '0.1', '0.01') WHERE sequence = 28", "28"),
+        ("UPDATE entries SET content = (SELECT content FROM entries WHERE sequence = 18)"
+         " WHERE sequence = 27", "checkpoint 27"),
+        ("DELETE FROM entries WHERE sequence = 27", "checkpoint 27"),
+        ("DELETE FROM entries WHERE sequence = 30", "30 after 29, found 31"),
+        ("UPDATE answers SET answer = x'00' WHERE query_id = 'q14'", "answer of query q14"),
+        ("DROP TABLE totals", "does not have the tables"),
+        ("DROP INDEX of_run", "does not have the tables"),
+        ("PRAGMA user_version=1", "does not have the tables"),
+        ("DELETE FROM entries WHERE sequence > 26", "ends at entry 26|checkpoint 27"),
+    ],
+)  # fmt: skip
+def test_edits_since_the_checkpoint_and_of_the_totals(
+    path: Path, statement: str, match: str
+) -> None:
+    tamper(path, statement)
+    refused(path, match)
+
+
+def _forge(path: Path, sequence: int, text: str) -> Entry:
+    """Put other totals and their checkpoint in the place of one, with a hash that fits."""
+    connection = sqlite3.connect(path)
+    row = connection.execute("SELECT * FROM entries WHERE sequence = ?", (sequence,)).fetchone()
+    connection.close()
+    old = Entry(*row)
+    body = vars(old) | {"content": sealed(text, proved=False)}
+    del body["sequence"], body["previous"], body["hash"]
+    forged = Entry.after(replace(old.head, sequence=sequence - 1, hash=old.previous), **body)
+    tamper(
+        path,
+        f"UPDATE entries SET content = '{forged.content}', hash = '{forged.hash}' "
+        f"WHERE sequence = {sequence}",
+        f"UPDATE totals SET sequence = {sequence}, content = '{text}'",
+    )
+    return forged
+
+
+def _cheaper(path: Path) -> str:
+    """The stored totals, with one query in the place of all."""
+    connection = sqlite3.connect(path)
+    told = json.loads(connection.execute("SELECT content FROM totals").fetchone()[0])
+    connection.close()
+    told["tally"] = [[content, 1] for content, _ in told["tally"]]
+    return json.dumps(told, separators=(",", ":"))
+
+
+def test_a_forged_checkpoint_does_not_fit_the_entry_after_it(path: Path) -> None:
+    _forge(path, 27, _cheaper(path))
+    refused(path, "entry 28 does not have the hash")
+
+
+def test_a_forged_checkpoint_at_the_end_does_not_fit_the_head_file(path: Path) -> None:
+    with open_ledger(path) as ledger, ledger._book.writing():
+        ledger._book._checkpoint(proved=True)
+    last = read_head(path)
+    assert last is not None
+    _forge(path, last.sequence, _cheaper(path))
+    refused(path, "history was replaced")
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_checkpoint_put_behind_the_head_file_is_counted_again(path: Path, stored: bool) -> None:
+    """Entries after the head file's are those of a crash, or anybody's."""
+    with Ledger.open_read_only(path) as ledger:
+        head = ledger.head
+    told = json.loads(_cheaper(path)) | {"head": [head.sequence, head.hash]}
+    text = json.dumps(told, separators=(",", ":"))
+    empty = dict.fromkeys(("run", "query_id", "query_hash"), "")
+    forged = Entry.after(
+        head, time="t", kind=Kind.CHECKPOINT.value, content=sealed(text, proved=False), **empty
+    )
+    values = ", ".join(f"'{value}'" for value in vars(forged).values())
+    tamper(
+        path,
+        f"INSERT INTO entries VALUES ({values})",
+        f"UPDATE totals SET sequence = {forged.sequence}, content = '{text}'" if stored else ";",
+    )
+    refused(path, "totals at checkpoint 36 are not what the entries")
+
+
+def test_totals_of_another_ledger(path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.sqlite"
+    with open_ledger(other) as ledger:
+        for i in range(QUERIES):
+            ledger.reserve(f"q{i}", "h", release(0.001), "run")
+            ledger.commit(f"q{i}", b"")
+    connection = sqlite3.connect(other)
+    text = connection.execute("SELECT content FROM totals").fetchone()[0]
+    connection.close()
+    tamper(path, f"UPDATE totals SET content = '{text}'")
+    refused(path, "checkpoint 27")
+    _forge(path, 27, text)
+    refused(path, "entry 27 does not have the hash")
+    with pytest.raises(ForeignLedgerError):
+        Ledger.open(other, "other data")
+
+
+def test_an_older_copy_of_genuine_totals_is_counted_on(path: Path) -> None:
+    """Harmless: it is right up to its own checkpoint, and all after that is counted."""
+    with open_ledger(path) as ledger:
+        connection = ledger._book._connection
+        sequence, text = connection.execute("SELECT sequence, content FROM totals").fetchone()
+        for i in range(2 * EVERY):
+            answered(ledger, f"n{i}")
+        spent, head = epsilon_of(ledger), ledger.head
+    tamper(path, f"UPDATE totals SET sequence = {sequence}, content = '{text}'")
+    with open_ledger(path) as ledger:
+        assert (epsilon_of(ledger), ledger.verify()) == (spent, head)
+
+
+def test_lost_totals_are_counted_anew(path: Path) -> None:
+    tamper(path, "DELETE FROM totals")
+    with Ledger.open_read_only(path) as ledger:
+        spent = epsilon_of(ledger)
+    with open_ledger(path) as ledger:
+        assert epsilon_of(ledger) == spent
+        assert ledger._book.totals.checkpoint == 36, "stored again, after a proof of the whole"
+        assert ledger.proved
+    tamper(path, "DELETE FROM totals", "UPDATE entries SET run = 'other' WHERE sequence = 4")
+    refused(path, "entry 4 ")
+
+
+def test_a_crash_between_a_checkpoint_and_the_head_file(path: Path) -> None:
+    with Ledger.open_read_only(path) as ledger:
+        entries = ledger.entries()
+        spent = epsilon_of(ledger)
+    write_head(path, entries[24].head)  # before checkpoint 27
+    with open_ledger(path) as ledger:
+        assert epsilon_of(ledger) == spent
+        assert read_head(path) == ledger.head == ledger.verify()
+    tamper(path, "UPDATE entries SET run = 'other' WHERE sequence = 4")
+    write_head(path, entries[24].head)
+    refused(path, "entry 4 ")
+
+
+def test_dropped_tail_and_older_backup(path: Path, tmp_path: Path) -> None:
+    backup = copied(path, tmp_path / "backup.sqlite")
+    with open_ledger(path) as ledger:
+        for i in range(EVERY):
+            answered(ledger, f"n{i}")
+        sent = ledger.head
+    shutil.copy(backup, path)
+    refused(path, "ends at entry 35, but had reached 53")
+    copied(backup, path)
+    with open_ledger(path) as ledger, pytest.raises(CorruptLedgerError, match="had reached 53"):
+        ledger.confirm(sent)
+
+
+def test_head_file_lost(path: Path) -> None:
+    head_path(path).unlink()
+    refused(path, "is missing beside a ledger that has reservations")
+
+
+# What is noticed when it is used, or by the proof of the whole
+
+
+@pytest.mark.parametrize(
+    ("statement", "match"),
+    [
+        ("UPDATE entries SET content = replace(content, '0.1', '0.01') WHERE sequence = 5", "y 5 "),
+        ("UPDATE entries SET time = '2020' WHERE sequence = 1", "y 1 "),
+        ("UPDATE entries SET hash = previous WHERE sequence = 9", "y 9 "),
+        ("DELETE FROM entries WHERE sequence = 6", "y 6 after 5, found 7"),
+        ("UPDATE entries SET kind = 'budget' WHERE sequence = 3", "y 3 "),
+        ("UPDATE answers SET answer = x'00' WHERE query_id = 'q2'", "answer of query q2"),
+        ("DELETE FROM answers WHERE query_id = 'q3'", "answer of query q3"),
+        ("INSERT INTO answers VALUES ('stray', x'00')", "answer of query stray"),
+    ],
+)
+def test_older_edits_give_no_room_and_are_noticed_by_verify(
+    path: Path, statement: str, match: str
+) -> None:
+    tamper(path, statement)
+    noticed_by_verify_alone(path, match)
+
+
+def test_a_repeated_query_is_held_against_its_hash(path: Path) -> None:
+    tamper(
+        path,
+        "UPDATE entries SET query_hash = 'other' WHERE query_id = 'q1' AND kind = 'reserve'",
+        "UPDATE answers SET answer = x'00' WHERE query_id = 'q2'",
+    )
+    with open_ledger(path) as ledger:
+        for query_id, match in (("q1", "it was changed"), ("q2", "answer of query q2")):
+            with pytest.raises(CorruptLedgerError, match=match):
+                ledger.reserve(query_id, f"hash-{query_id}", release(), "run")
+        assert ledger.reserve("q0", "hash-q0", release(), "run").answer == b"answer 0"
+
+
+def test_a_lowered_limit_cannot_be_edited_back(path: Path) -> None:
+    low = Budget(1e-3, DELTA, RECORD, ZERO_OUT)
+    with open_ledger(path, low) as ledger, ledger._book.writing():
+        ledger._book._checkpoint(proved=False)
+    tamper(path, "UPDATE entries SET content = replace(content, '0.001', '99') WHERE sequence = 36")
+    with open_ledger(path, None) as ledger:
+        assert ledger.budget == low
+        with pytest.raises(BudgetExhaustedError):
+            ledger.reserve("q99", "h", release(), "run")
+
+
+# When the whole is proved
+
+
+def test_a_proof_is_noted_and_holds_for_a_while(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    day = timedelta(days=1)
+    with open_ledger(path) as ledger:
+        assert not ledger.proved
+        ledger.prove(day)
+        noted = ledger.proved
+        assert ledger.entries()[-1].kind == Kind.CHECKPOINT
+    with Ledger.open_read_only(path) as reader:
+        assert reader.proved
+        assert reader.proved <= noted
+    tamper(path, "UPDATE entries SET run = 'other' WHERE sequence = 4")
+    with open_ledger(path) as ledger:
+        head = ledger.head
+        ledger.prove(day)
+        assert ledger.head == head
+        now = book._now
+        for shift in (2 * day, -2 * day):
+            monkeypatch.setattr(book, "_now", lambda more=timedelta(0), by=shift: now(by + more))
+            with pytest.raises(CorruptLedgerError, match="entry 4 "):
+                ledger.prove(day)
+
+
+def test_a_claimed_proof_is_in_the_chain(path: Path) -> None:
+    claim = "replace(content, '\"proved\":false', '\"proved\":true')"
+    tamper(path, f"UPDATE entries SET content = {claim} WHERE sequence = 27")
+    refused(path, "entry 27 does not have the hash")
+
+
+def test_a_young_ledger_is_proved_by_opening_and_gets_no_note(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.sqlite"
+    with open_ledger(path) as ledger:
+        answered(ledger, "q0")
+        head = ledger.head
+        ledger.prove()
+        assert ledger.head == head
+        assert ledger.proved
+
+
+def test_a_kept_ledger_proves_the_whole_at_the_start(path: Path) -> None:
+    kept = KeptLedger(path, DATA, BUDGET)
+    kept.prove()
+    with kept() as ledger:
+        assert ledger.entries()[-1].kind == Kind.CHECKPOINT
+    tamper(path, "UPDATE entries SET run = 'other' WHERE sequence = 4")
+    kept.prove(timedelta(days=1))
+    with pytest.raises(CorruptLedgerError, match="entry 4 "):
+        kept.prove()
+    kept.close()
+
+
+# Formats
+
+
+def as_format_1(path: Path) -> None:
+    tamper(path, "DROP TABLE totals", "DROP INDEX of_run", "PRAGMA user_version=1")
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A ledger as format 1 has it: no totals, no checkpoints."""
+    path = tmp_path / "old.sqlite"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(totals, "EVERY", 1_000)
+        with open_ledger(path) as ledger:
+            for i in range(QUERIES):
+                answered(ledger, f"q{i}")
+    as_format_1(path)
+    return path
+
+
+def test_format_1_is_read_as_it_is_and_converted_by_writing(old: Path) -> None:
+    before = old.read_bytes()
+    with Ledger.open_read_only(old) as ledger:
+        head, spent = ledger.head, epsilon_of(ledger)
+        assert ledger.verify() == head
+    assert old.read_bytes() == before
+    with open_ledger(old) as ledger:
+        ledger.confirm(head)
+        assert ledger.head.sequence == head.sequence + 1, "a checkpoint"
+        assert epsilon_of(ledger) == spent
+        assert ledger.verify() == read_head(old)
+        version = ledger._book._connection.execute("PRAGMA user_version").fetchone()[0]
+        assert version == ledger_file.FORMAT
+    with Ledger.open_read_only(old) as ledger:
+        assert epsilon_of(ledger) == spent
+
+
+def test_format_1_is_proved_before_it_is_converted(old: Path) -> None:
+    tamper(old, "UPDATE entries SET run = 'other' WHERE sequence = 4")
+    refused(old, "entry 4 ")
+    connection = sqlite3.connect(old)
+    assert connection.execute("PRAGMA user_version").fetchone()[0] == 1
+    connection.close()
+
+
+def test_a_ledger_that_is_passed_off_as_format_1_is_proved_as_a_whole(path: Path) -> None:
+    tamper(path, "UPDATE entries SET run = 'other' WHERE sequence = 4")
+    as_format_1(path)
+    refused(path, "entry 4 ")
