@@ -29,7 +29,7 @@ from fedtranscribe.privacy.closed_forms import (
     renyi_epsilon,
 )
 from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian, Together, flat
-from fedtranscribe.privacy.filters import renyi_curve, renyi_filter
+from fedtranscribe.privacy.filters import Spent, renyi_curve
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
 from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.released_images import ReleasedImages
@@ -181,6 +181,17 @@ def epsilon_rdp(events: Sequence[Event], delta: float) -> float:
 def epsilon_filter(events: Sequence[Event], delta: float) -> float:
     """ε of all events, in the order they were booked, when each was chosen after earlier answers.
 
+    See `spent_epsilon`.
+
+    Raises:
+        ConfigError: delta is not inside (0, 1).
+    """
+    return spent_epsilon(Spent(events), delta)
+
+
+def spent_epsilon(spent: Spent, delta: float) -> float:
+    """ε of everything that was booked, when each event was chosen after earlier answers.
+
     Refusing every event that would lift this figure above a fixed limit makes all that was
     answered (limit, δ)-DP together.
 
@@ -202,15 +213,15 @@ def epsilon_filter(events: Sequence[Event], delta: float) -> float:
         ConfigError: delta is not inside (0, 1).
     """
     expect_delta(delta)
-    spent = [event for event in events if event.gdp_mu > 0]
-    if not spent:
+    first = spent.first
+    if first is None:
         return 0.0
-    if isinstance(spent[0], Gaussian):
-        gaussian = gaussian_epsilon(_total_mu(spent), (1 - _SPARE) * delta)
-        return min(gaussian, renyi_filter(spent, _SPARE * delta))
-    if len(spent) == 1 and isinstance(spent[0], PoissonGaussian | ReleasedImages | Together):
-        return epsilon(spent, delta)
-    return renyi_filter(spent, delta)
+    if isinstance(first, Gaussian):
+        gaussian = gaussian_epsilon(spent.mu, (1 - _SPARE) * delta)
+        return min(gaussian, spent.renyi_filter(_SPARE * delta))
+    if spent.number == 1 and isinstance(first, PoissonGaussian | ReleasedImages | Together):
+        return epsilon([first], delta)
+    return spent.renyi_filter(delta)
 
 
 def guarantee(plan: PrivacyPlan) -> Guarantee:

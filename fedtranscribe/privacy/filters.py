@@ -32,7 +32,9 @@ Which order
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from copy import copy
+from fractions import Fraction
 from functools import lru_cache
 
 import numpy as np
@@ -50,29 +52,68 @@ def renyi_curve(events: Sequence[Event]) -> np.ndarray:
     and 0 at α = 1, so that straight lines between two of them lie above. Everything else, and
     every order that is too high for a gain, is counted in ρ: D_α ≤ ρ α.
     """
-    total, rho = np.zeros_like(ORDERS), 0.0
-    for event in events:
+    return Spent(events).curve
+
+
+class Spent:
+    """What a filter needs to know of everything that was booked, kept as running sums.
+
+    Adding an event takes the same time however many there are. Sums of μ² and ρ are exact; that of
+    curves has the rounding of a double.
+
+    Attributes:
+        first: the first event that costs something; None before there is one.
+        number: how many such events were booked.
+    """
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self.first: Event | None = None
+        self.number = 0
+        self._squares = self._rho = Fraction(0)
+        self._sampled = np.zeros_like(ORDERS)
+        for event in events:
+            self.add(event)
+
+    def add(self, event: Event, times: int = 1) -> None:
+        """Book an event so many times more, as so many events."""
+        if event.gdp_mu > 0:
+            self.first = self.first or event
+            self.number += times
+        self._squares += times * Fraction(event.gdp_mu**2)
         for part in flat(event):
             if isinstance(part, PoissonGaussian | ReleasedImages):
-                total = total + _sampled_curve(part)
+                self._sampled += times * _sampled_curve(part)
             else:
-                rho += part.zcdp_rho
-    return total + rho * ORDERS
+                self._rho += times * Fraction(part.zcdp_rho)
 
+    def copy(self) -> "Spent":
+        """One that can go on by itself."""
+        twin = copy(self)
+        twin._sampled = self._sampled.copy()
+        return twin
 
-def renyi_filter(events: Sequence[Event], delta: float) -> float:
-    """ε of all events, in the order they were booked, when each was chosen after earlier answers.
+    @property
+    def mu(self) -> float:
+        """Total μ of a Gaussian that dominates everything."""
+        return math.sqrt(self._squares)
 
-    Args:
-        events: each of them costs something; the first chooses the order.
-        delta: the filter's own δ.
-    """
-    total = renyi_curve(events)
-    orders, starts = _plan(events[0], delta)
-    # In the stretch of limits that is an order's own, it refuses below `needed`.
-    needed = total[orders] + order_costs(delta)[orders]
-    refused_up_to = np.minimum(needed, np.append(starts[1:], np.inf))
-    return max(0.0, float(refused_up_to[needed > starts].max(initial=0.0)))
+    @property
+    def curve(self) -> np.ndarray:
+        """Total Rényi divergence at every one of `ORDERS`, as `renyi_curve`."""
+        return self._sampled + float(self._rho) * ORDERS
+
+    def renyi_filter(self, delta: float) -> float:
+        """ε of everything, each event chosen after earlier answers, at the filter's own δ.
+
+        The first event chooses the order; there has to be one.
+        """
+        assert self.first is not None
+        total = self.curve
+        orders, starts = _plan(self.first, delta)
+        # In the stretch of limits that is an order's own, it refuses below `needed`.
+        needed = total[orders] + order_costs(delta)[orders]
+        refused_up_to = np.minimum(needed, np.append(starts[1:], np.inf))
+        return max(0.0, float(refused_up_to[needed > starts].max(initial=0.0)))
 
 
 @lru_cache(maxsize=64)

@@ -10,7 +10,7 @@ The ledger belongs to the data, not to a run or a teacher: it lies with the data
 
 Guarantee
     For the budget (ε, δ, unit, adjacency) in force, all answers ever committed are (ε, δ)-DP
-    together, however each query was chosen from earlier answers: `accountant.epsilon_filter` of
+    together, however each query was chosen from earlier answers: `accountant.spent_epsilon` of
     all reservations, the new one included, is compared with ε inside the transaction that books
     it, under the write lock of the file, so that concurrent processes cannot overspend together.
     This holds for releases whose stated cost is right, on a file that nobody rewrites. The
@@ -55,13 +55,15 @@ from typing import Self
 
 from fedtranscribe.errors import BudgetExhaustedError, ConfigError, LedgerError, QueryConflictError
 from fedtranscribe.names import expect_name
-from fedtranscribe.privacy.accountant import epsilon_filter
+from fedtranscribe.privacy.accountant import spent_epsilon
 from fedtranscribe.privacy.book import Book
 from fedtranscribe.privacy.budget import Budget, room_words
 from fedtranscribe.privacy.chain import Entry, Head, Kind, canonical
 from fedtranscribe.privacy.closed_forms import gaussian_epsilon, gaussian_mu
-from fedtranscribe.privacy.events import Event, Gaussian
+from fedtranscribe.privacy.events import Gaussian
+from fedtranscribe.privacy.filters import Spent
 from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.totals import Totals
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.reading import parse_json
 
@@ -129,6 +131,8 @@ class Ledger:
 
     def __init__(self, book: Book) -> None:
         self._book = book
+        self._summed: Totals | None = None
+        self._sums: dict[tuple[Unit, Adjacency], tuple[Spent, dict[str, int]]] = {}
 
     @classmethod
     def open(
@@ -296,10 +300,12 @@ class Ledger:
             return 0.0 if budget is None else math.inf
         # One Gaussian alone costs the whole limit at the upper end; a total never costs less.
         lower, upper = 0.0, gaussian_mu(budget.epsilon, budget.delta)
-        booked = self._events(budget.unit, budget.adjacency)
+        booked = self._spent(budget.unit, budget.adjacency)
         for _ in range(_HALVINGS):
             mu = (lower + upper) / 2
-            total = epsilon_filter([*booked, Gaussian(mu)], budget.delta)
+            more = booked.copy()
+            more.add(Gaussian(mu))
+            total = spent_epsilon(more, budget.delta)
             lower, upper = (mu, upper) if budget.allows(total) else (lower, mu)
         return gaussian_epsilon(lower, delta)
 
@@ -443,19 +449,25 @@ class Ledger:
         self._book.confirm(head)
 
     def _epsilon(self, delta: float, unit: Unit, adjacency: Adjacency, *extra: Release) -> float:
-        return epsilon_filter(self._events(unit, adjacency, *extra), delta)
+        spent = self._spent(unit, adjacency)
+        if extra:
+            spent = spent.copy()
+            for release in extra:
+                spent.add(release.event(unit, adjacency))
+        return spent_epsilon(spent, delta)
 
-    def _events(self, unit: Unit, adjacency: Adjacency, *extra: Release) -> list[Event]:
-        # Thousands of reservations are few different releases; equal ones compose by count. The
-        # filter goes by what was booked first, and by whether anything was booked after it: the
-        # order of first booking is kept, and the very first reservation stands for itself.
-        tally = [(_release(content), n) for content, n in self._book.totals.tally.items()]
-        tally += [(release, 1) for release in extra]
-        if tally and tally[0][1] > 1:
-            first, n = tally[0]
-            tally[:1] = [(first, 1), (first, n - 1)]
-        events = [(release.event(unit, adjacency), n) for release, n in tally]
-        return [replace(event, count=event.count * n) for event, n in events]
+    def _spent(self, unit: Unit, adjacency: Adjacency) -> Spent:
+        """All reservations in the order of first booking; what was counted before is kept."""
+        totals = self._book.totals
+        if totals is not self._summed:  # they were counted anew, after an entry was not kept
+            self._summed, self._sums = totals, {}
+        spent, counted = self._sums.setdefault((unit, adjacency), (Spent(), {}))
+        for content, n in totals.tally.items():
+            more = n - counted.get(content, 0)
+            if more:
+                spent.add(_release(content).event(unit, adjacency), more)
+                counted[content] = n
+        return spent
 
 
 @lru_cache(maxsize=4096)

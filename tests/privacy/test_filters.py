@@ -22,7 +22,7 @@ from fedtranscribe.privacy.closed_forms import (
     zcdp_epsilon,
 )
 from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian, Together
-from fedtranscribe.privacy.filters import renyi_curve, renyi_filter
+from fedtranscribe.privacy.filters import Spent, renyi_curve
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.released_images import ReleasedImages
@@ -73,7 +73,7 @@ def test_comparing_with_a_limit_is_that_limits_own_filter(
     rooms = (limit - order_costs(DELTA)) / renyi_curve([first])
     best = int(np.argmax(rooms))
     spent = float(renyi_curve([first, *rest])[best])
-    reported = renyi_filter([first, *rest], DELTA)
+    reported = Spent([first, *rest]).renyi_filter(DELTA)
     if reported <= limit:
         assert spent + order_costs(DELTA)[best] <= limit * (1 + 1e-9)
     if limit < renyi_epsilon(renyi_curve([first, *rest]), DELTA):
@@ -84,7 +84,7 @@ def test_comparing_with_a_limit_is_that_limits_own_filter(
 @pytest.mark.parametrize("times", [1, 7, 60])
 def test_more_of_the_same_is_counted_at_its_best_order(event: Event, times: int) -> None:
     curve = renyi_curve([event]) * times
-    found = renyi_filter([event] * times, DELTA)
+    found = Spent([event] * times).renyi_filter(DELTA)
     assert found == pytest.approx(renyi_epsilon(curve, DELTA), rel=1e-6)
 
 
