@@ -21,6 +21,7 @@ from fedtranscribe.privacy.chain import (
     Head,
     Kind,
     canonical,
+    changed,
     head_path,
     read_head,
     seal,
@@ -109,10 +110,8 @@ class Book:
     @property
     def totals(self) -> Totals:
         """What all entries add up to, including what others added since; do not change it."""
-        if self._connection.in_transaction:
-            return self._follow()
-        with ledger_file.transaction(self._connection, self.path, write=False):
-            return self._follow()
+        with self.reading() as totals:
+            return totals
 
     @property
     def head(self) -> Head:
@@ -130,17 +129,39 @@ class Book:
         return ledger_file.size(self.path)
 
     def entries(self, kind: Kind | None = None, run: str | None = None) -> list[Entry]:
-        """All entries, or those of a kind or a run, oldest first."""
+        """All entries, or those of a kind or a run, oldest first, as they are."""
         return self._store.entries(kind, run)
 
     def find(self, query_id: str, kind: Kind) -> Entry | None:
-        """The entry of that kind for a query, held against its hash; there is at most one."""
-        return self._store.find(query_id, kind)
+        """The entry of that kind for a query, proved to be in the chain; there is at most one."""
+        with self.reading() as totals:
+            entry = self._store.find(query_id, kind)
+            if entry is not None:
+                self._expect_chained(entry, totals)
+            return entry
 
     def answer(self, query_id: str) -> bytes | None:
-        """The stored answer of a query, proved to be the one that was committed."""
-        commit = self.find(query_id, Kind.COMMIT)
-        return None if commit is None else self._store.answer(commit)
+        """The stored answer of a query, proved to be the one that was committed.
+
+        That there is none is proved as well: an answer that was taken out would be computed again.
+        """
+        with self.reading() as totals:
+            commit = self.find(query_id, Kind.COMMIT)
+            if commit is not None:
+                return self._store.answer(commit)
+            reserved = self.find(query_id, Kind.RESERVE)
+            if reserved is not None and reserved.sequence <= totals.checkpoint:
+                self._prove(read_head(self.path), whole=True)
+            return None
+
+    @contextmanager
+    def reading(self) -> Iterator[Totals]:
+        """The totals, and all that is read inside is of the same moment."""
+        if self._connection.in_transaction:
+            yield self._follow()
+        else:
+            with ledger_file.transaction(self._connection, self.path, write=False):
+                yield self._follow()
 
     # Writing
 
@@ -291,6 +312,18 @@ class Book:
         for entry in walk(self._store.after(self._totals.head), self._totals.head):
             self._totals.add(entry)
         return self._totals
+
+    def _expect_chained(self, entry: Entry, totals: Totals) -> None:
+        """Refuse an entry that the chain does not hold: it would make a query free of charge."""
+        before, end = totals.around(entry.sequence)
+        if entry.sequence > totals.checkpoint:
+            chained = totals.recent[entry.sequence - before.sequence - 1 :][:1] == [entry.hash]
+            chained = chained and entry.intact()
+        else:
+            part = list(walk(self._store.after(before, end.sequence), before))
+            chained = bool(part) and part[-1].head == end and entry in part
+        if not chained:
+            raise changed(entry)
 
     def _confirm_known(self, known: Head | None, totals: Totals) -> None:
         if known is not None:

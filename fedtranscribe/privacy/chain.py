@@ -95,16 +95,6 @@ class Entry:
         except rfc8785.CanonicalizationError:  # a column that now holds bytes or nothing
             return False
 
-    def expect_intact(self) -> "Entry":
-        """The entry itself.
-
-        Raises:
-            CorruptLedgerError: it is not `intact`.
-        """
-        if not self.intact():
-            raise _changed(self)
-        return self
-
 
 def _digest(body: dict[str, Any]) -> str:
     return hashlib.sha256(canonical(body)).hexdigest()
@@ -136,13 +126,14 @@ def walk(entries: Iterable[Entry], head: Head = START) -> Iterator[Entry]:
                 f"Expected ledger entry {head.sequence + 1} after {head.sequence}, found "
                 f"{entry.sequence}: entries were removed. Restore the ledger from its last copy."
             )
-        if entry.previous != head.hash:
-            raise _changed(entry)
-        head = entry.expect_intact().head
+        if entry.previous != head.hash or not entry.intact():
+            raise changed(entry)
+        head = entry.head
         yield entry
 
 
-def _changed(entry: Entry) -> CorruptLedgerError:
+def changed(entry: Entry) -> CorruptLedgerError:
+    """The error about an entry that is not the one that was written there."""
     return CorruptLedgerError(
         f"Ledger entry {entry.sequence} does not have the hash it was written with: "
         f"it was changed. Restore the ledger from its last copy."

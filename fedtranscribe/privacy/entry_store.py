@@ -38,17 +38,13 @@ class EntryStore:
         return self._one("WHERE sequence = ?", sequence)
 
     def find(self, query_id: str, kind: Kind) -> Entry | None:
-        """The entry of that kind for a query; there is at most one.
+        """The entry of that kind for a query, as it is; there is at most one."""
+        return self._one("WHERE query_id = ? AND query_id <> '' AND kind = ?", query_id, kind)
 
-        Raises:
-            CorruptLedgerError: it was changed.
-        """
-        entry = self._one("WHERE query_id = ? AND query_id <> '' AND kind = ?", query_id, kind)
-        return None if entry is None else entry.expect_intact()
-
-    def after(self, head: Head) -> Iterator[Entry]:
-        """All entries after one, oldest first, as they are."""
-        return self._entries("WHERE sequence > ? ORDER BY sequence", head.sequence)
+    def after(self, head: Head, last: int = 2**63 - 1) -> Iterator[Entry]:
+        """All entries after one, up to `last`, oldest first, as they are."""
+        where = "WHERE sequence > ? AND sequence <= ? ORDER BY sequence"
+        return self._entries(where, head.sequence, last)
 
     def entries(self, kind: Kind | None = None, run: str | None = None) -> list[Entry]:
         """All entries, or those of a kind or a run, oldest first, as they are."""

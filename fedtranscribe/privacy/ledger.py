@@ -31,8 +31,10 @@ What is noticed, and what is not
     lost database beside a head file: by the head file, which lies outside the database. A missing
     head file beside a ledger that has reservations is refused, because it may hide any of these.
 
-    When it is used: an older reservation or answer that a repeated query asks for is held against
-    its hash.
+    When it is used: an older reservation or answer that a repeated query asks for, by the chain
+    between the checkpoints before and after it. If an older reservation has no answer, the whole
+    book is proved before it is computed again, because its answer may have been taken out. The
+    reservations of a run (`releases`) are held against their hashes and the run's totals.
 
     By `verify` alone: an older entry edited or removed, damaged pages that nothing reads, an
     answer that nobody committed. None of these gives room for one more query, because the totals
@@ -53,12 +55,18 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
-from fedtranscribe.errors import BudgetExhaustedError, ConfigError, LedgerError, QueryConflictError
+from fedtranscribe.errors import (
+    BudgetExhaustedError,
+    ConfigError,
+    CorruptLedgerError,
+    LedgerError,
+    QueryConflictError,
+)
 from fedtranscribe.names import expect_name
 from fedtranscribe.privacy.accountant import spent_epsilon
 from fedtranscribe.privacy.book import Book
 from fedtranscribe.privacy.budget import Budget, room_words
-from fedtranscribe.privacy.chain import Entry, Head, Kind, canonical
+from fedtranscribe.privacy.chain import Entry, Head, Kind, canonical, changed
 from fedtranscribe.privacy.closed_forms import gaussian_epsilon, gaussian_mu
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.filters import Spent
@@ -371,8 +379,25 @@ class Ledger:
         return self._book.entries()
 
     def releases(self, run: str | None = None) -> list[Release]:
-        """Every reservation, oldest first, answered or not; of one run, or of all."""
-        return [_release(entry.content) for entry in self._book.entries(Kind.RESERVE, run)]
+        """Every reservation, oldest first, answered or not; of one run, or of all.
+
+        Raises:
+            CorruptLedgerError: they are not as many, or of as many rows, as were booked.
+        """
+        with self._book.reading() as totals:
+            entries = self._book.entries(Kind.RESERVE, run)
+        found = [_release(entry.content) for entry in entries]
+        runs = [total for name, total in totals.runs.items() if run in (None, name)]
+        booked = sum(each.queries for each in runs), sum(each.rows for each in runs)
+        for entry in entries:
+            if not entry.intact():
+                raise changed(entry)
+        if (len(found), sum(release.rows for release in found)) != booked:
+            raise CorruptLedgerError(
+                f"The ledger {self._book.path} has lost reservations, or has some that were never "
+                f"booked; fedtranscribe holder ledger verify names the first wrong entry."
+            )
+        return found
 
     def runs(self) -> list[RunSummary]:
         """Every run that reserved anything, in the order of their first reservations."""

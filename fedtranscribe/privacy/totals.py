@@ -11,6 +11,7 @@ Checkpoints
 """
 
 import json
+from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -53,7 +54,8 @@ class Totals:
         runs: in order of their first reservations.
         limits: time and content of every limit that counts, oldest first.
         proved: time of the last checkpoint that followed a proof of the whole book; empty: none.
-        checkpoint: sequence of the last checkpoint; 0: none.
+        checkpoints: all of them, by which an older entry can be proved by itself.
+        recent: hash of each entry after the last checkpoint.
     """
 
     head: Head = START
@@ -62,12 +64,18 @@ class Totals:
     runs: dict[str, RunTotal] = field(default_factory=dict)
     limits: list[tuple[str, str]] = field(default_factory=list)
     proved: str = ""
-    checkpoint: int = 0
+    checkpoints: list[Head] = field(default_factory=list)
+    recent: list[str] = field(default_factory=list)
+
+    @property
+    def checkpoint(self) -> int:
+        """Sequence of the last checkpoint; 0: none."""
+        return self.checkpoints[-1].sequence if self.checkpoints else 0
 
     @property
     def due(self) -> bool:
         """Whether it is time for a checkpoint."""
-        length = len(self.tally) + len(self.runs)
+        length = len(self.tally) + len(self.runs) + len(self.checkpoints)
         return self.head.sequence - self.checkpoint >= max(EVERY, length // _SHARE)
 
     def add(self, entry: Entry) -> None:
@@ -85,6 +93,17 @@ class Totals:
                 f"writes. Restore the ledger from its last copy."
             ) from None
         self.head = entry.head
+        if entry.kind == Kind.CHECKPOINT:
+            self.checkpoints.append(entry.head)
+            self.recent.clear()
+        else:
+            self.recent.append(entry.hash)
+
+    def around(self, sequence: int) -> tuple[Head, Head]:
+        """The checkpoint before an entry and the one after it, or ends of the book."""
+        at = bisect_left(self.checkpoints, sequence, key=lambda head: head.sequence)
+        before = self.checkpoints[at - 1] if at else START
+        return before, self.checkpoints[at] if at < len(self.checkpoints) else self.head
 
     def _count(self, entry: Entry) -> None:
         content = entry.content
@@ -106,12 +125,11 @@ class Totals:
                     f"The totals at checkpoint {entry.sequence} are not what the entries before "
                     f"it add up to. Restore the ledger from its last copy."
                 )
-            self.checkpoint = entry.sequence
             if proved:
                 self.proved = entry.time
 
     def text(self) -> str:
-        """All but `checkpoint` as JSON: equal totals give equal texts."""
+        """All but `recent` as JSON, for the next checkpoint: equal totals give equal texts."""
         runs = [[name, run.first, run.queries, run.rows] for name, run in self.runs.items()]
         return json.dumps(
             {
@@ -119,6 +137,7 @@ class Totals:
                 "data_id": self.data_id,
                 "limits": self.limits,
                 "proved": self.proved,
+                "checkpoints": [[head.sequence, head.hash] for head in self.checkpoints],
                 "runs": runs,
                 "tally": list(self.tally.items()),
             },
@@ -142,6 +161,7 @@ class Totals:
                 runs={name: RunTotal(*total) for name, *total in told["runs"]},
                 limits=[(time, content) for time, content in told["limits"]],
                 proved=told["proved"],
+                checkpoints=[Head(*head) for head in told["checkpoints"]],
             )
         except (ValueError, KeyError, TypeError):
             raise CorruptLedgerError(

@@ -11,6 +11,7 @@ from ledger_cases import BUDGET, DATA, epsilon_of, release
 from fedtranscribe.privacy import ledger_file
 from fedtranscribe.privacy.chain import Entry, Kind, canonical
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.totals import EVERY
 
 SHORT, LONG = 120, 10_000
 """Both have about as many entries after their last checkpoint; the short one has no checkpoint."""
@@ -77,14 +78,22 @@ def _open_read_only(path: Path) -> None:
 def _ask(path: Path) -> None:
     with Ledger.open(path, DATA, BUDGET) as ledger:
         ledger.usage("run-0")
-        ledger.rows("run-0", besides="q1")
+        ledger.rows("run-0", besides="new")
         ledger.reserve("new", "h", release(), "run-0")
         ledger.commit("new", b"answer")
-        assert ledger.reserve("q2", "h", release(0.001 + 2e-6), "run-0").answer == b"answer"
+        assert ledger.reserve("new", "h", release(), "run-0").answer == b"answer"
         assert ledger.budget == BUDGET
         assert ledger.highest == BUDGET
         assert epsilon_of(ledger) > 0
         assert len(ledger.releases("run-0")) == 51
+
+
+def _copied(original: Path, folder: Path) -> Path:
+    path = folder / original.name
+    for end in ("", ".head"):
+        content = original.with_name(original.name + end).read_bytes()
+        path.with_name(path.name + end).write_bytes(content)
+    return path
 
 
 @pytest.mark.parametrize("do", [_open, _open_read_only, _ask])
@@ -96,10 +105,7 @@ def test_a_long_ledger_takes_no_more_work_than_a_short_one(
 ) -> None:
     found: list[Work] = []
     for original in ledgers:
-        path = tmp_path / original.name
-        for end in ("", ".head"):
-            content = original.with_name(original.name + end).read_bytes()
-            path.with_name(path.name + end).write_bytes(content)
+        path = _copied(original, tmp_path)
         with watched(monkeypatch) as work:
             do(path)
         found.append(work)
@@ -110,13 +116,20 @@ def test_a_long_ledger_takes_no_more_work_than_a_short_one(
     assert len(long.statements) <= 2 * len(short.statements)
 
 
+def test_a_query_of_years_ago_is_proved_between_two_checkpoints(
+    ledgers: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Ledger.open(_copied(ledgers[1], tmp_path), DATA, BUDGET) as ledger:
+        with watched(monkeypatch) as work:
+            again = ledger.reserve("q2", "h", release(0.001 + 2e-6), "run-0")
+        assert again.answer == b"answer"
+        assert work.hashed <= 2 * (EVERY + 1), "for the reservation and for its answer"
+
+
 def test_no_statement_of_a_query_scans_a_table(
     ledgers: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "ledger.sqlite"
-    for end in ("", ".head"):
-        content = ledgers[1].with_name(ledgers[1].name + end).read_bytes()
-        path.with_name(path.name + end).write_bytes(content)
+    path = _copied(ledgers[1], tmp_path)
     with watched(monkeypatch) as work:
         _ask(path)
     read = {s for s in work.statements if s.startswith("SELECT")}

@@ -398,13 +398,81 @@ def test_a_repeated_query_is_held_against_its_hash(path: Path) -> None:
     tamper(
         path,
         "UPDATE entries SET query_hash = 'other' WHERE query_id = 'q1' AND kind = 'reserve'",
-        "UPDATE answers SET answer = x'00' WHERE query_id = 'q2'",
+        "UPDATE answers SET answer = x'00' WHERE query_id = 'q9'",
     )
     with open_ledger(path) as ledger:
-        for query_id, match in (("q1", "it was changed"), ("q2", "answer of query q2")):
+        for query_id, match in (("q1", "it was changed"), ("q9", "answer of query q9")):
             with pytest.raises(CorruptLedgerError, match=match):
                 ledger.reserve(query_id, f"hash-{query_id}", release(), "run")
-        assert ledger.reserve("q0", "hash-q0", release(), "run").answer == b"answer 0"
+        assert ledger.reserve("q8", "hash-q8", release(), "run").answer == b"answer 8"
+
+
+def test_a_forged_reservation_makes_no_query_free(path: Path) -> None:
+    """Someone writes it over an old entry, with a hash that fits its content."""
+    with Ledger.open_read_only(path) as ledger:
+        old = ledger.entries()[4]
+    body = {"time": old.time, "kind": "reserve", "run": "run", "query_id": "free"}
+    content = canonical(release(5.0).to_json()).decode()
+    forged = Entry.after(
+        replace(old.head, sequence=4, hash=old.previous), **body, query_hash="h", content=content
+    )
+    assert forged.intact()
+    tamper(
+        path,
+        f"UPDATE entries SET query_id = 'free', query_hash = 'h', content = '{content}', "
+        f"hash = '{forged.hash}' WHERE sequence = 5",
+    )
+    with open_ledger(path) as ledger:
+        with pytest.raises(CorruptLedgerError, match="entry 6 does not have the hash"):
+            ledger.reserve("free", "h", release(5.0), "run")
+        with pytest.raises(CorruptLedgerError, match="entry 6 does not have the hash"):
+            ledger.rows("run", besides="free")
+        # Reservations that are listed are at least as many and as large as those that were booked.
+        assert len(ledger.releases("run")) == QUERIES
+        assert epsilon_of(ledger) == pytest.approx(epsilon_filter([Gaussian(0.1, 15)], DELTA))
+
+
+@pytest.mark.parametrize("kept_open", [False, True])
+def test_an_answer_that_was_taken_out_is_not_computed_again(path: Path, kept_open: bool) -> None:
+    removal = (
+        "DELETE FROM entries WHERE query_id = 'q3' AND kind = 'commit'",
+        "DELETE FROM answers WHERE query_id = 'q3'",
+    )
+    if not kept_open:
+        tamper(path, *removal)
+    with open_ledger(path) as ledger:
+        if kept_open:
+            tamper(path, *removal)
+        for _ in range(2):
+            with pytest.raises(CorruptLedgerError):
+                ledger.reserve("q3", "hash-q3", release(), "run")
+            with pytest.raises(CorruptLedgerError):
+                ledger.commit("q3", b"another")
+
+
+def test_an_old_reservation_without_an_answer_can_still_be_answered(path: Path) -> None:
+    with open_ledger(path) as ledger:
+        ledger.reserve("slow", "h", release(), "run")
+        for i in range(2 * EVERY):
+            answered(ledger, f"n{i}")
+        spent = epsilon_of(ledger)
+        assert ledger.reserve("slow", "h", release(), "run").answer is None
+        ledger.commit("slow", b"at last")
+        assert ledger.answer("slow") == b"at last"
+        assert (epsilon_of(ledger), ledger.verify()) == (spent, ledger.head)
+
+
+def test_every_entry_is_found_in_the_chain(path: Path) -> None:
+    with open_ledger(path) as ledger:
+        for entry in ledger.entries():
+            if entry.query_id:
+                assert ledger._book.find(entry.query_id, Kind(entry.kind)) == entry
+
+
+def test_reservations_of_a_run_that_do_not_add_up(path: Path) -> None:
+    tamper(path, "DELETE FROM entries WHERE query_id = 'q1' AND kind = 'reserve'")
+    with open_ledger(path) as ledger, pytest.raises(CorruptLedgerError, match="lost reservations"):
+        ledger.releases("run")
 
 
 def test_a_lowered_limit_cannot_be_edited_back(path: Path) -> None:
