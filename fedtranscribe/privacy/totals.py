@@ -23,7 +23,7 @@ from fedtranscribe.reading import parse_json
 EVERY = 128
 """Entries after which the totals are stored again; opening reads about as many."""
 
-_SHARE = 8
+_SHARE = 64
 """Totals with many runs and releases are stored after at least this share of their length, so
 that storing them costs each entry a constant amount, however long the book is."""
 

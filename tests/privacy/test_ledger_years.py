@@ -201,7 +201,7 @@ def test_long_totals_are_stored_less_often() -> None:
     for counted in (short, long):
         counted.head = replace(counted.head, sequence=EVERY)
     assert (short.due, long.due) == (True, False)
-    long.head = replace(long.head, sequence=10_000 // 8)
+    long.head = replace(long.head, sequence=10_000 // totals._SHARE)
     assert long.due
 
 
