@@ -29,7 +29,7 @@ from fedtranscribe.privacy.chain import (
     write_head,
 )
 from fedtranscribe.privacy.entry_store import EntryStore
-from fedtranscribe.privacy.totals import Totals, sealed
+from fedtranscribe.privacy.totals import Totals, noted, sealed
 
 
 class Book:
@@ -42,6 +42,7 @@ class Book:
         self.path = path
         self._connection = connection
         self._store = EntryStore(path, connection)
+        self._known: Head | None = None
         self._seen = START
         self._totals: Totals | None = None
         self._proved = ""
@@ -129,21 +130,34 @@ class Book:
         return ledger_file.size(self.path)
 
     def entries(self, kind: Kind | None = None, run: str | None = None) -> list[Entry]:
-        """All entries, or those of a kind or a run, oldest first, as they are."""
-        return self._store.entries(kind, run)
+        """All entries, or those of a kind or a run, oldest first; proves the whole chain."""
+        with self.reading() as totals:
+            chain = list(walk(self._store.after(START)))
+            if (chain[-1].head if chain else START) != totals.head:
+                raise self._lost(totals.head.sequence)
+        return [e for e in chain if kind in (None, e.kind) and run in (None, e.run)]
 
     def find(self, query_id: str, kind: Kind) -> Entry | None:
-        """The entry of that kind for a query, proved to be in the chain; there is at most one."""
+        """The entry of that kind for a query, proved to be in the chain; there is at most one.
+
+        That there is none is proved for entries since the last checkpoint, not for older ones.
+        """
         with self.reading() as totals:
             entry = self._store.find(query_id, kind)
-            if entry is not None:
+            counted = totals.remembered(query_id, kind)
+            if counted is None and entry is not None:
                 self._expect_chained(entry, totals)
+            elif counted is not None and entry is None:
+                raise self._lost(counted.sequence)
+            elif counted != entry and counted is not None:
+                raise changed(counted)
             return entry
 
     def answer(self, query_id: str) -> bytes | None:
         """The stored answer of a query, proved to be the one that was committed.
 
         That there is none is proved as well: an answer that was taken out would be computed again.
+        For a reservation before the last checkpoint that takes a proof of the whole book.
         """
         with self.reading() as totals:
             commit = self.find(query_id, Kind.COMMIT)
@@ -151,17 +165,32 @@ class Book:
                 return self._store.answer(commit)
             reserved = self.find(query_id, Kind.RESERVE)
             if reserved is not None and reserved.sequence <= totals.checkpoint:
-                self._prove(read_head(self.path), whole=True)
+                self._prove(self._known, whole=True)
             return None
 
     @contextmanager
     def reading(self) -> Iterator[Totals]:
         """The totals, and all that is read inside is of the same moment."""
-        if self._connection.in_transaction:
-            yield self._follow()
-        else:
+        with self._counting():
+            if self._connection.in_transaction:
+                yield self._follow()
+                return
+            # The head file first: a writer in between can then only put the database ahead of it.
+            self._known = read_head(self.path)
             with ledger_file.transaction(self._connection, self.path, write=False):
                 yield self._follow()
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        """After any exception the totals are counted anew.
+
+        It may have come in the middle of counting an entry, or before an entry was kept.
+        """
+        try:
+            yield
+        except BaseException:
+            self._totals = None
+            raise
 
     # Writing
 
@@ -172,17 +201,15 @@ class Book:
         What is read inside cannot change before what is written. Before it returns, the head
         file knows of it.
         """
-        before: Head | None = None
-        try:
-            with ledger_file.transaction(self._connection, self.path, write=True):
-                if self._totals is not None:
-                    self._confirm_known(read_head(self.path), self._totals)
-                before = self._follow().head
-                yield
-        except BaseException:
-            if before is not None and self._totals is not None and self._totals.head != before:
-                self._totals = None  # they count entries that were not kept
-            raise
+        with (
+            self._counting(),
+            ledger_file.transaction(self._connection, self.path, write=True),
+        ):
+            self._known = read_head(self.path)
+            if self._totals is not None:
+                self._confirm_known(self._known, self._totals)
+            self._follow()
+            yield
         self._publish()
 
     def append(
@@ -279,6 +306,12 @@ class Book:
         version = ledger_file.schema_version(self._connection, self.path)
         if version == 0:
             raise StorageError(f"There is no ledger in {self.path}; check the path.")
+        first = self._store.first
+        if first not in (None, 1):
+            raise CorruptLedgerError(
+                f"Expected ledger entry 1 after 0, found {first}: entries were removed or put in. "
+                f"Restore the ledger from its last copy."
+            )
         stored = self._store.totals() if version == ledger_file.FORMAT else None
         # The head file fixes all entries up to its own. Totals after it anybody could have added.
         if stored is None or known is None or stored.head.sequence >= known.sequence:
@@ -289,6 +322,8 @@ class Book:
         commits = 0
         for entry in walk(self._store.after(totals.head), totals.head):
             totals.add(entry)
+            if not whole and _claims_proof(entry, known):
+                return self._prove(known, data_id, whole=True)
             if entry.kind == Kind.COMMIT:
                 self._store.answer(entry)
                 commits += 1
@@ -308,41 +343,54 @@ class Book:
     def _follow(self) -> Totals:
         """The totals, with what was added since they were last looked at."""
         if self._totals is None:
-            return self._prove(read_head(self.path))
+            return self._prove(self._known)
         for entry in walk(self._store.after(self._totals.head), self._totals.head):
+            if _claims_proof(entry, self._known):
+                return self._prove(self._known, whole=True)
             self._totals.add(entry)
         return self._totals
 
     def _expect_chained(self, entry: Entry, totals: Totals) -> None:
         """Refuse an entry that the chain does not hold: it would make a query free of charge."""
-        before, end = totals.around(entry.sequence)
         if entry.sequence > totals.checkpoint:
-            chained = totals.recent[entry.sequence - before.sequence - 1 :][:1] == [entry.hash]
-            chained = chained and entry.intact()
-        else:
-            part = list(walk(self._store.after(before, end.sequence), before))
-            chained = bool(part) and part[-1].head == end and entry in part
-        if not chained:
+            raise changed(entry)  # or `totals` would remember it
+        before, end = totals.around(entry.sequence)
+        part = list(walk(self._store.after(before, end.sequence), before))
+        if not part or part[-1].head != end or entry not in part:
             raise changed(entry)
+
+    def _lost(self, sequence: int) -> CorruptLedgerError:
+        return CorruptLedgerError(
+            f"Entry {sequence} of the ledger {self.path} was there and is lost: entries were "
+            f"removed. Restore the ledger from its last copy."
+        )
 
     def _confirm_known(self, known: Head | None, totals: Totals) -> None:
         if known is not None:
-            self.confirm(known)
+            self._expect(known)
         elif totals.tally:
             raise CorruptLedgerError(
                 f"{head_path(self.path)} is missing beside a ledger that has reservations, "
                 f"so that a dropped tail could not be seen. Restore it from a copy, or write "
                 f'the head of the last answer into it as {{"sequence": …, "hash": "…"}}.'
             )
-        self.confirm(self._seen)
+        self._expect(self._seen)
 
     def confirm(self, head: Head) -> None:
-        """Prove that this book still holds what was once its head, such as one sent with an answer.
+        """Prove the whole book, and that it holds what was its head when an answer was sent.
 
         Raises:
-            CorruptLedgerError: its tail was dropped or an older copy put back (the book ends
-                before that sequence), or its history was rewritten (another hash stands there).
+            CorruptLedgerError: as `verify`; or its tail was dropped or an older copy put back (the
+                book ends before that sequence), or its history was rewritten (another hash stands
+                there).
         """
+        known = read_head(self.path)
+        with ledger_file.transaction(self._connection, self.path, write=False):
+            self._prove(known, whole=True)
+            self._expect(head)
+
+    def _expect(self, head: Head) -> None:
+        """Refuse a book that ends before `head`, or has another hash there."""
         if head == START:
             return
         last = self.head
@@ -358,6 +406,16 @@ class Book:
                 f"Entry {head.sequence} of the ledger {self.path} is not the one that was written "
                 f"there: its history was replaced. Restore the right copy."
             )
+
+
+def _claims_proof(entry: Entry, known: Head | None) -> bool:
+    """Whether an entry notes a proof, and stands after the head file's, where anybody may write."""
+    if entry.kind != Kind.CHECKPOINT or (known is not None and entry.sequence <= known.sequence):
+        return False
+    try:
+        return noted(entry.content)
+    except (ValueError, KeyError, TypeError):
+        return True
 
 
 def _now(shift: timedelta = timedelta(0)) -> str:

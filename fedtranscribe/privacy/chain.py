@@ -5,9 +5,10 @@ JSON (RFC 8785) of all its columns but itself. So the hash of the last entry, th
 whole history, and a copy of the head kept elsewhere shows whether a database still holds it.
 
 The head file `<ledger>.head` is such a copy. It is replaced atomically and durably AFTER each
-entry is durable in the database: it may lag by the entries of a crash, it never leads. Entries
-beyond the head file are therefore honest; a head file beyond the database means that the
-database lost entries which were once durable.
+entry is durable in the database: it may lag by the entries of a crash, it never leads. So a head
+file beyond the database means that the database lost entries which were once durable. Entries
+beyond the head file are accepted if their hashes fit: those of a crash cannot be told from those
+that somebody appended with a database shell.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """The rows of a book in its SQLite file: entries, answers and stored totals, all SQL in one place.
 
 What a query needs is found by an index or by its sequence, so that its cost does not grow with the
-book; only what proves the whole book reads all of it.
+book; only what lists or proves the whole book reads all of it.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from sqlite3 import Connection
 from fedtranscribe.errors import CorruptLedgerError
 from fedtranscribe.privacy import ledger_file
 from fedtranscribe.privacy.chain import START, Entry, Head, Kind, canonical, seal
-from fedtranscribe.privacy.totals import Totals, sealed
+from fedtranscribe.privacy.totals import Totals, noted, sealed
 
 _COLUMNS = "sequence, time, kind, run, query_id, query_hash, content, previous, hash"
 
@@ -38,23 +38,36 @@ class EntryStore:
         return self._one("WHERE sequence = ?", sequence)
 
     def find(self, query_id: str, kind: Kind) -> Entry | None:
-        """The entry of that kind for a query, as it is; there is at most one."""
-        return self._one("WHERE query_id = ? AND query_id <> '' AND kind = ?", query_id, kind)
+        """The entry of that kind for a query, as it is; there is at most one.
+
+        Raises:
+            CorruptLedgerError: the index leads to another entry.
+        """
+        # By its sequence, because SQLite may read what is indexed from the index.
+        with ledger_file.own_errors(self._path):
+            row = self._connection.execute(
+                "SELECT sequence FROM entries WHERE query_id = ? AND query_id <> '' AND kind = ?",
+                (query_id, kind),
+            ).fetchone()
+        entry = None if row is None else self.entry(row[0])
+        if entry is not None and (entry.query_id, entry.kind) != (query_id, kind):
+            raise CorruptLedgerError(
+                f"The index of the ledger {self._path} leads from query {query_id} to entry "
+                f"{entry.sequence}, which is not about it. Restore the ledger from its last copy."
+            )
+        return entry
 
     def after(self, head: Head, last: int = 2**63 - 1) -> Iterator[Entry]:
         """All entries after one, up to `last`, oldest first, as they are."""
-        where = "WHERE sequence > ? AND sequence <= ? ORDER BY sequence"
-        return self._entries(where, head.sequence, last)
+        where = "WHERE sequence >= ? AND sequence <= ? ORDER BY sequence"
+        # After the start come all, also those that an editor numbered below 1.
+        first = -(2**63) if head == START else head.sequence + 1
+        return self._entries(where, first, last)
 
-    def entries(self, kind: Kind | None = None, run: str | None = None) -> list[Entry]:
-        """All entries, or those of a kind or a run, oldest first, as they are."""
-        wanted = {"kind": kind, "run": run}
-        tests = [f"{name} = ?" for name, value in wanted.items() if value is not None]
-        tests += ["run <> ''"] if run else []  # what the index leaves out
-        where = f"WHERE {' AND '.join(tests)}" if tests else ""
-        values = [value for value in wanted.values() if value is not None]
-        with ledger_file.own_errors(self._path):
-            return list(self._entries(f"{where} ORDER BY sequence", *values))
+    @property
+    def first(self) -> int | None:
+        """The lowest sequence; None if there is no entry."""
+        return self._connection.execute("SELECT MIN(sequence) FROM entries").fetchone()[0]
 
     def answer(self, commit: Entry) -> bytes:
         """The stored answer of a query, proved to be the one that was committed.
@@ -74,25 +87,26 @@ class EntryStore:
     def totals(self) -> Totals | None:
         """The totals before the last checkpoint; None before there is one.
 
+        Their checkpoint is the entry after their head. A reader that counts on from the head passes
+        it, and has to prove that it lies on the chain to the head file's entry.
+
         Raises:
             CorruptLedgerError: they are not what the checkpoint has the digest of.
+            LedgerError: a later version of this program wrote them.
         """
         row = self._connection.execute("SELECT sequence, content FROM totals").fetchone()
         if row is None:
             return None
         sequence, text = row
         entry = self.entry(sequence)
-        if (
-            entry is None
-            or entry.kind != Kind.CHECKPOINT
-            or not isinstance(text, str)
-            or all(entry.content != sealed(text, proved=proved) for proved in (False, True))
-        ):
-            raise CorruptLedgerError(
-                f"The stored totals of the ledger {self._path} are not those of checkpoint "
-                f"{sequence}. Restore the ledger from its last copy."
-            )
-        return Totals.read(text)
+        if entry is not None and isinstance(text, str) and _of_checkpoint(entry, text):
+            totals = Totals.read(text)
+            if totals.head == Head(sequence - 1, entry.previous) and entry.intact():
+                return totals
+        raise CorruptLedgerError(
+            f"The stored totals of the ledger {self._path} are not those of checkpoint "
+            f"{sequence}. Restore the ledger from its last copy."
+        )
 
     def add(self, entry: Entry) -> None:
         """Add an entry."""
@@ -140,6 +154,14 @@ class EntryStore:
     def _entries(self, where: str, *values: object) -> Iterator[Entry]:
         rows = self._connection.execute(f"SELECT {_COLUMNS} FROM entries {where}", values)
         return (Entry(*row) for row in rows)
+
+
+def _of_checkpoint(entry: Entry, text: str) -> bool:
+    try:
+        told = entry.kind == Kind.CHECKPOINT and sealed(text, proved=noted(entry.content))
+    except (ValueError, KeyError, TypeError):
+        return False
+    return entry.content == told
 
 
 def _bad_answer(query_id: str) -> CorruptLedgerError:

@@ -24,28 +24,38 @@ What is noticed, and what is not
     A query rests on what the entries add up to, and the totals rest on a checkpoint: see
     `totals`. So it makes a difference when a file is proved.
 
-    By opening, and by every query as far as it reads: an entry edited, removed, moved or put in
-    since the last checkpoint; stored totals that are edited, exchanged, or of another ledger; a
-    checkpoint that claims other totals than its entries have; removed triggers and tables; a
+    By opening: an entry edited, removed, moved or put in since the last checkpoint; an entry
+    numbered below 1; stored totals that are edited, exchanged, or of another ledger; a checkpoint
+    since then that claims other totals than its entries have; removed triggers and tables; a
     changed answer since the last checkpoint. Also a dropped tail, an older backup put back, or a
     lost database beside a head file: by the head file, which lies outside the database. A missing
     head file beside a ledger that has reservations is refused, because it may hide any of these.
 
+    On a ledger that stays open: what others add, and the head file, by every query. An entry that
+    was counted earlier is compared with what is remembered when a query uses it; one that no query
+    uses is noticed by the next opening.
+
     When it is used: an older reservation or answer that a repeated query asks for, by the chain
     between the checkpoints before and after it. If an older reservation has no answer, the whole
-    book is proved before it is computed again, because its answer may have been taken out. The
-    reservations of a run (`releases`) are held against their hashes and the run's totals.
+    book is proved before it is computed again, because its answer may have been taken out; that
+    takes as long as the book is. An older reservation that the index no longer leads to is charged
+    again. What is listed (`entries`, `releases`) is proved from the first entry on.
 
-    By `verify` alone: an older entry edited or removed, damaged pages that nothing reads, an
-    answer that nobody committed. None of these gives room for one more query, because the totals
-    do not come from those entries. Rewritten in full with all hashes up to the head file's entry,
-    they would not fit the head file. `prove` does what `verify` does once a day; runs begin with
-    it, and so does the holder's service. A ledger with fewer than `totals.EVERY` entries has no
-    checkpoint, and opening is `verify`; so it is if the totals were deleted, after a crash
+    By `verify` alone: an older entry edited or removed that nothing reads, damaged pages, an
+    answer that nobody committed. The totals do not come from those entries, so that their edit
+    changes neither what is booked nor the limit. Rewritten in full with all hashes up to the head
+    file's entry, they would not fit the head file. `prove` does what `verify` does once a day; runs
+    begin with it, and so does the holder's service. A note of a proof counts up to the head file's
+    entry; behind it, the whole book is proved. A ledger with fewer than `totals.EVERY` entries has
+    no checkpoint, and opening is `verify`; so it is if the totals were deleted, after a crash
     between a checkpoint and the head file, and with a ledger of format 1.
 
-    By nobody but the holder of a head that went out with an answer (`confirm`): database and head
-    file rewritten together, or both deleted. This holds for `verify` as well.
+    By nobody but the holder of a head that went out with an answer (`confirm`, which includes
+    `verify`): database and head file rewritten together from some entry up to that head on, or
+    both deleted. What came after the head that was sent may be cut off or written anew.
+
+    By nobody: entries appended behind the head file's with hashes that fit, such as a higher limit.
+    A crash leaves such entries, too, and nothing in the file is secret. `limits` lists every limit.
 """
 
 import math
@@ -58,7 +68,6 @@ from typing import Self
 from fedtranscribe.errors import (
     BudgetExhaustedError,
     ConfigError,
-    CorruptLedgerError,
     LedgerError,
     QueryConflictError,
 )
@@ -66,7 +75,7 @@ from fedtranscribe.names import expect_name
 from fedtranscribe.privacy.accountant import spent_epsilon
 from fedtranscribe.privacy.book import Book
 from fedtranscribe.privacy.budget import Budget, room_words
-from fedtranscribe.privacy.chain import Entry, Head, Kind, canonical, changed
+from fedtranscribe.privacy.chain import Entry, Head, Kind, canonical
 from fedtranscribe.privacy.closed_forms import gaussian_epsilon, gaussian_mu
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.filters import Spent
@@ -209,10 +218,11 @@ class Ledger:
             BudgetExhaustedError: the total would exceed the budget; nothing is booked.
             UnsupportedAdjacencyError: the release has no cost in the budget's adjacency;
                 nothing is booked.
+            ConfigError: a name cannot be one, or the release is too long to be read again.
         """
         for what, name in (("query_id", query_id), ("query_hash", query_hash), ("run", run)):
             expect_name(what, name)
-        content = canonical(release.to_json()).decode()
+        content = _readable(release)
         with self._book.writing():
             known = self._book.find(query_id, Kind.RESERVE)
             if known is None:
@@ -375,29 +385,15 @@ class Ledger:
         return self._book.head
 
     def entries(self) -> list[Entry]:
-        """The whole book, oldest first, as it is; `verify` first if you rely on old entries."""
+        """The whole book, oldest first; proves the chain, not the answers."""
         return self._book.entries()
 
     def releases(self, run: str | None = None) -> list[Release]:
         """Every reservation, oldest first, answered or not; of one run, or of all.
 
-        Raises:
-            CorruptLedgerError: they are not as many, or of as many rows, as were booked.
+        It reads and proves the whole chain, however old the run is.
         """
-        with self._book.reading() as totals:
-            entries = self._book.entries(Kind.RESERVE, run)
-        found = [_release(entry.content) for entry in entries]
-        runs = [total for name, total in totals.runs.items() if run in (None, name)]
-        booked = sum(each.queries for each in runs), sum(each.rows for each in runs)
-        for entry in entries:
-            if not entry.intact():
-                raise changed(entry)
-        if (len(found), sum(release.rows for release in found)) != booked:
-            raise CorruptLedgerError(
-                f"The ledger {self._book.path} has lost reservations, or has some that were never "
-                f"booked; fedtranscribe holder ledger verify names the first wrong entry."
-            )
-        return found
+        return [_release(entry.content) for entry in self._book.entries(Kind.RESERVE, run)]
 
     def runs(self) -> list[RunSummary]:
         """Every run that reserved anything, in the order of their first reservations."""
@@ -465,11 +461,11 @@ class Ledger:
         self._book.prove(within)
 
     def confirm(self, head: Head) -> None:
-        """Prove that this ledger still holds what was its head when an answer was sent.
+        """`verify`, and prove that this ledger holds what was its head when an answer was sent.
 
         Raises:
-            CorruptLedgerError: its tail was dropped, an older copy put back, or its history
-                replaced.
+            CorruptLedgerError: as `verify`; or its tail was dropped, an older copy put back, or
+                its history replaced.
         """
         self._book.confirm(head)
 
@@ -486,13 +482,32 @@ class Ledger:
         totals = self._book.totals
         if totals is not self._summed:  # they were counted anew, after an entry was not kept
             self._summed, self._sums = totals, {}
-        spent, counted = self._sums.setdefault((unit, adjacency), (Spent(), {}))
+        # Taken out meanwhile, so that nothing half added is left behind by an interrupt.
+        spent, counted = self._sums.pop((unit, adjacency), None) or (Spent(), {})
         for content, n in totals.tally.items():
             more = n - counted.get(content, 0)
             if more:
                 spent.add(_release(content).event(unit, adjacency), more)
                 counted[content] = n
+        self._sums[unit, adjacency] = spent, counted
         return spent
+
+
+def _readable(release: Release) -> str:
+    """The content of a reservation, if it can be read again; else nothing may be booked.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    content = canonical(release.to_json()).decode()
+    try:
+        _release(content)
+    except ValueError as error:
+        raise ConfigError(
+            f"Expected a release that the ledger can read again, got one of {len(content):,} "
+            f"bytes: {error}. Nothing was booked; ask for less at once."
+        ) from error
+    return content
 
 
 @lru_cache(maxsize=4096)

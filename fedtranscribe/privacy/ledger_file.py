@@ -51,7 +51,6 @@ BEGIN SELECT RAISE(ABORT, '{table} are append-only'); END"""
     ),
 )
 _SINCE_FORMAT_2 = (
-    """CREATE INDEX of_run ON entries (run) WHERE run <> ''""",
     # Not append-only: the digest in the entry of that sequence fixes what stands here.
     """CREATE TABLE totals (
     one INTEGER PRIMARY KEY CHECK (one = 1),

@@ -7,7 +7,8 @@ Checkpoints
     From time to time the book stores its totals and appends an entry that holds their digest, a
     checkpoint. The hash chain then protects the totals as it protects the entries. Whoever reads
     on from stored totals counts only the entries after them, and holds every checkpoint that it
-    passes against its own count: a checkpoint that claims less than was booked is refused.
+    passes against its own count: a checkpoint that claims less than was booked is refused. Those
+    before the stored totals are taken at their digest, until the whole book is counted.
 """
 
 import json
@@ -15,17 +16,23 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any, TypeVar
 
-from fedtranscribe.errors import CorruptLedgerError
+from fedtranscribe.errors import CorruptLedgerError, LedgerError
 from fedtranscribe.privacy.chain import START, Entry, Head, Kind, canonical, seal
 from fedtranscribe.reading import parse_json
 
 EVERY = 128
 """Entries after which the totals are stored again; opening reads about as many."""
 
+VERSION = 1
+"""Version of the text that totals are stored as; every checkpoint names it."""
+
 _SHARE = 64
 """Totals with many runs and releases are stored after at least this share of their length, so
 that storing them costs each entry a constant amount, however long the book is."""
+
+_T = TypeVar("_T")
 
 
 @dataclass
@@ -55,7 +62,7 @@ class Totals:
         limits: time and content of every limit that counts, oldest first.
         proved: time of the last checkpoint that followed a proof of the whole book; empty: none.
         checkpoints: all of them, by which an older entry can be proved by itself.
-        recent: hash of each entry after the last checkpoint.
+        recent: every entry after the last checkpoint, as it was when it was counted.
     """
 
     head: Head = START
@@ -65,7 +72,7 @@ class Totals:
     limits: list[tuple[str, str]] = field(default_factory=list)
     proved: str = ""
     checkpoints: list[Head] = field(default_factory=list)
-    recent: list[str] = field(default_factory=list)
+    recent: list[Entry] = field(default_factory=list)
 
     @property
     def checkpoint(self) -> int:
@@ -97,7 +104,12 @@ class Totals:
             self.checkpoints.append(entry.head)
             self.recent.clear()
         else:
-            self.recent.append(entry.hash)
+            self.recent.append(entry)
+
+    def remembered(self, query_id: str, kind: Kind) -> Entry | None:
+        """The entry of that kind for a query, if it came after the last checkpoint."""
+        mine = (e for e in self.recent if e.query_id == query_id and e.kind == kind)
+        return next(mine, None)
 
     def around(self, sequence: int) -> tuple[Head, Head]:
         """The checkpoint before an entry and the one after it, or ends of the book."""
@@ -119,7 +131,7 @@ class Totals:
         elif entry.kind == Kind.CREATED:
             self.data_id = parse_json(content)["data_id"]
         elif entry.kind == Kind.CHECKPOINT:
-            proved = parse_json(content)["proved"]
+            proved = noted(content)
             if content != sealed(self.text(), proved=proved):
                 raise CorruptLedgerError(
                     f"The totals at checkpoint {entry.sequence} are not what the entries before "
@@ -133,6 +145,7 @@ class Totals:
         runs = [[name, run.first, run.queries, run.rows] for name, run in self.runs.items()]
         return json.dumps(
             {
+                "version": VERSION,
                 "head": [self.head.sequence, self.head.hash],
                 "data_id": self.data_id,
                 "limits": self.limits,
@@ -152,16 +165,21 @@ class Totals:
             CorruptLedgerError: the text is of no totals.
         """
         try:
-            # Already held against its digest: what the program wrote is as long as it has to be.
+            # What the program wrote is as long as it has to be; the digest has its length.
             told: Mapping = parse_json(text, most=len(text))
+            if told["version"] != VERSION:
+                raise ValueError
             return cls(
-                head=Head(*told["head"]),
-                data_id=told["data_id"],
-                tally=dict(told["tally"]),
-                runs={name: RunTotal(*total) for name, *total in told["runs"]},
-                limits=[(time, content) for time, content in told["limits"]],
-                proved=told["proved"],
-                checkpoints=[Head(*head) for head in told["checkpoints"]],
+                head=_head(told["head"]),
+                data_id=_typed(told["data_id"], str),
+                tally={_typed(release, str): _whole(n) for release, n in told["tally"]},
+                runs={
+                    _typed(name, str): RunTotal(_typed(first, str), _whole(n), _whole(rows))
+                    for name, first, n, rows in told["runs"]
+                },
+                limits=[(_typed(time, str), _typed(limit, str)) for time, limit in told["limits"]],
+                proved=_typed(told["proved"], str),
+                checkpoints=[_head(head) for head in told["checkpoints"]],
             )
         except (ValueError, KeyError, TypeError):
             raise CorruptLedgerError(
@@ -176,7 +194,40 @@ def sealed(text: str, *, proved: bool) -> str:
         text: of the totals.
         proved: whether all entries before it were just proved.
     """
-    return canonical({**seal(text.encode()), "proved": proved}).decode()
+    return canonical({**seal(text.encode()), "proved": proved, "version": VERSION}).decode()
+
+
+def noted(content: str) -> bool:
+    """Whether a checkpoint of that content followed a proof of all entries before it.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is the content of no checkpoint.
+        LedgerError: a later version of this program wrote it.
+    """
+    told = parse_json(content)
+    version = _typed(told["version"], int)
+    if version > VERSION:
+        raise LedgerError(
+            f"Expected totals of version {VERSION} in the ledger, it has {version}; upgrade."
+        )
+    return _typed(told["proved"], bool)
+
+
+def _typed(value: Any, kind: type[_T]) -> _T:
+    if type(value) is not kind:
+        raise TypeError
+    return value
+
+
+def _whole(value: Any) -> int:
+    if _typed(value, int) < 0:
+        raise ValueError
+    return value
+
+
+def _head(value: Any) -> Head:
+    sequence, digest = value
+    return Head(_whole(sequence), _typed(digest, str))
 
 
 @lru_cache(maxsize=4096)

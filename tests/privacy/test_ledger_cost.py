@@ -84,8 +84,8 @@ def _ask(path: Path) -> None:
         assert ledger.reserve("new", "h", release(), "run-0").answer == b"answer"
         assert ledger.budget == BUDGET
         assert ledger.highest == BUDGET
+        assert ledger.room(BUDGET.delta) > 0
         assert epsilon_of(ledger) > 0
-        assert len(ledger.releases("run-0")) == 51
 
 
 def _copied(original: Path, folder: Path) -> Path:

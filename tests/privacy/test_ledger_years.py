@@ -3,11 +3,15 @@
 import json
 import shutil
 import sqlite3
+import sys
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import astuple, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -25,18 +29,34 @@ from ledger_cases import (
     tamper,
 )
 
-from fedtranscribe.errors import BudgetExhaustedError, CorruptLedgerError, ForeignLedgerError
+from fedtranscribe.errors import (
+    BudgetExhaustedError,
+    ConfigError,
+    CorruptLedgerError,
+    ForeignLedgerError,
+    LedgerError,
+)
 from fedtranscribe.holder.kept_ledger import KeptLedger
 from fedtranscribe.privacy import book, ledger_file, totals
+from fedtranscribe.privacy import ledger as ledger_module
 from fedtranscribe.privacy.accountant import epsilon_filter
 from fedtranscribe.privacy.budget import Budget
-from fedtranscribe.privacy.chain import Entry, Kind, canonical, head_path, read_head, write_head
+from fedtranscribe.privacy.chain import (
+    Entry,
+    Head,
+    Kind,
+    canonical,
+    head_path,
+    read_head,
+    write_head,
+)
 from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian
 from fedtranscribe.privacy.label_events import RandomizedResponse
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.totals import Totals, sealed
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.reading import parse_json
 
 EVERY = 8
 QUERIES = 15
@@ -165,7 +185,7 @@ def test_opening_counts_on_from_the_last_checkpoint(path: Path) -> None:
         seen: list[str] = []
         ledger._book._connection.set_trace_callback(seen.append)
         assert ledger._book.check() == ledger.head
-        assert any("sequence > 26" in statement for statement in seen)
+        assert any("sequence >= 27" in statement for statement in seen)
         assert not any("integrity_check" in statement for statement in seen)
 
 
@@ -194,6 +214,72 @@ def test_what_was_not_kept_is_not_counted(path: Path) -> None:
         assert (ledger.head, epsilon_of(ledger), ledger.budget) == (head, spent, BUDGET)
         answered(ledger, "q99")
         assert ledger.verify() == ledger.head
+
+
+def _interrupted(do: Callable[[], object], at: int) -> bool:
+    """Whether it was interrupted at that line of the ledger's modules, as Ctrl-C does."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal lines
+        if not frame.f_code.co_filename.endswith(LEDGER_MODULES):
+            return None
+        if event == "line":
+            lines += 1
+            if lines == at:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    traced = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        do()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(traced)
+    return False
+
+
+LEDGER_MODULES = "totals.py", "book.py", "entry_store.py", "privacy/ledger.py", "filters.py"
+
+
+def test_an_interrupt_leaves_the_right_totals(path: Path, tmp_path: Path) -> None:
+    at = 1
+    with open_ledger(path) as ledger:
+        while _interrupted(partial(answered, ledger, f"x{at}"), at):
+            at += 7
+            booked = len(ledger.releases())
+            assert epsilon_of(ledger) == pytest.approx(
+                epsilon_filter([Gaussian(0.1, booked)], DELTA), rel=1e-12
+            )
+            assert ledger.usage("run").queries == booked
+        assert at > 200
+        at = 1
+        ledger.reserve("other", "h", release(0.2), "run")
+        ledger._sums.clear()
+        expected = epsilon_of(ledger)
+        while _interrupted(lambda: [ledger._sums.clear(), epsilon_of(ledger)], at):
+            at += 1
+            assert epsilon_of(ledger) == expected
+        assert ledger.verify() == ledger.head
+    with open_ledger(path) as again:
+        assert epsilon_of(again) == expected
+
+
+def test_a_reservation_that_could_not_be_read_again_is_not_booked(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_ledger(path) as ledger:
+        head, spent = ledger.head, epsilon_of(ledger)
+        for module in (totals, ledger_module):
+            monkeypatch.setattr(module, "parse_json", partial(parse_json, most=1_000))
+        for _ in range(2):
+            with pytest.raises(ConfigError, match=r"more than 1,000 bytes\. Nothing was booked"):
+                ledger.reserve("big", "h", replace(release(), mechanism="x" * 1_000), "run")
+        assert (ledger.head, epsilon_of(ledger)) == (head, spent)
+        answered(ledger, "small")
 
 
 def test_long_totals_are_stored_less_often() -> None:
@@ -225,7 +311,7 @@ def test_long_totals_are_stored_less_often() -> None:
         ("DELETE FROM entries WHERE sequence = 30", "30 after 29, found 31"),
         ("UPDATE answers SET answer = x'00' WHERE query_id = 'q14'", "answer of query q14"),
         ("DROP TABLE totals", "does not have the tables"),
-        ("DROP INDEX of_run", "does not have the tables"),
+        ("DROP INDEX one_per_query", "does not have the tables"),
         ("PRAGMA user_version=1", "does not have the tables"),
         ("DELETE FROM entries WHERE sequence > 26", "ends at entry 26|checkpoint 27"),
     ],
@@ -242,10 +328,7 @@ def _forge(path: Path, sequence: int, text: str) -> Entry:
     connection = sqlite3.connect(path)
     row = connection.execute("SELECT * FROM entries WHERE sequence = ?", (sequence,)).fetchone()
     connection.close()
-    old = Entry(*row)
-    body = vars(old) | {"content": sealed(text, proved=False)}
-    del body["sequence"], body["previous"], body["hash"]
-    forged = Entry.after(replace(old.head, sequence=sequence - 1, hash=old.previous), **body)
+    forged = _rewritten(Entry(*row), content=sealed(text, proved=False))
     tamper(
         path,
         f"UPDATE entries SET content = '{forged.content}', hash = '{forged.hash}' "
@@ -253,6 +336,21 @@ def _forge(path: Path, sequence: int, text: str) -> Entry:
         f"UPDATE totals SET sequence = {sequence}, content = '{text}'",
     )
     return forged
+
+
+def _rewritten(old: Entry, **other: str) -> Entry:
+    """An entry in the place of another, with a hash that fits what it says now."""
+    body = vars(old) | other
+    del body["sequence"], body["previous"], body["hash"]
+    return Entry.after(Head(old.sequence - 1, old.previous), **body)
+
+
+def _insert(path: Path, *entries: Entry) -> None:
+    """As someone can whom the triggers do not stop."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    for entry in entries:
+        connection.execute(f"INSERT INTO entries VALUES ({','.join('?' * 9)})", astuple(entry))
+    connection.close()
 
 
 def _cheaper(path: Path) -> str:
@@ -276,6 +374,86 @@ def test_a_forged_checkpoint_at_the_end_does_not_fit_the_head_file(path: Path) -
     assert last is not None
     _forge(path, last.sequence, _cheaper(path))
     refused(path, "history was replaced")
+
+
+@pytest.mark.parametrize("place", [-7, 0, 3])
+def test_totals_of_an_entry_that_is_not_in_their_place(path: Path, place: int) -> None:
+    """They claim to end just before the head file's entry, and nothing between is counted."""
+    with Ledger.open_read_only(path) as ledger:
+        before = ledger.entries()[-2].head
+    connection = sqlite3.connect(path)
+    told = json.loads(connection.execute("SELECT content FROM totals").fetchone()[0])
+    connection.close()
+    told |= {"head": [before.sequence, before.hash], "tally": [], "runs": []}
+    text = json.dumps(told, separators=(",", ":"))
+    claim = sealed(text, proved=True)
+    if place < 1:
+        _insert(path, Entry(place, "", "checkpoint", "", "", "", claim, "", ""))
+    else:
+        tamper(
+            path,
+            f"UPDATE entries SET kind = 'checkpoint', content = '{claim}' WHERE sequence = {place}",
+        )
+    tamper(path, f"UPDATE totals SET sequence = {place}, content = '{text}'")
+    refused(path, f"after 0, found {place}|not those of checkpoint {place}")
+
+
+@pytest.mark.parametrize("place", [-(2**63), -1, 0])
+def test_entries_before_the_first(path: Path, tmp_path: Path, place: int) -> None:
+    young = tmp_path / "young.sqlite"
+    with open_ledger(young) as ledger:
+        answered(ledger, "q0")
+    stray = Entry(place, "2020", "budget", "", "", "", canonical(BUDGET.to_json()).decode(), "", "")
+    for each in (path, young):
+        with open_ledger(each) as ledger:
+            _insert(each, stray)
+            for read in (ledger.verify, ledger._book.check, ledger.entries, ledger.releases):
+                with pytest.raises(CorruptLedgerError, match=f"{place}"):
+                    read()
+        refused(each, f"after 0, found {place}")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": 2},
+        {"head": ["34", "0"]},
+        {"head": [34.0, "0"]},
+        {"head": [34]},
+        {"head": 34},
+        {"data_id": 5},
+        {"tally": [["{}", 0.5]]},
+        {"tally": [["{}", -1]]},
+        {"tally": [["{}", True]]},
+        {"tally": [[[], 1]]},
+        {"tally": 5},
+        {"runs": [["run", 1, 1, 1]]},
+        {"runs": [["run", "2020", "1", 1]]},
+        {"runs": [["run", "2020", 1, -1]]},
+        {"limits": [["2020"]]},
+        {"limits": [["2020", 5]]},
+        {"proved": 5},
+        {"checkpoints": [["9", "0"]]},
+        {"checkpoints": [[9, 0]]},
+    ],
+)
+def test_totals_that_no_version_writes(change: dict[str, object]) -> None:
+    told = json.loads(Totals(tally={"{}": 1}).text())
+    assert Totals.read(json.dumps(told)).tally == {"{}": 1}
+    with pytest.raises(CorruptLedgerError, match="stored totals are damaged"):
+        Totals.read(json.dumps(told | change))
+
+
+def test_totals_of_a_later_version_are_no_damage(path: Path, monkeypatch: pytest.MonkeyPatch):
+    with monkeypatch.context() as later:
+        later.setattr(totals, "VERSION", totals.VERSION + 1)
+        newer = path.with_name("newer.sqlite")
+        with open_ledger(newer) as ledger:
+            for i in range(QUERIES):
+                answered(ledger, f"q{i}")
+    for attempt in (lambda: open_ledger(newer), lambda: Ledger.open_read_only(newer)):
+        with pytest.raises(LedgerError, match=r"Expected totals of version 1 .* upgrade"):
+            attempt()
 
 
 @pytest.mark.parametrize("stored", [True, False])
@@ -310,7 +488,7 @@ def test_totals_of_another_ledger(path: Path, tmp_path: Path) -> None:
     tamper(path, f"UPDATE totals SET content = '{text}'")
     refused(path, "checkpoint 27")
     _forge(path, 27, text)
-    refused(path, "entry 27 does not have the hash")
+    refused(path, "not those of checkpoint 27")
     with pytest.raises(ForeignLedgerError):
         Ledger.open(other, "other data")
 
@@ -364,6 +542,36 @@ def test_dropped_tail_and_older_backup(path: Path, tmp_path: Path) -> None:
     copied(backup, path)
     with open_ledger(path) as ledger, pytest.raises(CorruptLedgerError, match="had reached 53"):
         ledger.confirm(sent)
+
+
+def test_a_head_that_was_sent_proves_totals_that_came_later(path: Path) -> None:
+    """Database and head file are rewritten together, from a checkpoint after the sent head on."""
+    with Ledger.open_read_only(path) as ledger:
+        entries = ledger.entries()
+        sent = entries[16].head
+    cut = 27
+    claimed = Totals()
+    for entry in entries[: cut - 1]:
+        claimed.add(entry)
+    claimed.tally = dict.fromkeys(claimed.tally, 1)
+    claimed.runs = {"run": totals.RunTotal(entries[3].time, 1, 1)}
+    text = claimed.text()
+    forged = _rewritten(entries[cut - 1], content=sealed(text, proved=True))
+    last = replace(entries[1], sequence=cut + 1, previous=forged.hash)
+    last = _rewritten(last)
+    tamper(
+        path,
+        f"DELETE FROM entries WHERE sequence >= {cut}",
+        "DELETE FROM answers WHERE query_id NOT IN "
+        "(SELECT query_id FROM entries WHERE kind = 'commit')",
+        f"UPDATE totals SET sequence = {cut}, content = '{text}'",
+    )
+    _insert(path, forged, last)
+    write_head(path, last.head)
+    with open_ledger(path, None) as ledger:
+        assert epsilon_of(ledger) == pytest.approx(epsilon_filter([Gaussian(0.1)], DELTA))
+        with pytest.raises(CorruptLedgerError, match="totals at checkpoint 27 are not"):
+            ledger.confirm(sent)
 
 
 def test_head_file_lost(path: Path) -> None:
@@ -427,8 +635,8 @@ def test_a_forged_reservation_makes_no_query_free(path: Path) -> None:
             ledger.reserve("free", "h", release(5.0), "run")
         with pytest.raises(CorruptLedgerError, match="entry 6 does not have the hash"):
             ledger.rows("run", besides="free")
-        # Reservations that are listed are at least as many and as large as those that were booked.
-        assert len(ledger.releases("run")) == QUERIES
+        with pytest.raises(CorruptLedgerError, match="entry 6 does not have the hash"):
+            ledger.releases("run")
         assert epsilon_of(ledger) == pytest.approx(epsilon_filter([Gaussian(0.1, 15)], DELTA))
 
 
@@ -462,6 +670,72 @@ def test_an_old_reservation_without_an_answer_can_still_be_answered(path: Path) 
         assert (epsilon_of(ledger), ledger.verify()) == (spent, ledger.head)
 
 
+@pytest.mark.parametrize("kind", ["commit", "reserve"])
+def test_a_recent_entry_that_is_taken_out_of_an_open_ledger(path: Path, kind: str) -> None:
+    """Nothing of it is left in the file, and the entry that follows is not read again."""
+    with open_ledger(path) as ledger:
+        head = ledger.head
+        tamper(
+            path,
+            f"DELETE FROM entries WHERE query_id = 'q13' AND kind = '{kind}'",
+            "DELETE FROM answers WHERE query_id = 'q13'",
+        )
+        for _ in range(2):
+            with pytest.raises(CorruptLedgerError, match="removed"):
+                ledger.reserve("q13", "hash-q13", release(), "run")
+            with pytest.raises(CorruptLedgerError, match="removed"):
+                ledger.commit("q13", b"drawn again")
+        assert ledger.head == head
+
+
+def _index_otherwise(path: Path, statement: str) -> None:
+    """Make the index what it is after a statement, and the table what it was before."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    columns = "type, name, tbl_name, rootpage, sql"
+    index = connection.execute(
+        f"SELECT {columns} FROM sqlite_master WHERE name = 'one_per_query'"
+    ).fetchone()
+    rows = connection.execute("SELECT sequence, query_id FROM entries").fetchall()
+    connection.close()
+    hide = "PRAGMA writable_schema = 1", "DELETE FROM sqlite_master WHERE name = 'one_per_query'"
+    tamper(path, statement, *hide)
+    tamper(
+        path,
+        *(f"UPDATE entries SET query_id = '{name}' WHERE sequence = {n}" for n, name in rows),
+    )
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("PRAGMA writable_schema = 1")
+    connection.execute("INSERT INTO sqlite_master VALUES (?, ?, ?, ?, ?)", index)
+    connection.close()
+
+
+@pytest.mark.parametrize("query", ["q14", "q3"])
+def test_an_index_that_leads_to_another_reservation(path: Path, query: str) -> None:
+    _index_otherwise(
+        path, f"UPDATE entries SET query_id = 'x' WHERE query_id = '{query}' AND kind = 'reserve'"
+    )
+    with open_ledger(path) as ledger:
+        with pytest.raises(CorruptLedgerError, match=r"index .* leads from query x"):
+            ledger.reserve("x", f"hash-{query}", release(), "run")
+        with pytest.raises(CorruptLedgerError, match=r"index .* leads from query x"):
+            ledger.commit("x", b"not paid for")
+
+
+@pytest.mark.parametrize("query", ["q14", "q3"])
+def test_an_index_that_leads_to_another_answer(path: Path, query: str) -> None:
+    with open_ledger(path) as ledger:
+        ledger.reserve("x", "h", release(), "run")
+    _index_otherwise(
+        path, f"UPDATE entries SET query_id = 'x' WHERE query_id = '{query}' AND kind = 'commit'"
+    )
+    with open_ledger(path) as ledger:
+        with pytest.raises(CorruptLedgerError, match=r"index .* leads from query x"):
+            ledger.reserve("x", "h", release(), "run")
+        for _ in range(2):
+            with pytest.raises(CorruptLedgerError):
+                ledger.reserve(query, f"hash-{query}", release(), "run")
+
+
 def test_every_entry_is_found_in_the_chain(path: Path) -> None:
     with open_ledger(path) as ledger:
         for entry in ledger.entries():
@@ -469,9 +743,30 @@ def test_every_entry_is_found_in_the_chain(path: Path) -> None:
                 assert ledger._book.find(entry.query_id, Kind(entry.kind)) == entry
 
 
-def test_reservations_of_a_run_that_do_not_add_up(path: Path) -> None:
+def test_reservations_of_a_run_are_those_of_the_chain(path: Path) -> None:
+    """Old ones are made cheap, each with a hash that fits its content."""
+    cheap = canonical(release(1e-6).to_json()).decode()
+    with Ledger.open_read_only(path) as ledger:
+        old = [e for e in ledger.entries() if e.kind == Kind.RESERVE and e.sequence < 27]
+    forged = [_rewritten(entry, content=cheap) for entry in old]
+    assert all(entry.intact() for entry in forged)
+    tamper(
+        path,
+        *(
+            f"UPDATE entries SET content = '{entry.content}', hash = '{entry.hash}' "
+            f"WHERE sequence = {entry.sequence}"
+            for entry in forged
+        ),
+    )
+    with open_ledger(path) as ledger:
+        for read in (lambda: ledger.releases("run"), ledger.releases, ledger.entries):
+            with pytest.raises(CorruptLedgerError, match="does not have the hash"):
+                read()
+
+
+def test_a_lost_reservation_is_noticed_where_they_are_listed(path: Path) -> None:
     tamper(path, "DELETE FROM entries WHERE query_id = 'q1' AND kind = 'reserve'")
-    with open_ledger(path) as ledger, pytest.raises(CorruptLedgerError, match="lost reservations"):
+    with open_ledger(path) as ledger, pytest.raises(CorruptLedgerError, match="after 4, found 6"):
         ledger.releases("run")
 
 
@@ -513,10 +808,51 @@ def test_a_proof_is_noted_and_holds_for_a_while(
                 ledger.prove(day)
 
 
+@pytest.mark.parametrize("kept_open", [False, True])
+def test_a_note_behind_the_head_file_proves_nothing(path: Path, kept_open: bool) -> None:
+    """Anybody can append it to the database, with totals and hashes that fit."""
+    with Ledger.open_read_only(path) as ledger:
+        counted = ledger._book.totals
+    note = Entry.after(
+        counted.head,
+        time=book._now(),
+        kind="checkpoint",
+        run="",
+        query_id="",
+        query_hash="",
+        content=sealed(counted.text(), proved=True),
+    )
+    if not kept_open:
+        _insert(path, note)
+        tamper(path, "UPDATE entries SET run = 'other' WHERE sequence = 4")
+        refused(path, "entry 4 ")
+        return
+    with open_ledger(path) as ledger:
+        _insert(path, note)
+        tamper(path, "UPDATE entries SET run = 'other' WHERE sequence = 4")
+        for attempt in (
+            lambda: ledger.prove(timedelta(days=1)),
+            lambda: ledger.reserve("new", "h", release(), "run"),
+        ):
+            with pytest.raises(CorruptLedgerError, match="entry 4 "):
+                attempt()
+
+
+def test_an_honest_note_that_a_crash_left_behind_the_head_file_holds(path: Path) -> None:
+    with open_ledger(path) as ledger:
+        before = ledger.head
+        ledger.prove()
+        noted = ledger.proved
+    write_head(path, before)
+    with open_ledger(path) as ledger:
+        assert ledger.proved >= noted
+        assert read_head(path) == ledger.head
+
+
 def test_a_claimed_proof_is_in_the_chain(path: Path) -> None:
     claim = "replace(content, '\"proved\":false', '\"proved\":true')"
     tamper(path, f"UPDATE entries SET content = {claim} WHERE sequence = 27")
-    refused(path, "entry 27 does not have the hash")
+    refused(path, "not those of checkpoint 27")
 
 
 def test_a_young_ledger_is_proved_by_opening_and_gets_no_note(tmp_path: Path) -> None:
@@ -545,7 +881,7 @@ def test_a_kept_ledger_proves_the_whole_at_the_start(path: Path) -> None:
 
 
 def as_format_1(path: Path) -> None:
-    tamper(path, "DROP TABLE totals", "DROP INDEX of_run", "PRAGMA user_version=1")
+    tamper(path, "DROP TABLE totals", "PRAGMA user_version=1")
 
 
 @pytest.fixture
