@@ -254,10 +254,15 @@ class Book:
         self._store.put_totals(totals.checkpoint, text)
 
     def _publish(self) -> None:
-        # Under the lock, so that of two processes the slower never puts an older head back.
-        with ledger_file.transaction(self._connection, self.path, write=True):
-            self._seen = self.head
-            if read_head(self.path) != self._seen:
+        # Under the lock, so that of two processes the slower never puts an older head back. What
+        # came in since is counted first: a checkpoint up to the head file's entry is believed.
+        with (
+            self._counting(),
+            ledger_file.transaction(self._connection, self.path, write=True),
+        ):
+            self._known = read_head(self.path)
+            self._seen = self._follow().head
+            if self._known != self._seen:
                 write_head(self.path, self._seen)
 
     # Proving
@@ -375,6 +380,7 @@ class Book:
                 f'the head of the last answer into it as {{"sequence": …, "hash": "…"}}.'
             )
         self._expect(self._seen)
+        self._expect(totals.head)
 
     def confirm(self, head: Head) -> None:
         """Prove the whole book, and that it holds what was its head when an answer was sent.

@@ -140,8 +140,9 @@ class EntryStore:
             CorruptLedgerError: there is an answer that nobody committed.
         """
         if self._connection.execute("SELECT COUNT(*) FROM answers").fetchone()[0] > commits:
+            # SQLite keeps NULL in a primary key that is no integer.
             stray = self._connection.execute(
-                "SELECT query_id FROM answers WHERE query_id NOT IN "
+                "SELECT query_id FROM answers WHERE query_id IS NULL OR query_id NOT IN "
                 "(SELECT query_id FROM entries WHERE kind = ?)",
                 (Kind.COMMIT,),
             ).fetchone()
@@ -164,7 +165,7 @@ def _of_checkpoint(entry: Entry, text: str) -> bool:
     return entry.content == told
 
 
-def _bad_answer(query_id: str) -> CorruptLedgerError:
+def _bad_answer(query_id: str | None) -> CorruptLedgerError:
     return CorruptLedgerError(
         f"The stored answer of query {query_id} is not the one that was committed. "
         f"Restore the ledger from its last copy."

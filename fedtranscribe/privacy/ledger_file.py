@@ -243,7 +243,7 @@ def schema_version(connection: sqlite3.Connection, path: Path) -> int:
     if version > FORMAT:
         raise LedgerError(f"Expected ledger format {FORMAT}, {path} has {version}; upgrade.")
     # An index that SQLite makes by itself for a primary key has no SQL.
-    if sorted(sql for sql in found if sql) != sorted(_SCHEMAS.get(version, ())):
+    if version not in _SCHEMAS or sorted(filter(None, found)) != sorted(_SCHEMAS[version]):
         raise CorruptLedgerError(
             f"{path} does not have the tables and the append-only triggers of a ledger: it is "
             f"another database, or it was edited. Restore the ledger from its last copy."

@@ -119,6 +119,8 @@ class Totals:
 
     def _count(self, entry: Entry) -> None:
         content = entry.content
+        if (entry.kind == Kind.CREATED) != (entry.sequence == 1):
+            raise ValueError
         if entry.kind == Kind.RESERVE:
             rows = _rows(content)
             run = self.runs.setdefault(entry.run, RunTotal(entry.time, 0, 0))

@@ -75,6 +75,7 @@ def test_append_only_triggers(path: Path, table: str, statement: str) -> None:
         ("UPDATE answers SET answer = 'answer 2' WHERE query_id = 'q2'", "answer of query q2"),
         ("DELETE FROM answers WHERE query_id = 'q3'", "answer of query q3"),
         ("INSERT INTO answers VALUES ('q9', x'00')", "answer of query q9"),
+        ("INSERT INTO answers VALUES (NULL, x'00')", "answer of query None"),
     ],
 )
 def test_edits_are_named(path: Path, statement: str, match: str) -> None:
@@ -299,6 +300,16 @@ def test_a_later_format(path: Path) -> None:
     connection.close()
     with pytest.raises(LedgerError, match=r"format 2, .* has 99; upgrade"):
         open_ledger(path)
+
+
+@pytest.mark.parametrize("version", [-1, 1, 2])
+def test_an_emptied_database_that_says_it_is_a_ledger(path: Path, version: int) -> None:
+    for file in (path, head_path(path)):
+        file.unlink()
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA user_version={version}")
+    connection.close()
+    refused(path, "does not have the tables")
 
 
 @settings(

@@ -476,6 +476,58 @@ def test_a_checkpoint_put_behind_the_head_file_is_counted_again(path: Path, stor
     refused(path, "totals at checkpoint 36 are not what the entries")
 
 
+def test_a_checkpoint_put_in_before_the_head_file_is_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The head file would vouch for it, so that nobody would count the entries before it again."""
+    publish = book.Book._publish
+
+    def forge_first(self: book.Book) -> None:
+        told = json.loads(_cheaper(path))
+        head = self._store.head
+        text = json.dumps(told | {"head": [head.sequence, head.hash]}, separators=(",", ":"))
+        empty = dict.fromkeys(("run", "query_id", "query_hash"), "")
+        content = sealed(text, proved=False)
+        forged = Entry.after(head, time="t", kind=Kind.CHECKPOINT.value, content=content, **empty)
+        _insert(path, forged)
+        tamper(path, f"UPDATE totals SET sequence = {forged.sequence}, content = '{text}'")
+        publish(self)
+
+    with open_ledger(path) as ledger, monkeypatch.context() as patch:
+        patch.setattr(book.Book, "_publish", forge_first)
+        with pytest.raises(CorruptLedgerError, match="totals at checkpoint 38 are not what"):
+            ledger.reserve("q99", "h", release(), "run")
+    refused(path, "totals at checkpoint 38 are not what")
+
+
+def test_a_second_creation_gives_the_ledger_to_no_other_data(path: Path) -> None:
+    with Ledger.open_read_only(path) as ledger:
+        first, head = ledger.entries()[0], ledger.head
+    body = vars(first) | {"content": first.content.replace(DATA, "faces")}
+    del body["sequence"], body["previous"], body["hash"]
+    _insert(path, Entry.after(head, **body))
+    refused(path, "entry 36 has a content that no version")
+
+
+def test_a_backup_of_what_another_process_wrote_is_noticed_by_the_next_query(
+    path: Path, tmp_path: Path
+) -> None:
+    with open_ledger(path) as ledger, open_ledger(path) as other:
+        answered(other, "q99")
+        assert ledger.usage("run").queries == QUERIES + 1
+        tamper(
+            path,
+            "DELETE FROM entries WHERE sequence > 36",
+            "DELETE FROM answers WHERE query_id = 'q99'",
+        )
+        connection = sqlite3.connect(path)
+        row = connection.execute("SELECT hash FROM entries WHERE sequence = 36").fetchone()
+        connection.close()
+        write_head(path, Head(36, row[0]))
+        with pytest.raises(CorruptLedgerError, match="ends at entry 36, but had reached 38"):
+            ledger.reserve("q98", "h", release(), "run")
+
+
 def test_totals_of_another_ledger(path: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.sqlite"
     with open_ledger(other) as ledger:
