@@ -319,7 +319,7 @@ class Book:
             )
         stored = self._store.totals() if version == ledger_file.FORMAT else None
         # The head file fixes all entries up to its own. Totals after it anybody could have added.
-        if stored is None or known is None or stored.head.sequence >= known.sequence:
+        if stored is None or known is None or stored.head.sequence > known.sequence:
             whole = True
         totals = Totals() if whole or stored is None else stored
         if whole:

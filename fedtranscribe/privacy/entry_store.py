@@ -85,10 +85,11 @@ class EntryStore:
         return answer
 
     def totals(self) -> Totals | None:
-        """The totals before the last checkpoint; None before there is one.
+        """The totals at the last checkpoint, itself included; None before there is one.
 
-        Their checkpoint is the entry after their head. A reader that counts on from the head passes
-        it, and has to prove that it lies on the chain to the head file's entry.
+        They are proved to be those of the checkpoint, and it to have the hash that it was written
+        with. A reader has to count on from there to the head file's entry, which proves that the
+        checkpoint lies on the chain.
 
         Raises:
             CorruptLedgerError: they are not what the checkpoint has the digest of.
@@ -102,6 +103,7 @@ class EntryStore:
         if entry is not None and isinstance(text, str) and _of_checkpoint(entry, text):
             totals = Totals.read(text)
             if totals.head == Head(sequence - 1, entry.previous) and entry.intact():
+                totals.pass_checkpoint(entry)
                 return totals
         raise CorruptLedgerError(
             f"The stored totals of the ledger {self._path} are not those of checkpoint "
