@@ -121,7 +121,7 @@ class Book:
 
     @property
     def proved(self) -> str:
-        """When all was last proved, by this object or by whoever left a note; empty: never."""
+        """When all was last proved, by this object or by a note in the book; empty: never."""
         return max(self._proved, self.totals.proved)
 
     @property

@@ -7,7 +7,7 @@ whole history, and a copy of the head kept elsewhere shows whether a database st
 The head file `<ledger>.head` is such a copy. It is replaced atomically and durably AFTER each
 entry is durable in the database: it may lag by the entries of a crash, it never leads. So a head
 file beyond the database means that the database lost entries which were once durable. Entries
-beyond the head file are accepted if their hashes fit: those of a crash cannot be told from those
+beyond the head file are accepted if their hashes fit: the entries of a crash look like those
 that somebody appended with a database shell.
 """
 

@@ -5,10 +5,10 @@ composes the counts, so that a change of the accountant applies to old entries t
 
 Checkpoints
     From time to time the book stores its totals and appends an entry that holds their digest, a
-    checkpoint. The hash chain then protects the totals as it protects the entries. Whoever reads
-    on from stored totals counts only the entries after them, and holds every checkpoint that it
-    passes against its own count: a checkpoint that claims less than was booked is refused. Those
-    before the stored totals are taken at their digest, until the whole book is counted.
+    checkpoint. The hash chain then protects the totals as it protects the entries. A reader starts
+    with the stored totals and counts the entries after their checkpoint. It holds every later
+    checkpoint against its own count: one that claims less than was booked is refused. The stored
+    totals and those before them are taken at their digest, until the whole book is counted.
 """
 
 import json
