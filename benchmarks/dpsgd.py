@@ -1,15 +1,17 @@
-"""What a step of DP-SGD costs over a step without privacy, for dp-promise's 1.6M U-Net on 28x28.
+"""What a step of DP-SGD costs over a step without privacy, for images of 28x28.
 
-    OMP_NUM_THREADS=1 python benchmarks/dpsgd.py             # about ten minutes; a GPU if there is
-    OMP_NUM_THREADS=1 python benchmarks/dpsgd.py --rounds 1 --only 4x32:4
+    OMP_NUM_THREADS=1 python benchmarks/dpsgd.py         # a quarter of an hour; a GPU if there is
+    OMP_NUM_THREADS=1 python benchmarks/dpsgd.py --rounds 1 --only unet:4x32:4
 
-A case is records x copies : records per pass. The yardstick is an ordinary step (forward, backward,
-SGD) on the same images, as many of them per pass. Private steps find one gradient per record, clip
-and add up; noise is timed apart, because it comes once per logical step, however many passes that
-has. All take turns in one process and the best round counts: CPU seconds on a CPU, which bear other
-work on the machine where there is one thread, seconds between two synchronisations on a GPU. Memory
-is the highest over what was there before the first pass, in a process of its own for each way:
-resident set on a CPU, torch's own count on a GPU. The table goes to `results/dpsgd.md`.
+The networks are dp-promise's U-Net of 1.6 million parameters and the classifier `cnn` of 34,000. A
+case is network : records x copies : records per pass. The yardstick is an ordinary step (forward,
+backward, SGD) on the same images, as many of them per pass. Private steps find one gradient per
+record, clip and add up; noise is timed apart, because it comes once per logical step, however many
+passes that has. All take turns in one process and the best round counts: CPU seconds on a CPU,
+which bear other work on the machine where there is one thread, seconds between two synchronisations
+on a GPU. Memory is the highest over what was there before the first pass, in a process of its own
+for each way: resident set on a CPU, torch's own count on a GPU. A profile of the cases of one copy
+says where the rest goes. The tables go to `results/dpsgd.md`.
 """
 
 import argparse
@@ -24,9 +26,12 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD
+from torch.profiler import ProfilerActivity, profile
 
 from fedtranscribe.mechanisms import OsNoise
 from fedtranscribe.mechanisms.dpsgd import Backend, DpSgdPlan, DpSgdStep
+from fedtranscribe.mechanisms.per_sample import Loss
+from fedtranscribe.models import build
 from fedtranscribe.models.unet import make_unet
 
 RESULT = Path(__file__).parent / "results" / "dpsgd.md"
@@ -34,47 +39,70 @@ PLAIN = "plain"
 WAYS = [PLAIN, *Backend]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 MIB = 2**20
+NETWORKS = ("unet", "cnn")
+OPERATIONS = 8
+"""Of a profile that are shown."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """So many records with so many copies, in passes of so many records."""
+    """A network, and so many records with so many copies, in passes of so many records."""
 
+    network: str
     records: int
     copies: int
     physical: int
 
     @classmethod
     def parse(cls, text: str) -> "Case":
-        images, physical = text.split(":")
+        network, images, physical = text.split(":")
         records, copies = images.split("x")
-        return cls(int(records), int(copies), int(physical))
+        return cls(network, int(records), int(copies), int(physical))
 
     def __str__(self) -> str:
-        return f"{self.records}x{self.copies}:{self.physical}"
+        return f"{self.network}:{self.records}x{self.copies}:{self.physical}"
 
 
-CASES = ["4x32:4", "4x32:1", "16x4:16", "32x1:32"]
+CASES = [
+    *("unet:4x32:4", "unet:4x32:1", "unet:16x4:16", "unet:32x1:32"),
+    *("cnn:64x8:64", "cnn:256x1:256"),
+]
 
 
-def loss(net: nn.Module, noisy: Tensor, times: Tensor, labels: Tensor, target: Tensor) -> Tensor:
+def made(network: str) -> nn.Module:
+    if network == "cnn":
+        return build(network, 10, 1, 28).to(DEVICE)
+    return make_unet("small", 1, 28, 10).to(DEVICE)
+
+
+def denoising(
+    net: nn.Module, noisy: Tensor, times: Tensor, labels: Tensor, target: Tensor
+) -> Tensor:
     return (net(noisy, times, labels) - target).square().flatten(1).mean(1)
+
+
+def classifying(net: nn.Module, images: Tensor, labels: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(net(images), labels, reduction="none")
+
+
+def task_of(case: Case) -> tuple[Loss, tuple[Tensor, ...]]:
+    """A loss for each row, and what it takes."""
+    rng = torch.Generator().manual_seed(0)
+    shape = (case.records, case.copies)
+    images = torch.randn(*shape, 1, 28, 28, generator=rng)
+    if case.network == "cnn":
+        inputs = images, torch.randint(0, 10, shape, generator=rng)
+        return classifying, tuple(x.to(DEVICE) for x in inputs)
+    times = torch.randint(1, 1001, shape, generator=rng)
+    labels = torch.randint(0, 11, shape, generator=rng)
+    inputs = images, times, labels, torch.randn(*shape, 1, 28, 28, generator=rng)
+    return denoising, tuple(x.to(DEVICE) for x in inputs)
 
 
 def step_of(way: str, case: Case) -> Callable[[], None]:
     """One step by one way, on a network and images of its own."""
-    net = make_unet("small", 1, 28, 10).to(DEVICE)
-    rng = torch.Generator().manual_seed(0)
-    shape = (case.records, case.copies)
-    inputs = tuple(
-        x.to(DEVICE)
-        for x in (
-            torch.randn(*shape, 1, 28, 28, generator=rng),
-            torch.randint(1, 1001, shape, generator=rng),
-            torch.randint(0, 11, shape, generator=rng),
-            torch.randn(*shape, 1, 28, 28, generator=rng),
-        )
-    )
+    net = made(case.network)
+    loss, inputs = task_of(case)
     optimizer = SGD(net.parameters(), lr=1e-4)
 
     def plain() -> None:
@@ -117,7 +145,7 @@ def best_times(case: Case, rounds: int) -> dict[str, float]:
 
 def peak_bytes(way: str, case: Case) -> int:
     """Over what is there once a pass of a single image has loaded the libraries."""
-    step_of(way, Case(1, 1, 1))()
+    step_of(way, Case(case.network, 1, 1, 1))()
     step = step_of(way, case)
     if DEVICE.type == "cuda":
         before = torch.cuda.memory_allocated()
@@ -152,21 +180,43 @@ def noise_seconds(parameters: int) -> float:
 
 def lines(cases: list[Case], rounds: int) -> list[str]:
     table = [
-        "| records x copies | records per pass | way | seconds | over plain | peak MiB "
-        "| over opacus | MiB above plain |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| network | records x copies | records per pass | way | seconds | over plain | peak MiB "
+        "| peak over plain | over opacus |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for case in cases:
         times = best_times(case, rounds)
         peaks = {way: peak_apart(way, case) for way in WAYS}
         for way in WAYS:
             table.append(
-                f"| {case.records} x {case.copies} | {case.physical} | {way} "
+                f"| {case.network} | {case.records} x {case.copies} | {case.physical} | {way} "
                 f"| {times[way]:.3f} | {times[way] / times[PLAIN]:.2f} | {peaks[way] / MIB:.0f} "
-                f"| {peaks[way] / peaks[Backend.OPACUS]:.2f} "
-                f"| {(peaks[way] - peaks[PLAIN]) / MIB:.0f} |"
+                f"| {peaks[way] / peaks[PLAIN]:.2f} | {peaks[way] / peaks[Backend.OPACUS]:.2f} |"
             )
             print(table[-1], flush=True)
+    return table
+
+
+def profiled(case: Case) -> list[str]:
+    """Where a private step spends what a plain one does not, by torch's own operations."""
+    found: dict[str, dict[str, float]] = {}
+    for way in (PLAIN, Backend.CONTRACTED):
+        step = step_of(way, case)
+        step()
+        with profile(activities=[ProfilerActivity.CPU]) as watched:
+            step()
+        found[way] = {e.key: e.self_cpu_time_total / 1e6 for e in watched.key_averages()}
+    plain, private = found[PLAIN], found[Backend.CONTRACTED]
+    more = {key: private[key] - plain.get(key, 0.0) for key in private}
+    table = [
+        "| operation | plain, s | contracted, s | more, s |",
+        "| --- | --- | --- | --- |",
+    ]
+    for key in sorted(more, key=lambda key: -more[key])[:OPERATIONS]:
+        cells = plain.get(key, 0.0), private[key], more[key]
+        table.append(f"| `{key}` | " + " | ".join(f"{cell:.3f}" for cell in cells) + " |")
+    total = sum(plain.values()), sum(private.values())
+    table.append(f"| all | {total[0]:.3f} | {total[1]:.3f} | {total[1] - total[0]:.3f} |")
     return table
 
 
@@ -180,27 +230,28 @@ def main() -> None:
     if args.peak:
         print(json.dumps(peak_bytes(args.peak, cases[0])))
         return
-    parameters = sum(p.numel() for p in make_unet("small", 1, 28, 10).parameters())
     name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu"
     table = lines(cases, args.rounds)
-    noise = [noise_seconds(n) for n in (parameters, 1_000_000)]
-    text = "\n".join(
-        [
-            "# A step of DP-SGD over a step without privacy",
-            "",
-            f"U-Net of {parameters:,} parameters, images of 1x28x28, {name}, "
-            f"{torch.get_num_threads()} thread(s), torch {torch.__version__}. `plain` is a step "
-            "without privacy on the same images, as many per pass.",
-            "",
-            *table,
-            "",
-            f"Noise from the operating system, once per logical step: {noise[0]:.3f} s for this "
-            f"network, {noise[1]:.3f} s per million parameters (one core).",
-        ]
-    )
-    print(text)
+    sizes = {network: sum(p.numel() for p in made(network).parameters()) for network in NETWORKS}
+    noise = [noise_seconds(n) for n in (sizes["unet"], 1_000_000)]
+    text = [
+        "# A step of DP-SGD over a step without privacy",
+        "",
+        f"U-Net of {sizes['unet']:,} and CNN of {sizes['cnn']:,} parameters, images of 1x28x28, "
+        f"{name}, {torch.get_num_threads()} thread(s), torch {torch.__version__}. `plain` is a "
+        "step without privacy on the same images, as many per pass.",
+        "",
+        *table,
+        "",
+        f"Noise from the operating system, once per logical step: {noise[0]:.3f} s for this "
+        f"U-Net, {noise[1]:.3f} s per million parameters (one core).",
+    ]
+    for case in cases:
+        if case.copies == 1 and DEVICE.type == "cpu":
+            text += ["", f"## Where the time of {case} goes", "", *profiled(case)]
+    print("\n".join(text))
     if not args.only:
-        RESULT.write_text(text + "\n")
+        RESULT.write_text("\n".join(text) + "\n")
 
 
 if __name__ == "__main__":

@@ -210,10 +210,12 @@ def add_clipped(total: list[Tensor], gradients: list[Tensor], clip: float) -> No
     bound = clip / (1 + ROUNDING)
     finite = norms.isfinite()
     factors = torch.where(finite, bound / norms.clamp(min=bound), 0.0)
+    all_finite = bool(finite.all())
     for tensor, gradient in zip(total, gradients, strict=True):
         rows = gradient.flatten(1)
-        # Zero times NaN would be NaN.
-        rows[~finite] = 0
+        if not all_finite:
+            # Zero times NaN would be NaN.
+            rows[~finite] = 0
         tensor += (factors @ rows.double()).view_as(tensor)
 
 
