@@ -55,7 +55,8 @@ class Networks:
 
         Args:
             images: [n, ch, s, s] or [n, s, s, ch], and [n, s, s] where they are grey; a tensor on
-                any device or a numpy array, uint8 or floating point in [0, 1].
+                any device or a numpy array, whole numbers from 0 to 255 or floating point in
+                [0, 1].
             names: give the classes' names and not their numbers.
 
         Returns:
@@ -64,7 +65,7 @@ class Networks:
         Raises:
             ConfigError: there is no student, or nobody named its classes.
             ModelMismatchError: another shape than the student was made for.
-            InvalidDataError: another type, or values outside of [0, 1].
+            InvalidDataError: another type, or values outside of these.
         """
         if not names:
             return self._logits(images).argmax(-1)
@@ -134,14 +135,24 @@ class Networks:
         found = _channels_first(images, student)
         if not len(found):
             return torch.empty(0, student.classes)
-        # Not a number fails this comparison too.
-        whole, real = found.dtype == torch.uint8, found.is_floating_point()
-        if not whole and not (real and bool(((found >= 0) & (found <= 1)).all())):
-            raise InvalidDataError(
-                f"Expected images of uint8, or floating point in [0, 1], got {found.dtype}"
-                f"{' outside of it' if real else ''}."
-            )
-        return logits_of(student, found)
+        return logits_of(student, _pixels(found))
+
+
+def _pixels(images: Tensor) -> Tensor:
+    """As they are, or whole numbers of another type as uint8.
+
+    Raises:
+        InvalidDataError: neither whole numbers from 0 to 255 nor floating point in [0, 1].
+    """
+    real = images.is_floating_point()
+    # Not a number fails this comparison too.
+    inside = bool(((images >= 0) & (images <= (1 if real else 255))).all())
+    if images.dtype == torch.bool or not inside:
+        raise InvalidDataError(
+            "Expected images of whole numbers from 0 to 255, or floating point in [0, 1], got "
+            f"{images.dtype}{' outside of it' if not inside else ''}."
+        )
+    return images if real else images.to(torch.uint8)
 
 
 def _channels_first(images: ImageArray, student: Classifier) -> Tensor:

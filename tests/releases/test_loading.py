@@ -56,6 +56,7 @@ def test_bytes_and_numbers_in_0_to_1_are_predicted_alike(made_once):
     assert images.dtype == torch.uint8
     assert torch.equal(release.predict(images.float() / 255), labels)
     assert torch.equal(release.predict(images.double() / 255), labels)
+    assert torch.equal(release.predict(images.long()), labels)
     assert release.predict(images[:0]).shape == (0,)
     again, _ = release.sample(300, seed=1)
     assert torch.equal(images, again)
@@ -78,7 +79,9 @@ def test_probabilities_go_with_the_classes(made_once):
     [
         (torch.zeros(2, 3, 28, 28), ModelMismatchError),
         (torch.zeros(28, 28), ModelMismatchError),
-        (torch.zeros(2, 1, 28, 28, dtype=torch.int64), InvalidDataError),
+        (torch.zeros(2, 1, 28, 28, dtype=torch.bool), InvalidDataError),
+        (torch.full((2, 1, 28, 28), 256), InvalidDataError),
+        (torch.full((2, 1, 28, 28), -1), InvalidDataError),
         (torch.full((2, 1, 28, 28), 255.0), InvalidDataError),
         (torch.full((2, 1, 28, 28), float("nan")), InvalidDataError),
         (torch.full((2, 1, 28, 28), -0.1), InvalidDataError),
