@@ -87,7 +87,7 @@ def attacks() -> dict[str, tuple[str, wire.Message]]:
         "budget": (wire.ANSWER, envelope(query("evil/7"), free)),
         "replay": (wire.ANSWER, envelope(query(value=1))),
         "roster": (wire.SECAGG_KEY, masked.ask_key(0, "evil", strangers)),
-        "sign": (wire.SECAGG_SIGN, masked.ask_sign(0, "evil", "evil/1", ["clinic"])),
+        "sign": (wire.SECAGG_SIGN, masked.ask_sign(0, "evil", "evil/1", ["clinic"], {})),
         "absurd": (wire.TRAIN, trainings.ask_train(0, "evil", absurd, 3_600.0)),
         "endless": (wire.TRAIN, trainings.ask_train(0, "evil", endless, 3_600.0)),
         "version": (wire.ANSWER, wire.Message()),
