@@ -14,7 +14,7 @@ from fedtranscribe.cli.output import emit, emit_json, say_path, show_table
 from fedtranscribe.errors import ConfigError, FederationError
 from fedtranscribe.text import counted
 
-holder_app = group("Serve a data holder's teachers, and look after its budget.")
+holder_app = group("Run a data holder's service, and look after its budget.")
 ledger_app = group("Read, prove and export a ledger; nothing here writes to it.")
 policy_app = group("Check a holder's policy file.")
 holder_app.add_typer(ledger_app, name="ledger")
@@ -58,7 +58,7 @@ def serve_command(policy: PolicyFile = Path("policy.toml")) -> None:
 
 @holder_app.command("status")
 def status(policy: PolicyFile = Path("policy.toml"), as_json: Json = False) -> None:
-    """Tell whether the service answers, what is booked, left and stored, limits, runs and refusals.
+    """Show whether the service answers, what is booked, left and stored, limits, runs and refusals.
 
     `proved` is when the whole ledger was last proved, by the service or by a run.
 

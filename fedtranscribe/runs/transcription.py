@@ -293,7 +293,7 @@ def _result(prepared: Prepared, run: RunDirectory, holder: Holder, learned: Lear
         logit_scale=learned.logit_scale,
         accuracy=learned.accuracy,
         accuracy_on=(
-            "held-out images of a published benchmark, declared public"
+            "held-out images of a public benchmark, declared public"
             if prepared.declared_public
             else "the holder's own held-out records: NOT private, do not release"
         ),

@@ -20,7 +20,9 @@ from fedtranscribe.releases import make_release
 from fedtranscribe.runs import prepare, transcribe
 from tests.conftest import TINY_DPSD, TINY_TEACHERS
 
-WITH_PYTHON = [page for page in pages.PAGES if pages.blocks(page, "python")]
+WITH_PYTHON = [
+    page for page in pages.PAGES if pages.blocks(page, "python") and page not in pages.FOLLOWED
+]
 WITH_COMMANDS = [*pages.PAGES, *pages.READMES]
 
 # Folders that a page's commands have made before its Python is run.
