@@ -32,8 +32,8 @@ Examples:
   fedtranscribe holder serve                            # policy.toml in this folder
   fedtranscribe holder serve --policy /etc/holder/policy.toml
 
-Policy, teachers and the whole ledger are proved before the first question is taken. SIGTERM lets
-the question in hand be answered, and ends. Run it as another user than the SuperNode.
+It checks policy, teachers and the whole ledger before it takes the first question. On SIGTERM it
+answers the question that it works on, and ends. Run it as another user than the SuperNode.
 """
 
 

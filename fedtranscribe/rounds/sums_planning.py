@@ -94,7 +94,7 @@ def _descent_rounds(
     if said and share < 1:
         raise ConfigError(
             f"Expected descent_rounds=0 where teachers are asked after sums, got {said}: their "
-            "answers set the student anew; or set teachers_share=0."
+            "answers make a new student; or set teachers_share=0."
         )
     if said == 0 or share < 1:
         return 0, ""
