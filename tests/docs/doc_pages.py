@@ -53,8 +53,8 @@ def script(page: Path) -> str:
     """The page's commands and Python as one shell script, which stops at the first that fails.
 
     A shell block whose title begins with "Terminal" goes on in the background. The `text` block
-    behind it shows the last line that it prints once the reader can go on: the script waits for it.
-    The environment is there already, so that blocks which begin with `pip install` are left out.
+    behind it shows the line that it prints once the reader can go on: the script waits for that
+    line, up to its "…". The environment is there already, so that blocks which begin with `pip install` are left out.
     """
     lines = ["set -euo pipefail"]
     ready = iter(blocks(page, "bash", "python", "text"))
@@ -64,11 +64,11 @@ def script(page: Path) -> str:
         elif block.language == "bash" and block.title.startswith("Terminal"):
             shown = next(ready)
             assert shown.language == "text", f"{page}:{block.line}: nothing says when it is ready"
-            *_, last = shown.text.splitlines()
+            last = shown.text.splitlines()[-1].partition("…")[0].strip()
             log = f"{block.title.split(':')[0].replace(' ', '-')}.log"
             lines.append(f"{{\n{block.text}}} >{log} 2>&1 &")
             lines.append(
-                f"until grep -qF {shlex.quote(last.strip())} {log}; "
+                f"until grep -qF {shlex.quote(last)} {log}; "
                 f"do kill -0 $! || {{ cat {log}; exit 1; }}; sleep 1; done"
             )
         elif block.language == "bash" and not block.text.startswith("pip install"):
