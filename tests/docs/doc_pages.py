@@ -54,7 +54,7 @@ def script(page: Path) -> str:
 
     A shell block whose title begins with "Terminal" goes on in the background. The `text` block
     behind it shows the line that it prints once the reader can go on: the script waits for that
-    line, up to its "…". The environment is there already, so that blocks which begin with `pip install` are left out.
+    line, up to its "…". Blocks that begin with `pip install` are left out.
     """
     lines = ["set -euo pipefail"]
     ready = iter(blocks(page, "bash", "python", "text"))

@@ -102,7 +102,7 @@ def test_a_researcher_with_an_ablation(folder: Path):
         assert result["epsilon"] == pytest.approx(float(name.split("-")[1]), rel=1e-6)
         assert result["accuracy"]["student"] > 7 * chance
     compared = read(folder / "curves" / "compare.json")
-    assert len(compared) > 0
+    assert [group["accuracy"]["runs"] for group in compared["groups"]] == [2, 2, 2]
     federated = read(runs / "federated" / "metrics.json")
     assert federated["holders"] == 3
     assert federated["epsilon"] <= 10
