@@ -146,8 +146,8 @@ def root() -> Any:
 
 
 def words_of(line: str) -> list[str]:
-    """As a shell would split them: comments off, variables as some text, redirections off."""
-    return shlex.split(_SHELL.sub("value", line), comments=True)[1:]
+    """As a shell would split them: comments and a last `&` off, variables as some text."""
+    return shlex.split(_SHELL.sub("value", line.removesuffix("&")), comments=True)[1:]
 
 
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=name)
