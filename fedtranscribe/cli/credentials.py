@@ -118,7 +118,7 @@ def certs_show(
 
 @keys_app.command("create", help=_KEYS_CREATE)
 def keys_create(
-    path: Annotated[Path, typer.Argument(help="The private half; PATH.pub is made beside it.")],
+    path: Annotated[Path, typer.Argument(help="The private half; PATH.pub is written next to it.")],
     comment: Annotated[str, typer.Option(metavar="WORDS", help="Whose key: public.")] = "",
     as_json: Json = False,
 ) -> None:

@@ -14,7 +14,7 @@ from fedtranscribe.cli.output import emit, emit_json, say_path, show_table
 from fedtranscribe.errors import ConfigError, FederationError
 from fedtranscribe.text import counted
 
-holder_app = group("Serve a data holder's teachers, and look after its budget.")
+holder_app = group("Run a data holder's service, and look after its budget.")
 ledger_app = group("Read, prove and export a ledger; nothing here writes to it.")
 policy_app = group("Check a holder's policy file.")
 holder_app.add_typer(ledger_app, name="ledger")
@@ -32,8 +32,8 @@ Examples:
   fedtranscribe holder serve                            # policy.toml in this folder
   fedtranscribe holder serve --policy /etc/holder/policy.toml
 
-Policy, teachers and the whole ledger are proved before the first question is taken. SIGTERM lets
-the question in hand be answered, and ends. Run it as another user than the SuperNode.
+It checks policy, teachers and the whole ledger before it takes the first question. On SIGTERM it
+answers the question that it works on, and ends. Run it as another user than the SuperNode.
 """
 
 
@@ -58,7 +58,7 @@ def serve_command(policy: PolicyFile = Path("policy.toml")) -> None:
 
 @holder_app.command("status")
 def status(policy: PolicyFile = Path("policy.toml"), as_json: Json = False) -> None:
-    """Tell whether the service answers, what is booked, left and stored, limits, runs and refusals.
+    """Show whether the service answers, what is booked, left and stored, limits, runs and refusals.
 
     `proved` is when the whole ledger was last proved, by the service or by a run.
 

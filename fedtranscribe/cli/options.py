@@ -52,6 +52,14 @@ Force = Annotated[
     bool,
     typer.Option("--force", help=about(FederationSettings, "force"), rich_help_panel=Topic.RUN),
 ]
+Plan = Annotated[
+    bool,
+    typer.Option(
+        "--plan",
+        help="Print what the run would ask and cost, and stop: nothing is spent or written.",
+        rich_help_panel=Topic.RUN,
+    ),
+]
 
 # Of what is done with finished runs.
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")]

@@ -5,11 +5,22 @@ from pathlib import Path
 
 from fedtranscribe.catalogue import expect_data, expect_network
 from fedtranscribe.cli.output import say, show_table
+from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.result import Result, Shown
-from fedtranscribe.result_parts import LedgerFacts
+from fedtranscribe.result_parts import LedgerFacts, StatedGuarantee
 
 # Classes of a table that a terminal can show.
 _MOST_SHOWN = 12
+
+_UNITS = {
+    Unit.RECORD: "an image and its label, or all images of one id",
+    Unit.HOLDER: "all records and teachers of one data holder",
+}
+_CHANGES = {
+    Adjacency.ZERO_OUT: "becomes empty",
+    Adjacency.REPLACE: "becomes any other",
+    Adjacency.ADD_REMOVE: "is added or removed",
+}
 
 
 def expect_known(*data: str | None, networks: Iterable[str | None] = ()) -> None:
@@ -65,6 +76,7 @@ def show_privacy(result: Result) -> None:
     if result.ledger is not None:
         rows += _ledger_rows(result.ledger)
     show_table("Privacy", ("figure", "value"), rows, right=("value",))
+    say(_legend(said), "dim")
     if (used := result.features) is not None:
         say(
             f"Features of {used.network} at {used.side} pixels, weights SHA-256 {used.sha256}: "
@@ -78,6 +90,15 @@ def show_privacy(result: Result) -> None:
             say(f"{by} declares that the teachers' first weights saw no private record.", "dim")
     if published is not None:
         say(f"Why the published figure is no guarantee: {published.reason}", "dim")
+
+
+def _legend(said: StatedGuarantee) -> str:
+    """What the terms of the table mean."""
+    hidden = (f"{name} (it {_CHANGES[name]})" for name in {said.adjacency: 0, **said.sound})
+    return (
+        f"sound: computed from what was released; {said.unit}: {_UNITS[said.unit]}; what ε hides: "
+        f"{', '.join(hidden)}"
+    )
 
 
 def _ledger_rows(ledger: LedgerFacts) -> list[tuple[str, str]]:

@@ -1,9 +1,10 @@
 """`fedtranscribe transcribe`: teachers in, a differentially private student and generator out."""
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fedtranscribe.cli.options import Force, Json, Out, Resume, SettingsFile
+from fedtranscribe.cli.options import Force, Json, Out, Plan, Resume, SettingsFile
 from fedtranscribe.cli.output import emit, say, say_path, show_table
 from fedtranscribe.cli.runs import expect_known, show_confusion, show_privacy
 from fedtranscribe.cli.settings_options import settings_options
@@ -20,6 +21,7 @@ Examples:
   fedtranscribe transcribe --source teachers                   # the same, from small CNNs' votes
   fedtranscribe transcribe --teacher resnet50                  # any torchvision architecture
   fedtranscribe transcribe --teacher my-teachers --epsilon 5   # made by `teacher train`
+  fedtranscribe transcribe --data scans.npz --epsilon 5 --plan  # what a run would ask and cost
   fedtranscribe transcribe --data scans.npz --epsilon 5 --out runs/scans
   fedtranscribe transcribe --data scans --classes 2 --features resnet18 \\
       --features-weights resnet18.pth --features-declared-by "J. Doe"   # public network, frozen
@@ -41,6 +43,7 @@ def transcribe_command(
     out: Out = None,
     config: SettingsFile = None,
     resume: Resume = False,
+    plan: Plan = False,
     force: Force = False,
     as_json: Json = False,
 ) -> None:
@@ -52,10 +55,18 @@ def transcribe_command(
     expect_known(settings.data, networks=(settings.teacher, student))
     folder = out or new_folder("transcribe")
 
-    from fedtranscribe.runs import given_generator, prepare, transcribe
+    from fedtranscribe.runs import given_generator, prepare, show_plan, transcribe
 
     with StageBars() as bars:
         prepared = prepare(settings, given_generator(settings, bars))
+        if plan:
+            lines: list[str] = []
+            cost = show_plan(prepared, force=force, say=lines.append if as_json else bars.say)
+            if as_json:
+                emit({**asdict(cost), "plan": lines}, as_json=True, title="")
+            else:
+                bars.say("nothing was spent; leave out --plan to run it")
+            return
         bars.say(f"run folder: {folder}")
         try:
             shown = transcribe(

@@ -18,7 +18,7 @@ DATA = (
     "Private data: a name, an .npz file, a folder of .npy files, an image folder, or one that "
     "datasets saved."
 )
-SCRATCH = "Most disk that features of records may take, in GiB; they save time."
+SCRATCH = "Disk that features of records may take at most, in GiB; they save time."
 PUBLIC_IMAGES = "Public images to start from: shapes, uci-digits, …, none."
 
 
@@ -34,14 +34,14 @@ class OwnData(Settings):
     """
 
     classes: Annotated[int | tuple[str, ...] | None, Topic.DATA, Form("N|NAMES")] = Field(
-        default=None, description="Own data: how many classes, or names by commas."
+        default=None, description="Own data: number of classes, or their names with commas."
     )
     ids: Annotated[Path | None, Mark.UNTOLD, Topic.DATA] = Field(
         default=None, description="Image folder: CSV file with path and id of each image."
     )
     id_pattern: Annotated[str | None, Topic.DATA, Form("REGEX")] = Field(
         default=None,
-        description="Image folder: regular expression; its group is a path's id.",
+        description="Image folder: regular expression for paths; its group is the id.",
     )
     image_column: Annotated[str | None, Mark.UNTOLD, Topic.DATA, Form("NAME")] = Field(
         default=None, description="Folder saved by datasets: column of images, if not clear."
@@ -53,7 +53,7 @@ class OwnData(Settings):
         default=None, description="Folder saved by datasets: column of lasting ids, or patients."
     )
     image_size: Annotated[int | None, Topic.DATA] = Field(
-        default=None, ge=8, description="Pixels a side, for an image folder of mixed sizes."
+        default=None, ge=8, description="Image folder: scale images to this many pixels a side."
     )
     bit_depth: Annotated[int | None, Topic.DATA] = Field(
         default=None,
@@ -65,7 +65,7 @@ class OwnData(Settings):
         default=8.0,
         gt=0,
         allow_inf_nan=False,
-        description="Most memory that the images may take, in GiB.",
+        description="Memory that the images may take at most, in GiB.",
     )
 
     @field_validator("classes", mode="before")
@@ -119,13 +119,13 @@ UNSTATED = OwnData()
 
 
 class Place(Settings):
-    """Where data sets lie, and what computes."""
+    """Where data sets are, and the device to compute on."""
 
     data_root: Annotated[Path | None, CIRCUMSTANCE, Topic.DATA] = Field(
-        default=None, description="Where named data sets lie."
+        default=None, description="Folder of the data sets that have a name."
     )
     device: Annotated[str, CIRCUMSTANCE, Topic.RUN, Form("[auto|cpu|cuda|…]")] = Field(
-        default="auto", description="What computes; auto takes a GPU if there is one."
+        default="auto", description="Device to compute on; auto takes a GPU if there is one."
     )
 
 
@@ -141,19 +141,19 @@ class TrackingOptions(Settings):
 
 
 class RunOptions(Place, TrackingOptions, OwnData):
-    """What every run on private data is told."""
+    """Settings of every run on private data."""
 
     download: Annotated[bool, CIRCUMSTANCE, Topic.DATA] = Field(
-        default=False, description="Fetch a missing data set."
+        default=False, description="Download the data set if it is missing."
     )
     epsilon: Annotated[float, Topic.PRIVACY] = Field(
         default=10.0, gt=0, allow_inf_nan=False, description="ε of this run."
     )
     delta: Annotated[float, Topic.PRIVACY] = Field(
-        default=1e-5, gt=0, lt=1, description="δ at which ε is quoted."
+        default=1e-5, gt=0, lt=1, description="δ at which ε is stated."
     )
     seed: Annotated[int, Mark.INCIDENTAL, Topic.RUN] = Field(
-        default=0, ge=0, description="Public randomness; never the noise."
+        default=0, ge=0, description="Seed of public randomness; noise never depends on it."
     )
 
 
@@ -164,11 +164,11 @@ class LedgerOptions(Settings):
         default=None,
         gt=0,
         allow_inf_nan=False,
-        description="Most ε that all runs on these data may reach together; 20 in a new ledger.",
+        description="Limit on the ε of all runs on these data together; 20 in a new ledger.",
     )
     calibrate_by: Annotated[Literal["sound", "published"], Topic.PRIVACY] = Field(
-        default="sound", description="sound; or published, as printed: NO guarantee."
+        default="sound", description="sound; or published, the paper's formula: NO guarantee."
     )
     ledger: Annotated[Path | None, Mark.INCIDENTAL | Mark.UNTOLD, Topic.PRIVACY] = Field(
-        default=None, description="Budget book of the data; default: beside them."
+        default=None, description="Ledger of the data; default: next to them."
     )

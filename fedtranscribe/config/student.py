@@ -52,7 +52,7 @@ class DpsdSettings(Settings):
         default=600, ge=0, description="Student updates after the last answer."
     )
     public_share: float = Field(
-        default=0.5, ge=0, le=1, description="Share of the rows that are public images as they are."
+        default=0.5, ge=0, le=1, description="Share of the rows that are unchanged public images."
     )
     generator_steps: int = Field(default=5, ge=0, description="Generator and z updates per round.")
     moments_steps: int = Field(
@@ -87,7 +87,7 @@ class DpsdSettings(Settings):
 
 
 class StudentSettings(RunOptions):
-    """What the student side of every run is told; `None` means: picked from public facts."""
+    """Settings of the student side of every run; `None` means: chosen from public facts."""
 
     student: Annotated[str | None, Form("NAME")] = Field(
         default=None, description="Student architecture."
@@ -101,7 +101,7 @@ class StudentSettings(RunOptions):
         description="Its weights: a file, imagenet (torchvision's), or hub:OWNER/NAME/FILE.",
     )
     features_side: int | None = Field(
-        default=None, gt=0, description="Pixels a side that it is shown; none: by image size."
+        default=None, gt=0, description="Pixels a side that it sees; default: by image size."
     )
     features_declared_by: Annotated[str | None, Form("WHO")] = Field(
         default=None,
@@ -113,43 +113,47 @@ class StudentSettings(RunOptions):
         default=PUBLIC_SHAPES, description=PUBLIC_IMAGES
     )
     privacy: Annotated[Literal["data", "label", "vote"], Topic.PRIVACY] = Field(
-        default="vote", description="What is asked per row."
+        default="vote", description="What teachers answer for each row."
     )
     unit: Annotated[Literal["record", "holder"], Topic.PRIVACY] = Field(
-        default="record", description="Whose presence is hidden."
+        default="record", description="What ε protects: a record, or a whole holder."
     )
-    rows: int | None = Field(default=None, gt=0, description="Synthetic rows to ask in all.")
-    top_k: int | None = Field(default=None, gt=0, description="Student's top-k mask.")
+    rows: int | None = Field(
+        default=None, gt=0, description="Synthetic images to ask teachers about, in all."
+    )
+    top_k: int | None = Field(
+        default=None, gt=0, description="Classes that the student's top-k mask keeps."
+    )
     out: Annotated[Path | None, CIRCUMSTANCE, Topic.RUN] = Field(
         default=None, description="Run folder."
     )
     start: Annotated[Literal["moments", "none"] | None, Topic.PRIVACY] = Field(
         default=None,
-        description="What the student starts from: sums over the records, or none of theirs.",
+        description="What the student starts from: noisy sums over the records, or none.",
     )
     teachers_share: Annotated[float | None, Topic.PRIVACY] = Field(
         default=None,
         ge=0,
         le=1,
-        description="Share of the budget that a start leaves to teachers; none: by the forecast.",
+        description="Share of the budget that a start leaves to teachers; default: by forecast.",
     )
     descent_rounds: Annotated[int | None, Topic.PRIVACY] = Field(
         default=None,
         ge=0,
         le=100,
         description="Rounds of gradients after the moments, for half of the student's budget; "
-        "none: 10, where holders allow them and no teacher is asked.",
+        "default: 10, where holders allow them and no teacher is asked.",
     )
     mixture_share: Annotated[float | None, Topic.PRIVACY] = Field(
         default=None,
         ge=0,
         le=0.9,
-        description="Share of the sums' budget for a generator that shows the data; none: by "
-        "colour or not, 0 without a generator.",
+        description="Share of the sums' budget for a mixture, the usual generator; default: by "
+        "colour or grey, 0 without a generator.",
     )
     with_generator: Annotated[bool, Mark.RESUMABLE, Topic.RUN] = Field(
         default=True,
-        description="Train a generator after the student; later is free, with --resume.",
+        description="Make a generator, too; later it is free, with --resume.",
     )
     dpsd: Annotated[DpsdSettings, Mark.NO_OPTION] = DpsdSettings()
 
@@ -159,19 +163,19 @@ class StudentSettings(RunOptions):
 
     @property
     def student_architecture(self) -> str:
-        """The student's architecture, where nothing else speaks for another."""
+        """The student's architecture: the one asked for, or the default."""
         return self.student or STUDENT
 
 
 class TranscribeSettings(StudentSettings, LedgerOptions):
-    """Everything `fedtranscribe transcribe` can be told."""
+    """Settings of `fedtranscribe transcribe`."""
 
     teacher: Annotated[str | None, Form("NAME|FOLDER")] = Field(
         default=None,
         description="Architecture (cnn, resnet50, …), or folder of `teacher train` or `import`.",
     )
     teacher_weights: Annotated[str | None, Mark.UNTOLD, Form("imagenet|FILE")] = Field(
-        default=None, description="'imagenet' or a file: the teacher's public start."
+        default=None, description="Public weights that teachers start from: imagenet, or a file."
     )
     teacher_weights_declared_by: Annotated[str | None, Form("WHO")] = Field(
         default=None,
@@ -180,7 +184,7 @@ class TranscribeSettings(StudentSettings, LedgerOptions):
         description="Who declares that these weights never saw the private records; on the card.",
     )
     source: Literal["moments", "teachers"] | None = Field(
-        default=None, description="What the student learns from: moments, or teachers."
+        default=None, description="What the student learns from: noisy sums (moments), or teachers."
     )
     # None: the teachers' own, or the packaged digits.
     data: Annotated[str | None, Mark.UNTOLD, Topic.DATA, Form("NAME|PATH")] = Field(
@@ -190,16 +194,18 @@ class TranscribeSettings(StudentSettings, LedgerOptions):
         default=None,
         gt=0,
         le=MOST_RECORDS,
-        description="Own data: about how many records, said without counting; default: all, "
-        "counted.",
+        description="Own data: about how many records there are, stated instead of counted.",
     )
     scratch_gib: Annotated[float, CIRCUMSTANCE, Topic.RUN] = Field(
         default=4.0, ge=0, allow_inf_nan=False, description=SCRATCH
     )
     generator: Annotated[Path | None, Mark.UNTOLD] = Field(
-        default=None, description="Run of `synthesize`: its samples are asked, its cost is added."
+        default=None,
+        description="Run of `synthesize`: teachers see its samples, its cost is added.",
     )
-    shards: int | None = Field(default=None, gt=0, description="Disjoint teachers to train.")
+    shards: int | None = Field(
+        default=None, gt=0, description="Number of teachers, each with records of its own."
+    )
     teachers: Annotated[TeacherSettings, Mark.NO_OPTION] = TeacherSettings()
 
     @model_validator(mode="after")

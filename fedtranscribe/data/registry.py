@@ -115,7 +115,7 @@ def _as_stated(split: DataSplit, own: OwnData) -> DataSplit:
 
 
 def is_published(specs: str) -> bool:
-    """Whether the images belong to a published benchmark, by name: its test part is public.
+    """Whether the images belong to a public benchmark, by name: its test part is public.
 
     A user's own files are not, and what is measured on their held-out part stays private. Runs of
     early versions named several sets by commas.
@@ -124,7 +124,7 @@ def is_published(specs: str) -> bool:
 
 
 def is_benchmark(name: str) -> bool:
-    """Whether one name, and no path, is that of a published benchmark."""
+    """Whether one name, and no path, is that of a public benchmark."""
     known = not name.startswith(MEDMNIST) and name in available()
     return known or _MEDMNIST_SET.fullmatch(name) is not None
 

@@ -103,7 +103,7 @@ def evaluate(
     }
     alone, real = _measured(run, samples, split, settings, device, progress)
     if public:
-        words = f"{len(split.test)} held-out images of a published benchmark, declared public"
+        words = f"{len(split.test)} held-out images of a public benchmark, declared public"
         result = {**head, "real": words, **_joined(alone, real), **tail}
         _publish(result, run)
         return result

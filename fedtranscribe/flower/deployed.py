@@ -72,7 +72,7 @@ def serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
         result = train_at_holders(settings, transport, run, test=test, report=report)
     else:
         expected = settings.holders
-        # It is of a published benchmark, or there is none.
+        # It is of a public benchmark, or there is none.
         tested = None if test is None else HeldOut(test, public=True)
         result = federate(settings, transport, run, expected=expected, test=tested, report=report)
     stated = result.guarantee

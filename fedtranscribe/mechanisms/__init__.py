@@ -20,6 +20,7 @@ from fedtranscribe.mechanisms.mean_rows import mean_rows, mean_rows_bound
 from fedtranscribe.mechanisms.moments import (
     MOMENTS,
     MomentSums,
+    count_ids,
     id_weights,
     moment_sums,
     moments_bound,
@@ -53,6 +54,7 @@ __all__ = [
     "TopKRandomizedResponse",
     "block_products",
     "clip_rows",
+    "count_ids",
     "exact_product",
     "gather_rows",
     "gaussian_mechanism",

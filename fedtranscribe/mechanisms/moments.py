@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -122,6 +123,11 @@ def lattice_rows(rows: Tensor) -> Tensor:
     return (clip_rows(rows) * (_INSIDE * 2**_ROW_BITS)).trunc()
 
 
+def count_ids(ids: Sequence[str]) -> int:
+    """How many different ids there are, told apart as `id_weights` does."""
+    return len(np.unique(_digests(ids), axis=0))
+
+
 def id_weights(ids: Sequence[str]) -> Tensor:
     """What each record weighs, int16 [n], in parts of `FULL_WEIGHT`.
 
@@ -130,11 +136,7 @@ def id_weights(ids: Sequence[str]) -> Tensor:
         alone: an equal share for each; of more than 1,024, the first 1,024 weigh one part each.
         Ids are told apart by 128 bits of BLAKE2b, so that a million of them need little memory.
     """
-    digests = np.empty(2 * len(ids), np.uint64)
-    for number, record in enumerate(ids):
-        digest = hashlib.blake2b(record.encode(errors="surrogatepass"), digest_size=16).digest()
-        digests[2 * number : 2 * number + 2] = np.frombuffer(digest, np.uint64)
-    pairs = digests.reshape(-1, 2)
+    pairs = _digests(ids)
     order = np.lexsort(pairs.T)  # stable: records of one id keep their order
     first = np.ones(len(ids), dtype=bool)
     first[1:] = (pairs[order][1:] != pairs[order][:-1]).any(1)
@@ -145,6 +147,15 @@ def id_weights(ids: Sequence[str]) -> Tensor:
     weights = np.empty(len(ids), np.int16)
     weights[order] = np.where(shares > 0, shares, place < FULL_WEIGHT)
     return torch.from_numpy(weights)
+
+
+def _digests(ids: Sequence[str]) -> npt.NDArray[np.uint64]:
+    """128 bits of BLAKE2b of each id, [n, 2]."""
+    digests = np.empty(2 * len(ids), np.uint64)
+    for number, record in enumerate(ids):
+        digest = hashlib.blake2b(record.encode(errors="surrogatepass"), digest_size=16).digest()
+        digests[2 * number : 2 * number + 2] = np.frombuffer(digest, np.uint64)
+    return digests.reshape(-1, 2)
 
 
 def moment_sums(

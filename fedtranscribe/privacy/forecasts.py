@@ -113,7 +113,7 @@ def moments_forecast(records: int, classes: int, width: int, noise_std: float) -
     a quarter of it (ε = 0.1) and 91 % at twice (ε = 1).
 
     Args:
-        records: n; where ids repeat there are fewer persons, and less is seen than is said here.
+        records: n; all images of one id are one record.
             0 where it is not declared: nothing can be said then.
         classes: c.
         width: k, entries of a row.

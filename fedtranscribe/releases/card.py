@@ -318,7 +318,7 @@ def _names(run: FinishedRun) -> list[str]:
 
 
 def _accuracy(run: FinishedRun) -> dict[str, float]:
-    """On a published benchmark's test part, and only there."""
+    """On a public benchmark's test part, and only there."""
     if not told(run) or run.result.accuracy is None:
         return {}
     scores = run.result.accuracy.to_json()

@@ -1,7 +1,7 @@
 """A finished run -> what its release says about privacy.
 
 The place where nothing private gets through: of a user's own data not even the name, and of what
-was measured on held-out records nothing at all unless they belong to a published benchmark.
+was measured on held-out records nothing at all unless they belong to a public benchmark.
 """
 
 import json

@@ -105,7 +105,7 @@ def _files(folder: Path, said: PrivacyStatement) -> str:
 def _networks(folder: Path, said: PrivacyStatement) -> str:
     student, generator = load_student(folder, said), load_generator(folder, said)
     if isinstance(generator, Synthesizer):
-        _expect(student is None, "it has a student beside a diffusion model, which no method gives")
+        _expect(student is None, "it has a student and a diffusion model, which no method gives")
         return f"diffusion model {generator.denoiser.size_name}, all finite"
     assert student is not None
     wrong = unvouched(student, said)

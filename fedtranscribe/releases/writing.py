@@ -112,7 +112,7 @@ def _expect_free(folder: Path, run: str) -> None:
     strange = sorted(there - _FILES)
     if strange:
         raise StorageError(
-            f"{folder} holds an earlier release of this run, and besides it {strange[0]!r}, which "
+            f"{folder} holds an earlier release of this run, and also {strange[0]!r}, which "
             f"would be lost; {fix}"
         )
 

@@ -63,7 +63,7 @@ class RunFacts:
         given: what holders gave away.
         scores: name -> accuracy; empty where it may not be told.
         confusion: of the student; None where it may not be told.
-        public: held-out images of a published benchmark; None for all other data, and where the
+        public: held-out images of a public benchmark; None for all other data, and where the
             benchmark is not at hand.
         curve: answered rows and accuracies.
         evaluation: what `evaluation.json` holds.
@@ -95,7 +95,7 @@ class RunFacts:
 
     @property
     def told(self) -> bool:
-        """Whether data and accuracy may be named: a published benchmark's."""
+        """Whether data and accuracy may be named: a public benchmark's."""
         return is_published(self.result.asked.data)
 
     @property

@@ -1,6 +1,6 @@
 """The first picture: synthetic images class by class, beside real ones where these are public.
 
-Real images are held-out ones of a published benchmark, never those of somebody's own data.
+Real images are held-out ones of a public benchmark, never those of somebody's own data.
 """
 
 import base64

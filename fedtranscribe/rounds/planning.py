@@ -1,4 +1,4 @@
-"""How a plan is made: rows and noise, out of settings and the facts that holders tell."""
+"""How a plan is made: rows and noise, from settings and what holders state."""
 
 import math
 from collections.abc import Mapping
@@ -117,7 +117,7 @@ def _rows_and_k(settings: StudentSettings, facts: Capabilities) -> tuple[int, in
     if k > facts.classes:
         raise ConfigError(f"Expected top-k={k} <= {facts.classes} classes; ask for fewer.")
     if k == 1:
-        raise ConfigError("Expected top-k=1 >= 2: a set of one class tells nothing.")
+        raise ConfigError("Expected top-k=1 >= 2: a set of one class says nothing.")
     return settings.rows or _ROWS_PER_CLASS * facts.classes, k
 
 
@@ -241,7 +241,7 @@ def _teachers_share(asked: Asked, roster: Mapping[str, Capabilities]) -> tuple[f
                 f"Holder {without[0]} gives no {asked.kind} answers; set teachers_share=0, or have "
                 "its operator serve teachers."
             )
-        return said, f"teachers get {said:.0%} of the budget, as teachers_share says"
+        return said, f"teachers get {said:.0%} of the budget, as teachers_share sets it"
     if without or asked.kind is Kind.LABEL:
         why = f"holder {without[0]} has no teachers for it" if without else "labels cannot share it"
         return 0.0, f"the whole budget goes to sums over the records: {why}"

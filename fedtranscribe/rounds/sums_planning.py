@@ -94,7 +94,7 @@ def _descent_rounds(
     if said and share < 1:
         raise ConfigError(
             f"Expected descent_rounds=0 where teachers are asked after sums, got {said}: their "
-            "answers set the student anew; or set teachers_share=0."
+            "answers make a new student; or set teachers_share=0."
         )
     if said == 0 or share < 1:
         return 0, ""
@@ -140,7 +140,7 @@ def mixture_share(asked: Asked, roster: Mapping[str, Capabilities]) -> tuple[flo
     if without is not None:
         return 0.0, f"no mixture is asked for: holder {without} does not allow it"
     if said is not None:
-        return said, "as mixture_share says"
+        return said, "as mixture_share sets it"
     share = _COLOUR_SHARE if facts.channels > 1 else _GREY_SHARE
     if facts.channels == 1 and _stands_alone(asked, roster) >= _AMPLE:
         share = _AMPLE_SHARE

@@ -9,6 +9,6 @@ finished.py                  the run folder, opened again
 """
 
 from fedtranscribe.runs.preparation import Prepared, given_generator, prepare
-from fedtranscribe.runs.transcription import transcribe
+from fedtranscribe.runs.transcription import show_plan, transcribe
 
-__all__ = ["Prepared", "given_generator", "prepare", "transcribe"]
+__all__ = ["Prepared", "given_generator", "prepare", "show_plan", "transcribe"]

@@ -26,13 +26,14 @@ def words_of_a_long_sum(prepared: Prepared) -> Iterator[str]:
     """
     facts, settings = prepared.plan.facts, prepared.settings
     asked = prepared.plan.teachers is None or prepared.plan.starts
-    if not asked or facts.records < _MANY:
+    images = len(prepared.split.train)
+    if not asked or images < _MANY:
         return
     features = features_for(settings.student, facts.channels)
     numbers = coefficient_count(features, facts.channels, facts.size)
-    room = 4 * numbers * facts.records / _GIB
+    room = 4 * numbers * images / _GIB
     again = room > settings.scratch_gib
-    hours = _seconds_per_record(prepared, features) * facts.records * (_MAPS if again else 1) / 3600
+    hours = _seconds_per_record(prepared, features) * images * (_MAPS if again else 1) / 3600
     spent = f"{hours:.1f} hours" if hours >= 1 else f"{max(1, round(60 * hours))} minutes"
     kept = (
         f"kept on disk, {room:.1f} GiB, until the run ends"
@@ -40,7 +41,7 @@ def words_of_a_long_sum(prepared: Prepared) -> Iterator[str]:
         else f"computed {_MAPS} times: they would take {room:.1f} GiB of disk, more than "
         f"--scratch-gib {settings.scratch_gib:g}"
     )
-    yield f"features of {facts.records:,} records take about {spent} on this machine; {kept}"
+    yield f"features of {images:,} images take about {spent} on this machine; {kept}"
 
 
 def _seconds_per_record(prepared: Prepared, features: str) -> float:

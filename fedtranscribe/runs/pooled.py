@@ -48,7 +48,7 @@ class Tested:
 
     Attributes:
         images: held out; None measures nothing.
-        public: whether they belong to a published benchmark.
+        public: whether they belong to a public benchmark.
         data_id: of the records; a simulation knows it, a deployed server does not.
     """
 

@@ -24,6 +24,7 @@ from fedtranscribe.data import (
 from fedtranscribe.data.memory import digest_of
 from fedtranscribe.data.registry import lasting
 from fedtranscribe.errors import ConfigError, ModelMismatchError
+from fedtranscribe.mechanisms import count_ids
 from fedtranscribe.models import build, pick_device
 from fedtranscribe.models.backbones import Backbone
 from fedtranscribe.models.fixed_features import features_for
@@ -176,16 +177,19 @@ def prepare(
     student = build(settings.student_architecture, train.classes, train.channels, train.size)
     load_weights(student, settings)
     kind = kind_of(settings)
+    # Images of one id are one record. Under zero-out and replace their number may change, that of
+    # ids does not.
+    counted = count_ids(train.ids)
     shards, mode = 0, None
     if kind is not Kind.MOMENTS:
-        shards, mode = _ensemble(settings, split, folder, manifest, device)
-        if shards > len(train):
+        shards, mode = _ensemble(settings, split, counted, folder, manifest, device)
+        if shards > counted:
             raise ConfigError(
-                f"Expected shards={shards} <= {len(train)} records; ask for fewer shards."
+                f"Expected shards={shards} <= {counted} records; ask for fewer shards."
             )
     start = kind is not Kind.MOMENTS and settings.start == "moments"
     sums = tuple(known for known in Kind if known.sums)
-    records = settings.declared or len(train)
+    records = settings.declared or counted
     vouched = _vouched(settings, manifest)
     kinds = sums if kind is Kind.MOMENTS else (kind, *sums * start)
     facts = _facts(train, records, shards, kinds, vouched)
@@ -218,6 +222,7 @@ def prepare(
 def _ensemble(
     settings: TranscribeSettings,
     split: DataSplit,
+    records: int,
     folder: Path | None,
     manifest: Manifest | None,
     device: torch.device,
@@ -238,7 +243,7 @@ def _ensemble(
         # Unknown names, missing weights and missing networks are found here, before any work.
         shape = facts.classes, facts.channels, facts.size
         build(settings.teacher, *shape, weights=settings.teacher_weights)
-        shards = settings.shards or default_shards(settings.declared or len(facts))
+        shards = settings.shards or default_shards(settings.declared or records)
         return shards, training_mode(settings.teacher, settings.teacher_weights)
     given = Ensemble(folder, device)
     given.check(facts.classes, facts.channels, facts.size)

@@ -74,7 +74,7 @@ def train_at_holders(
         transport: reaches the holders.
         run: its folder; an interrupted run goes on where the holder is.
         test: held-out images to measure samples on, or None.
-        declared_public: whether they belong to a published benchmark.
+        declared_public: whether they belong to a public benchmark.
         data_id: of the records; a simulation knows it, a deployed server does not.
         report: receives progress.
 

@@ -77,11 +77,7 @@ def transcribe(
         HopelessPlanError: nothing can be learned, and `force` was not given.
         StorageError, LedgerError, PrivacyError: see their classes.
     """
-    plan = prepared.plan
-    for line in (*prepared.words, *words_of_a_long_sum(prepared)):
-        say(line)
-    say(plan.forecast.words)
-    plan.refuse_if_hopeless(force=force, insist="Add --force")
+    _say_plan(prepared, say, force=force)
     if not figures_available():
         say("matplotlib is not installed: no figures; pip install 'fedtranscribe[plots]'")
     check_writable(out)
@@ -103,7 +99,34 @@ def transcribe(
         return _run(prepared, run, ledger, progress, say)
 
 
+def show_plan(prepared: Prepared, *, force: bool = False, say: Say = lambda _: None) -> Guarantee:
+    """Say what a prepared transcription would ask and cost; nothing is spent or written.
+
+    Args:
+        prepared: from `prepare`.
+        force: as for `transcribe`.
+        say: receives lines for the user.
+
+    Returns:
+        What the run would cost, in its unit under zero-out.
+
+    Raises:
+        HopelessPlanError: nothing can be learned, and `force` was not given.
+    """
+    _say_plan(prepared, say, force=force)
+    _say_cost(prepared, say)
+    return _stated(prepared, prepared.releases)
+
+
 # ---------------------------------------------------------------- running
+
+
+def _say_plan(prepared: Prepared, say: Say, *, force: bool) -> None:
+    plan = prepared.plan
+    for line in (*prepared.words, *words_of_a_long_sum(prepared)):
+        say(line)
+    say(plan.forecast.words)
+    plan.refuse_if_hopeless(force=force, insist="Add --force")
 
 
 def _say_cost(prepared: Prepared, say: Say) -> None:
@@ -270,7 +293,7 @@ def _result(prepared: Prepared, run: RunDirectory, holder: Holder, learned: Lear
         logit_scale=learned.logit_scale,
         accuracy=learned.accuracy,
         accuracy_on=(
-            "held-out images of a published benchmark, declared public"
+            "held-out images of a public benchmark, declared public"
             if prepared.declared_public
             else "the holder's own held-out records: NOT private, do not release"
         ),

@@ -48,7 +48,7 @@ class HolderPlace(OwnData):
     How `records` are read is known from the teachers; what stands here wins.
     """
 
-    name: Name = Field(description="how the server calls the holder")
+    name: Name = Field(description="the holder's name, which servers see")
     teachers: Path = Field(
         description="folder of `fedtranscribe teacher train` or `teacher import`"
     )
@@ -61,15 +61,17 @@ class HolderPlace(OwnData):
         default=0,
         ge=0,
         le=MOST_RECORDS,
-        description="about how many records there are, told to servers; 0: untold",
+        description="about how many records there are, which servers see; 0: not stated",
     )
     features: dict[str, Path] = Field(
         default_factory=dict,
         description="public networks that sums may be taken on, with the files of their weights",
     )
     scratch_gib: float = Field(default=4.0, ge=0, allow_inf_nan=False, description=SCRATCH)
-    ledger: Path = Field(description="budget book of the data: it outlives runs and teachers")
-    socket: Path = Field(description="where the SuperNode's user asks; all it may reach")
+    ledger: Path = Field(description="ledger of the data; it outlives runs and teachers")
+    socket: Path = Field(
+        description="socket that the SuperNode asks; all of yours that it may open"
+    )
     log: Path | None = Field(default=None, description="JSON lines; none: standard error")
     metrics: Path | None = Field(
         default=None, description="Prometheus metrics, for node_exporter's textfile collector"
@@ -182,7 +184,7 @@ class HolderFile(HolderPolicy):
         if is_published(data) or _seen(data) is not None:
             return None
         return (
-            f"cannot look for another ledger beside the data: {data} is not to be seen from here. "
+            f"cannot look for another ledger next to the data: this user cannot see {data}. "
             "If the data were used before, put their first ledger in this one's place; [holder] "
             "records says where they lie"
         )
@@ -196,7 +198,7 @@ class HolderFile(HolderPolicy):
         if not by_name and not Path(data).is_absolute():
             raise ConfigError(
                 f"Expected [holder] records: the teachers in {self.holder.teachers} were trained "
-                f"on {data!r} and do not say in which folder, so that nobody can look whether "
+                f"on {data!r} and do not say in which folder, so nothing can check whether "
                 "these data have a ledger already. Write the path of the data, even if they are "
                 "not on this machine."
             )

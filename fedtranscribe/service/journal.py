@@ -67,7 +67,7 @@ class Journal:
 
 
 def refusals(path: Path | None) -> dict[str, int]:
-    """How often the journal's current file tells of each refusal code."""
+    """How often each refusal code is in the journal's current file."""
     return dict(Counter(str(e.get("code")) for e in entries(path) if e.get("event") == "refused"))
 
 

@@ -9,7 +9,7 @@ a record is made coarse: the time that an answer took, and the bytes that traini
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from prometheus_client import (
     CollectorRegistry,
@@ -113,6 +113,10 @@ class Metrics:
                 value = figures.get(f"{unit} {kind}")
                 if value is not None:
                     gauge.labels(unit.value).set(value)
+                else:
+                    # No sum over records has a cost per holder; the 0 of before would be a lie.
+                    with suppress(KeyError):
+                        gauge.remove(unit.value)
         for name, quota in quotas(file, ledger).items():
             label, used = name.replace(" ", "_"), quota["used"]
             if label == "stored_bytes":

@@ -2,7 +2,7 @@
 
 The Flower app that a SuperNode runs comes from the server's side, so nothing of the holder's may
 lie within its reach. The app may only ask this service, which knows nothing but messages: it
-checks the policy, books the ledger, asks the teachers and answers, whoever is at the other end.
+checks the policy, books the ledger, asks the teachers and answers, for every caller alike.
 
 Guarantee:
     That of `Node`, against everything that can be sent through the socket. Run the service as one
@@ -182,7 +182,7 @@ def open_node(file: HolderFile) -> tuple[Node, KeptLedger]:
     _expect_closed(file.holder.ledger.parent)
     place = file.ledger_place(manifest)
     if file.unseen(manifest) is not None:
-        log.warning("Cannot look for another ledger beside the data; see holder policy check.")
+        log.warning("Cannot look for another ledger next to the data; see holder policy check.")
     ledger = KeptLedger(file.holder.ledger, manifest.data_id, file.policy.budget)
     ledger.prove()
     place.mark()
@@ -227,11 +227,11 @@ def _expect_closed(folder: Path) -> None:
 def serve(
     file: HolderFile, stop: threading.Event, ready: Callable[[], None] = lambda: None
 ) -> None:
-    """Answer on the holder's socket until told to stop, then finish what was begun.
+    """Answer on the holder's socket until `stop` is set, then finish what was begun.
 
     Args:
         file: the holder's decisions.
-        stop: set by whoever wants it to end.
+        stop: ends the service.
         ready: called once the socket answers.
 
     Raises:

@@ -191,7 +191,7 @@ def _expect_weights(manifest: Manifest, folder: Path) -> None:
         expect_classifier(m.architecture, m.classes, m.channels, m.size, state, path)
     elif "weight" not in state or state["weight"].shape[:1] != (m.classes,):
         raise ModelMismatchError(
-            f"{path} is no head for the {m.classes} classes of the manifest beside it; train the "
+            f"{path} is no head for the {m.classes} classes of the manifest next to it; train the "
             "teachers again."
         )
 

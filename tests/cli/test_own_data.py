@@ -52,7 +52,8 @@ def test_classes_and_patients_of_a_folder_reach_the_release(
     stated = {"data": str(pets), "id_pattern": r"/(p\d+)\.png$", "shards": 5}
     settings = tiny_settings.model_copy(update=stated)
     prepared = prepare(settings)
-    assert len(set(prepared.split.train.ids)) < len(prepared.split.train)
+    patients = len(set(prepared.split.train.ids))
+    assert prepared.plan.facts.records == patients < len(prepared.split.train)
     result = transcribe(prepared, tmp_path / "run", force=True).to_json()
     assert result["class_names"] == ["cat", "dog"]
     again = FinishedRun.open(tmp_path / "run").data()

@@ -53,7 +53,7 @@ def test_every_option_has_words_and_none_contradicts_its_field(name: str):
         ("transcribe", "--source [moments|teachers]"),
         ("transcribe", "--unit [record|holder]"),
         ("transcribe", "ε of this run. [default: 10]"),
-        ("transcribe", "δ at which ε is quoted. [default: 1e-05]"),
+        ("transcribe", "δ at which ε is stated. [default: 1e-05]"),
         ("synthesize", "--method [dp-promise|dp-sad]"),
         ("synthesize", "--conditional / --unconditional"),
         ("synthesize", "--teacher [public|dp] dp-sad: trained on public images"),

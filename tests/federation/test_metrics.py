@@ -109,6 +109,22 @@ def test_values_are_those_of_the_ledger(serving):
     assert stored % 1_000_000 == 0, "what a training keeps may depend on the records"
 
 
+def test_a_unit_that_no_longer_has_a_cost_is_not_exported(service, monkeypatch):
+    """The booked 0 of an empty ledger must not stay when sums come, which hide no holder."""
+    service.measure().result()
+    name = f'{PREFIX}epsilon_booked{{unit="holder"}}'
+    assert f"{name} 0.0" in service.metrics.render().decode()
+    monkeypatch.setattr(
+        "fedtranscribe.service.metrics.budget_left",
+        lambda ledger: {**budget_left(ledger), "holder booked": None},
+    )
+    service.handle(wire.ANSWER, frame(query()))
+    service.measure().result()
+    text = service.metrics.render().decode()
+    assert name not in text
+    assert f'{PREFIX}epsilon_booked{{unit="record"}}' in text
+
+
 CODES = [code.value for code in RefusalCode]
 
 

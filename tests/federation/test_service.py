@@ -388,10 +388,10 @@ def test_data_that_are_not_on_this_machine_are_told(
     monkeypatch.setenv("HOME", str(tmp_path / "user"))
     tiny_data.rename(tiny_data.with_name("elsewhere.npz"))
     HolderService(file, Journal(None)).close()
-    assert "Cannot look for another ledger beside the data" in caplog.text
+    assert "Cannot look for another ledger next to the data" in caplog.text
     (found,) = (finding for finding in examine(policy_file) if finding.name == "ledger")
     assert found.ok
-    assert f"{tiny_data} is not to be seen from here" in found.words
+    assert f"this user cannot see {tiny_data}" in found.words
     assert "put their first ledger in this one's place" in found.words
 
 
@@ -402,7 +402,7 @@ def test_data_that_the_service_may_not_see_are_told(policy_file, file, monkeypat
     monkeypatch.setattr("fedtranscribe.service.holder_file.folder_of", hidden)
     (found,) = (finding for finding in examine(policy_file) if finding.name == "ledger")
     assert found.ok
-    assert "is not to be seen from here" in found.words
+    assert "this user cannot see" in found.words
 
 
 def test_what_is_answered_is_said_and_why_there_are_no_sums(policy_file, tiny_data):

@@ -14,6 +14,7 @@ from fedtranscribe.mechanisms import (
     MomentSums,
     SeededBits,
     SeededNoise,
+    count_ids,
     id_weights,
     moment_sums,
     moments_bound,
@@ -139,6 +140,7 @@ def test_sums_are_those_of_exact_fractions():
 
 def test_the_records_of_a_person_weigh_as_one_at_most():
     ids = ["a"] * 3 + ["b"] + ["c"] * 1_500 + ["a"]
+    assert (count_ids(ids), count_ids(["a"])) == (3, 1)
     weights = id_weights(ids)
     total = {name: int(weights[[i == name for i in ids]].sum()) for name in "abc"}
     assert total == {"a": FULL_WEIGHT, "b": FULL_WEIGHT, "c": FULL_WEIGHT}

@@ -48,7 +48,7 @@ def reported(path: Path, *, generator: bool = True, **changes: Any) -> FinishedR
 
 @pytest.fixture
 def told(tmp_path: Path) -> FinishedRun:
-    """On a published benchmark."""
+    """On a public benchmark."""
     return reported(tmp_path / "told")
 
 

@@ -331,7 +331,7 @@ def test_synthetic_images_come_first_beside_real_ones_of_a_benchmark(told):
     assert re.fullmatch(r"5 real images of class \d", first[1]["alt"] or "")
     said = words_of(text_of(told))
     assert said.index("Synthetic images") < said.index("Privacy Sound ε")
-    assert "held-out images of digits, a published benchmark" in said
+    assert "held-out images of digits, a public benchmark" in said
 
 
 def test_classes_have_their_names(tmp_path):

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from fedtranscribe.cli import run
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.errors import ConfigError, HopelessPlanError
 from fedtranscribe.holder.answering import Holder
@@ -124,3 +125,17 @@ def test_a_hopeless_run_spends_nothing(settings: TranscribeSettings, tmp_path: P
     with pytest.raises(HopelessPlanError, match="--force"):
         transcribe(prepare(hopeless), tmp_path / "run")
     assert not list(tmp_path.glob("*.ledger.sqlite"))
+
+
+def test_a_plan_that_is_only_shown_spends_and_writes_nothing(
+    settings: TranscribeSettings, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    before = sorted(tmp_path.iterdir())
+    command = ["transcribe", "--data", str(settings.data), "--plan", "--json"]
+    assert run([*command, "--epsilon", "50", "--out", str(tmp_path / "run")]) == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["epsilon"] == pytest.approx(50, rel=1e-6)
+    assert (said["unit"], said["adjacency"]) == ("record", "zero-out")
+    assert "two noisy sums over all" in said["plan"][0]
+    assert run([*command, "--epsilon", "0.01"]) == 5
+    assert sorted(tmp_path.iterdir()) == before

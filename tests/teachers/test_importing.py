@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedtranscribe import wire
 from fedtranscribe.cli import run as command
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.config import build as build_settings
@@ -25,10 +26,18 @@ from fedtranscribe.errors import (
 )
 from fedtranscribe.evaluation.audit.checks import check_teachers
 from fedtranscribe.models import build, save
+from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.units import NoiseMode
+from fedtranscribe.query import ImageQuery, Kind
 from fedtranscribe.releases import make_release, verify
 from fedtranscribe.releases.describe import THE_HOLDER
 from fedtranscribe.releases.statement import CARD, read_statement
 from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.service.holder_file import HolderFile
+from fedtranscribe.service.journal import Journal
+from fedtranscribe.service.readiness import examine
+from fedtranscribe.service.service import HolderService
 from fedtranscribe.teachers import Ensemble, load_manifest
 from fedtranscribe.teachers.importing import (
     DECLARATION,
@@ -37,6 +46,8 @@ from fedtranscribe.teachers.importing import (
     import_networks,
     read_networks,
 )
+from fedtranscribe.wire import queries
+from fedtranscribe.wire.frames import pack, unpack
 from tests.conftest import TINY_DPSD
 
 WHO = "J. Doe, Example *Hospital*"
@@ -335,3 +346,35 @@ def test_teachers_that_are_there_are_not_overwritten(folder, tmp_path):
         imported(folder, tmp_path / "out")
     (tmp_path / "empty").mkdir()
     imported(folder, tmp_path / "empty")
+
+
+@pytest.mark.parametrize("with_records", [True, False])
+def test_a_holder_service_answers_from_them(folder, tmp_path, tiny_data, with_records):
+    """With the records the data are known; without, the declaration names them."""
+    home = tmp_path / "holder"
+    (home / "book").mkdir(parents=True, mode=0o700)
+    (home / "run").mkdir()
+    imported(folder, home / "teachers", tiny_data if with_records else None)
+    (home / "teachers").chmod(0o700)
+    (home / "policy.toml").write_text(
+        'epsilon = 200.0\nkinds = ["vote"]\n[holder]\nname = "a"\nteachers = "teachers"\n'
+        'ledger = "book/ledger.sqlite"\nsocket = "run/h.sock"\ndevice = "cpu"\n'
+        f"records = {json.dumps(str(tiny_data))}\n"
+    )
+    file = HolderFile.read(home / "policy.toml")
+    (found,) = (finding for finding in examine(home / "policy.toml") if finding.name == "teachers")
+    assert WHO in found.words
+    service = HolderService(file, Journal(None))
+    try:
+        asked = pack(queries.ask_capabilities(0))
+        facts = queries.read_capabilities(unpack(service.handle(wire.CAPABILITIES, asked)))
+        assert (facts.shards, facts.classes, facts.shards_declared_by) == (SHARDS, 3, WHO)
+        images = torch.randint(0, 256, (10, 1, 28, 28), dtype=torch.uint8)
+        query = ImageQuery("q-1", Kind.VOTE, images, torch.arange(3).repeat(10, 1))
+        envelope = queries.Envelope(query, NoisePlan(NoiseMode.LOCAL, 0.5, 1), "run-1")
+        reply = unpack(service.handle(wire.ANSWER, pack(queries.ask(envelope))))
+        assert queries.read_answer(reply, query).values.shape == (10, 3)
+    finally:
+        service.close()
+    with Ledger.open_read_only(file.holder.ledger, "npz:tiny") as ledger:
+        assert [release.rows for release in ledger.releases()] == [10]
