@@ -77,6 +77,10 @@ class NobodyComplains:
         return self.standing.grown(name, head)
 
 
+NOTHING_ELSE = {"with_generator": False, "descent_rounds": 0}
+"""Then the moments are the last that a plan asks."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--holders", type=int, nargs="*", default=list(HOLDERS))
@@ -117,6 +121,7 @@ def one_mode(
         epsilon=1.0,
         device="cpu",
         teachers=TeacherSettings(steps=1),
+        **(NOTHING_ELSE if kind is Kind.MOMENTS else {}),
     )
     transport = Clocked(nodes_of(settings, folder))
     roster = transport.capabilities()
