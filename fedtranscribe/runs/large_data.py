@@ -22,18 +22,19 @@ _GIB = 2**30
 def words_of_a_long_sum(prepared: Prepared) -> Iterator[str]:
     """About how long features of many records take on this machine, and how much disk.
 
-    One block of black images is timed; no record is looked at.
+    One block of black images is timed; no record is looked at. How many images a record has is
+    not a public fact, so the estimate is that of one image each.
     """
     facts, settings = prepared.plan.facts, prepared.settings
     asked = prepared.plan.teachers is None or prepared.plan.starts
-    images = len(prepared.split.train)
-    if not asked or images < _MANY:
+    if not asked or facts.records < _MANY:
         return
     features = features_for(settings.student, facts.channels)
     numbers = coefficient_count(features, facts.channels, facts.size)
-    room = 4 * numbers * images / _GIB
+    room = 4 * numbers * facts.records / _GIB
     again = room > settings.scratch_gib
-    hours = _seconds_per_record(prepared, features) * images * (_MAPS if again else 1) / 3600
+    seconds = _seconds_per_record(prepared, features) * facts.records
+    hours = seconds * (_MAPS if again else 1) / 3600
     spent = f"{hours:.1f} hours" if hours >= 1 else f"{max(1, round(60 * hours))} minutes"
     kept = (
         f"kept on disk, {room:.1f} GiB, until the run ends"
@@ -41,7 +42,10 @@ def words_of_a_long_sum(prepared: Prepared) -> Iterator[str]:
         else f"computed {_MAPS} times: they would take {room:.1f} GiB of disk, more than "
         f"--scratch-gib {settings.scratch_gib:g}"
     )
-    yield f"features of {images:,} images take about {spent} on this machine; {kept}"
+    yield (
+        f"features of {facts.records:,} records, at one image each, take about {spent} on this "
+        f"machine; {kept}"
+    )
 
 
 def _seconds_per_record(prepared: Prepared, features: str) -> float:
