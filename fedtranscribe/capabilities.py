@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from fedtranscribe.data import ImageSet
 from fedtranscribe.models.backbones import expect_told
 from fedtranscribe.models.headers import MOST_CHANNELS, MOST_CLASSES, MOST_SIDE
 from fedtranscribe.names import expect_name
@@ -36,6 +37,17 @@ class Facts:
     features: tuple[str, ...] = ()
     shards_declared_by: str = ""
     weights_declared_by: str = ""
+
+    @classmethod
+    def of(cls, records: ImageSet) -> "Facts":
+        """What is public about records of which there are no teachers, but not how many."""
+        return cls(
+            classes=records.classes,
+            channels=records.channels,
+            size=records.size,
+            shards=0,
+            positional_ids=records.positional,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Names that come from outside: of runs, queries, stages, holders, data sets and whoever asks.
+"""Names that come from outside: of runs, queries, stages, holders, data sets and requesters.
 
 They end in the ledger, in tables and in logs, so one rule holds for all of them, where they arrive
 and again where they are kept.

@@ -66,7 +66,7 @@ class _Head(Whole):
 
 
 class TrainedFacts(_Head):
-    """What a server is told of a finished training, and all that it takes from such a message.
+    """What a server learns of a finished training, and all that it takes from such a message.
 
     No path, no settings, and no total of the ledger.
     """

@@ -68,7 +68,7 @@ class StageBars:
         self._progress.update(self._tasks[stage], completed=done, total=total, note=printable(note))
 
     def named(self, prefix: str) -> "ShowStage":
-        """Bars of one of several runs, whose stages are told apart by a prefix."""
+        """Bars of one of several runs, whose stages have a prefix of their own."""
 
         def show_stage(stage: str, done: int, total: int) -> None:
             self(prefix + stage, done, total)

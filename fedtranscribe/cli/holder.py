@@ -32,8 +32,9 @@ Examples:
   fedtranscribe holder serve                            # policy.toml in this folder
   fedtranscribe holder serve --policy /etc/holder/policy.toml
 
-It checks policy, teachers and the whole ledger before it takes the first question. On SIGTERM it
-answers the question that it works on, and ends. Run it as another user than the SuperNode.
+It checks policy, records, teachers and the whole ledger before it takes the first question. On
+SIGTERM it answers the question that it works on, and ends. Run it as another user than the
+SuperNode.
 """
 
 
@@ -103,7 +104,7 @@ def status(policy: PolicyFile = Path("policy.toml"), as_json: Json = False) -> N
 def check(
     policy: Annotated[Path, typer.Argument(help="The holder's file.")], as_json: Json = False
 ) -> None:
-    """Check a policy file, and the teachers, ledger and folders that it names.
+    """Check a policy file, and the records, teachers, ledger and folders that it names.
 
     The exit code is 2 if anything is wrong.
 

@@ -1,4 +1,4 @@
-"""What is wrong with a holder's or a server's folder, told before anything is started.
+"""What is wrong with a holder's or a server's folder, found before anything is started.
 
 Each check has a name, a verdict, what was found, and the fix. All are made, so that one look
 tells everything; none changes a file.
@@ -141,7 +141,10 @@ def _policy(path: Path) -> Iterator[Check]:
     limits = f"ε {file.epsilon:g} at δ {file.delta:g} per {file.unit}, {file.noise} noise"
     yield Check("policy", Verdict.OK, f"{file.holder.name}: {limits}")
     place = file.holder
-    yield _folder("teachers", place.teachers, Verdict.FAULT, writable=False)
+    if place.teachers is not None:
+        yield _folder("teachers", place.teachers, Verdict.FAULT, writable=False)
+    elif place.records is not None:
+        yield _readable("records", place.records)
     yield _folder("ledger's folder", place.ledger.parent, Verdict.FAULT)
     yield _folder("socket's folder", place.socket.parent)
 
@@ -274,6 +277,17 @@ def _folder(name: str, path: Path, open_is: Verdict | None = None, writable: boo
         if open_is is None or who is None:
             return None
         return _open_to(who, found, f"chmod 700 {path}", open_is)
+
+    return _guarded(name, path, fault)
+
+
+def _readable(name: str, path: Path) -> Check:
+    def fault(found: os.stat_result) -> _Wrong | None:
+        # A folder is listed, too.
+        wanted = os.R_OK | (os.X_OK if stat.S_ISDIR(found.st_mode) else 0)
+        if os.access(path, wanted):
+            return None
+        return _Wrong("this user may not read it", f"give it to the service's user: {path}")
 
     return _guarded(name, path, fault)
 

@@ -58,7 +58,7 @@ def draw_neighbours(
     Args:
         synthetic: uint8 [m, ch, s, s].
         by_pixels: records nearest in pixels, uint8 [m, k, ch, s, s].
-        by_features: records nearest in the student's features, likewise; None without a student.
+        by_features: records nearest in the student's features, same shape; None without a student.
         path: PNG to write, under `private/`.
     """
     k = by_pixels.shape[1]

@@ -52,8 +52,8 @@ class OverFlower:
     def capabilities(self) -> dict[str, Capabilities | RefusalCode | ProtocolError]:
         """Ask everybody who they are.
 
-        Of two that call themselves by one name neither takes part: the server cannot know which
-        one it is, and whoever answers first must not get what is meant for the other.
+        If two use the same name, neither takes part: the server cannot know which is which, and
+        the first to answer must not get what is meant for the other.
         """
         contents = {a: queries.ask_capabilities(a[1]) for a in self._addresses}
         found: dict[str, Capabilities | RefusalCode | ProtocolError] = {}

@@ -129,7 +129,7 @@ def _formula(result: Result) -> float:
 
 
 def _refuse_private_images(settings: FederationSettings, private: NamedData) -> None:
-    """Whoever runs a simulation has all the data: public images are compared with the images.
+    """The user of a simulation has all the data: public images are compared with the images.
 
     Raises:
         ConfigError: the run's public images are the simulated holders' records.

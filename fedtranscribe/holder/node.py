@@ -46,14 +46,14 @@ class Node:
         ledger: opens the budget book of its DATA under the policy's limit, for one query.
         at_start: called when a server asks who the holder is, as every run begins.
         noise: OS entropy unless a test says otherwise.
-        bits: likewise, for integer rows.
+        bits: OS entropy unless a test says otherwise, for integer rows.
         masking: its part in masked sums; None, and it takes part in none.
         trainings: its private trainings; None, and it carries out none.
 
     Guarantee:
-        That of the mechanism, for everything the ledger has booked, against whoever the policy
-        does not trust. Only the public part of a query and the ledger's total can be refused;
-        nothing that depends on a private record changes the code that comes back.
+        That of the mechanism, for everything the ledger has booked, against every party that the
+        policy does not trust. Only the public part of a query and the ledger's total can be
+        refused; nothing that depends on a private record changes the code that comes back.
     """
 
     def __init__(

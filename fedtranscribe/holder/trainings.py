@@ -92,14 +92,7 @@ class Trainings:
 
     def facts(self) -> Facts:
         """What is public about the records."""
-        records = self._records()
-        return Facts(
-            classes=records.classes,
-            channels=records.channels,
-            size=records.size,
-            shards=0,
-            positional_ids=records.positional,
-        )
+        return Facts.of(self._records())
 
     def settings(self, asked: Mapping[str, Any]) -> SynthesizeSettings:
         """What a server asks for and what is the holder's own, put together; quick.

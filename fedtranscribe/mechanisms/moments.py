@@ -87,7 +87,7 @@ def moments_bound(width: int, classes: int | None) -> Bound:
         Here u is the truncated row (`lattice_rows`), so that products and sums are exact, and
         nothing has to be added for rounding.
         Zero-out: the record adds nothing any more (a zero row, as a null gradient is; not the row
-        of a grey image, for which replace counts). Add-remove: likewise, with ids that last, since
+        of a grey image, for which replace counts). Add-remove: the same, with ids that last, since
         the split into training and held-out records goes by them. Both move the sum by ‖v‖.
         Replace: with s = u·u', a pair of one class
         differs by ‖u‖⁴ + ‖u'‖⁴ − 2s² + ‖u‖² + ‖u'‖² − 2s ≤ 4 − 2s² − 2s ≤ 4.5, a pair of two
@@ -124,7 +124,7 @@ def lattice_rows(rows: Tensor) -> Tensor:
 
 
 def count_ids(ids: Sequence[str]) -> int:
-    """How many different ids there are, told apart as `id_weights` does."""
+    """How many different ids there are, compared as `id_weights` does."""
     return len(np.unique(_digests(ids), axis=0))
 
 
@@ -134,7 +134,7 @@ def id_weights(ids: Sequence[str]) -> Tensor:
     Guarantee:
         Weights of one id add up to `FULL_WEIGHT` at most, and depend on that id's own records
         alone: an equal share for each; of more than 1,024, the first 1,024 weigh one part each.
-        Ids are told apart by 128 bits of BLAKE2b, so that a million of them need little memory.
+        Ids are compared by 128 bits of BLAKE2b, so that a million of them need little memory.
     """
     pairs = _digests(ids)
     order = np.lexsort(pairs.T)  # stable: records of one id keep their order

@@ -109,7 +109,7 @@ def evidence(
 ) -> Tensor:
     """Log-likelihood of each class given a private answer, up to a constant per row.
 
-    Classes outside a row's index set are told from those inside, but not from each other: they
+    Classes outside a row's index set are separated from those inside, but not from each other: they
     explain a row that names nothing.
 
     Args:

@@ -2,8 +2,8 @@
 
     resnet18/96@<SHA-256 of the weights' file>
 
-names a network, the side that images are brought to, and exactly these weights. Whoever computes
-features under that name has the file, or computes nothing.
+names a network, the side that images are brought to, and exactly these weights. Features
+under that name are computed from that file, or not at all.
 """
 
 import hashlib
@@ -149,7 +149,7 @@ class FrozenBackbone(nn.Module):
 
     Its weights are part of the student's, so that a released student needs no other file. They are
     never trained, and statistics of batches are never taken. But a library's kernels may round an
-    image by its place in a batch: whoever sums over records gives them one at a time.
+    image by its place in a batch, so sums over records pass one image at a time.
 
     Args:
         backbone: which network, at which side.

@@ -1,7 +1,7 @@
 """What a holder allows in total over the life of its data.
 
-A limit is fixed before the answers. The running total is not: whoever may stop when an answer turns
-out badly for a record picks the moment at which the total is read, and the total read there
+A limit is fixed before the answers. The running total is not: a server that may stop when an answer
+turns out badly for a record picks the moment at which the total is read, and the total read there
 promises too little (`tests/privacy/test_ledger_limit.py` plays that game). So over runs that were
 chosen after seeing answers only the limit is called ε; the running total is called booked.
 """

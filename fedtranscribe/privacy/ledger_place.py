@@ -9,7 +9,7 @@ Which place is chosen
     The one that is named. Otherwise the data's own folder, if we may write there and not everybody
     may; otherwise the user's home, as for packaged sets, which have no folder. Others may list the
     data's folder (most systems make a folder 0755): the ledger's files are 0600, and what a listing
-    shows, sizes and times, is public by decision. But whoever may write to the folder could take
+    shows, sizes and times, is public by decision. But a user who may write to the folder could take
     the ledger away, so such a folder is never chosen, and is refused where it is named. A holder's
     service keeps its ledger in a folder of its own, of which more is asked (`files.who_may_open`).
 

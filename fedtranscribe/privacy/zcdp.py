@@ -80,7 +80,7 @@ def dominating_mu(rho: float) -> float:
     Guarantee
         Let P, Q be a pair with D_α ≤ ρα in both directions, S any outcome, randomised or not, and
         p = −log P(S), q = −log Q(S). Data processing gives p ≥ (1 − 1/α)(q − αρ) for all α > 1;
-        the best is α = √(q/ρ), so that √q − √p ≤ √ρ, and likewise √p − √q ≤ √ρ. With
+        the best is α = √(q/ρ), so that √q − √p ≤ √ρ, and also √p − √q ≤ √ρ. With
         u = Φ⁻¹(P(S)), v = Φ⁻¹(Q(S)) and ψ(z) = √(−log Φ(z)) that is |ψ(u) − ψ(v)| ≤ √ρ, and for
         the complement of S |ψ(−u) − ψ(−v)| ≤ √ρ. To be shown: u − v ≤ μ for v < u.
         - v < 0 < u: the sum of both is g(−v) + g(u) ≤ 2√ρ with g(t) = ψ(−t) − ψ(t). The ratio
@@ -134,7 +134,7 @@ def sum_distance(variance: float, terms: int) -> float:
         τ = 10 Σ_{k=1}^{n−1} exp(−2π²σ² k/(k+1)).
         Proof. Two terms of variances a and b: completing the square, P(x) is proportional to
         e^{−x²/2(a+b)} S(x a/(a+b)), S(y) = Σ_j e^{−(j−y)²/2v} and v = ab/(a+b). By Poisson's
-        summation S(y) = √(2πv) (1 + 2 Σ_{j≥1} q^{j²} cos 2πjy), q = e^{−2π²v}, and likewise for
+        summation S(y) = √(2πv) (1 + 2 Σ_{j≥1} q^{j²} cos 2πjy), q = e^{−2π²v}; the same holds for
         the three normalising sums, whose cosines are 1 and whose q are q^{1+a/b}, q^{1+b/a} and,
         since a + b ≥ 4v, at most q⁴. The square roots cancel. Hence log P/G lies between
         −2.1 q − 2.1 (q + q²) and 2.1 q + 2.1 q⁴, for v ≥ ½, where q < 6e-5: inside ±5q. Adding

@@ -197,7 +197,7 @@ def _private(result: Result) -> bool:
 
 
 def _audits(run: FinishedRun) -> tuple[dict[str, Any], ...]:
-    """What attacks found that may be told; a contradiction that may not be told counts as well."""
+    """What attacks found that may be shown; a contradiction that may not be shown counts, too."""
     told = _audit(run, run.path / "audit.json")
     _audit(run, run.private / "audit.json")
     return tuple(told["findings"]) if told else ()

@@ -271,7 +271,7 @@ def _accuracy(facts: RunFacts, sums: bool) -> Drawing:
 
 
 def _scores(facts: RunFacts) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Tables of figures that may be told: caption, lines."""
+    """Tables of figures that may be shown: caption, lines."""
     student = [(name, percent(value)) for name, value in facts.scores.items()]
     downstream = facts.evaluation.get("downstream") or {}
     learned = [

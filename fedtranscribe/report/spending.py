@@ -119,7 +119,7 @@ def lines(given: Given, adjacency: Adjacency, delta: float, marks: Sequence[int]
         given: what each holder gave away.
         adjacency: of the headline.
         delta: at which ε is quoted.
-        marks: rows at which rounds ended, for a holder whose events are told in one sum.
+        marks: rows at which rounds ended, for a holder whose events are given as one sum.
     """
     alike: list[tuple[tuple[Release, ...], list[str]]] = []
     for holder, releases in given.items():

@@ -44,7 +44,7 @@ _STUCK = (
 
 
 class Watch(Protocol):
-    """Whoever keeps the books of a run's holders."""
+    """Keeps count of what a run's holders did."""
 
     def complain(
         self, name: str, complaint: Complaint, query: Query | None, *, charged: bool
@@ -73,7 +73,7 @@ class MaskedSum:
         settings: how often the silent are asked again.
         run: name of the run, and the folder of its checkpoints.
         folder: where keys and progress are kept.
-        watch: told of everything that was no answer.
+        watch: called with everything that was no answer.
     """
 
     def __init__(

@@ -27,8 +27,8 @@ def enrol(
 ) -> dict[str, Capabilities]:
     """The holders that can take part, by name in sorted order; the others are logged.
 
-    Where sums over the records may start the run and nobody would be left out by that, whoever
-    gives sums takes part; see `starts`.
+    Where sums over the records may start the run and no holder would be left out by that, all
+    holders that give sums take part; see `starts`.
 
     Args:
         told: by name.
@@ -115,7 +115,7 @@ def quorum(settings: RoundSettings, holders: int) -> int:
 
 
 def _common_shape(roster: Iterable[Capabilities]) -> Shape | None:
-    """What most holders' teachers expect: classes, channels, size; the first one on a tie."""
+    """What most holders' images are: classes, channels, size; the first one on a tie."""
     shapes = Counter(_shape(facts) for facts in roster)
     return shapes.most_common(1)[0][0] if shapes else None
 
@@ -131,7 +131,7 @@ def _unfit(
     rows = min(settings.dpsd.round_rows, settings.rows or settings.dpsd.round_rows)
     if _shape(facts) != shape:
         return (
-            f"its teachers expect (classes, channels, size) = {_shape(facts)}, "
+            f"its images are of (classes, channels, size) = {_shape(facts)}, "
             f"those of the others {shape}"
         )
     if kind not in facts.kinds:

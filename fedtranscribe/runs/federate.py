@@ -179,7 +179,7 @@ def _roster(run: RunDirectory, enrolled: dict[str, Capabilities]) -> dict[str, C
             # With other shards the same noise would cost another ε than was planned and printed.
             raise ConfigError(
                 f"Holder {name} has other shards, record ids or classes than when the run began; "
-                "put its teachers back, or start a new run."
+                "put its teachers and records back, or start a new run."
             )
     return roster
 

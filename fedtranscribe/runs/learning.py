@@ -57,8 +57,8 @@ class Learned:
 
     Attributes:
         outcome: of the rounds.
-        accuracy: what may be told of it; None where nothing may.
-        confusion: likewise.
+        accuracy: what may be shown of it; None where nothing may.
+        confusion: what may be shown of it; None where nothing may.
         method: the student side; its student is finished.
     """
 

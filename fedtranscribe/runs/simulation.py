@@ -6,7 +6,7 @@ its own ledger beside them, and answers through the very node and protocol that 
 uses. A Flower node may play several holders, so that any number of nodes will do.
 
 Guarantee:
-    As `node.py`. But whoever runs a simulation holds all the data, and every run starts new
+    As `node.py`. But the user of a simulation holds all the data, and every run starts new
     ledgers: a simulation studies a federation, it protects nobody.
 """
 
@@ -100,7 +100,7 @@ def open_holder(
         folder: its own folder, for teachers and ledger.
         policy: its limits; those of the run if not given.
         noise: OS entropy unless a test says otherwise.
-        bits: likewise.
+        bits: OS entropy unless a test says otherwise.
         moments: of these records, from an earlier run that has computed their features.
     """
     policy = policy or policy_of(settings)
@@ -177,13 +177,10 @@ class TrainedWhenAsked:
 
     @property
     def facts(self) -> Facts:
-        """What may be told of them, and how many records the holder declares."""
-        return Facts(
-            classes=self._part.classes,
-            channels=self._part.channels,
-            size=self._part.size,
+        """What is public about them, and how many records the holder declares."""
+        return replace(
+            Facts.of(self._part),
             shards=self._manifest.shards,
-            positional_ids=self._part.positional,
             records=len(self._part),
             features=self._features,
         )
@@ -207,7 +204,7 @@ class TrainedWhenAsked:
 
 
 def _masking(settings: FederationSettings, number: int, folder: Path) -> Masking:
-    """A simulated holder's part in masked sums; whoever comes first makes the keys of all."""
+    """A simulated holder's part in masked sums; the first one makes the keys of all."""
     keys = folder.parent / "keys"
     keys.mkdir(parents=True, exist_ok=True)
     with (keys / "lock").open("a") as lock:

@@ -77,9 +77,9 @@ class Cohort:
 
     Guarantee:
         m > 2d + c, m the number of holders; and the graph of masks is the one that these numbers
-        need. So every sum holds the noise of at least m − d − c = m − t holders that told nobody,
-        whatever the server declares (see `secagg.protocol`). With one number t for both, a lying
-        server declares t drop-outs and uses t colluders as well.
+        need. So every sum holds the noise of at least m − d − c = m − t holders that told
+        nobody, whatever the server declares (see `secagg.protocol`). With one number t for both, a
+        lying server declares t drop-outs and uses t colluders as well.
 
     Raises:
         ConfigError: a roster that cannot be, or too many failures for it.
@@ -181,7 +181,7 @@ class RunKey:
         cohort: which run, with whom.
         secret: X25519, 32 bytes; stays on the holder's machine.
         advert: what its neighbours are told.
-        drawn: whom this holder drew to share its secrets with; the server is told, to pass them on.
+        drawn: whom this holder drew to share its secrets with; the server passes the messages on.
     """
 
     cohort: Cohort

@@ -62,7 +62,7 @@ class RoundKey:
 
         Guarantee:
             HKDF-SHA256 keyed by the pair's X25519 secret. Each key serves one round: seeds of
-            different pairs and rounds are independent to whoever lacks both secret keys.
+            different pairs and rounds are independent to anyone without both secret keys.
 
         Raises:
             ProtocolError: a key that no secret comes of.
@@ -85,7 +85,7 @@ def tag(book: KeyBook, other: str, this_round: bytes, sender: str) -> bytes:
 
 
 def keystream(seed: bytes, length: int, word: int) -> Residues:
-    """`length` residues modulo 2^word, each uniform to whoever lacks the seed.
+    """`length` residues modulo 2^word, each uniform to anyone without the seed.
 
     ChaCha20 under the full 32-byte seed. A seed gives one stream only, hence the fixed nonce.
 
@@ -107,7 +107,7 @@ def masked(
     """Values under this holder's own mask and those of its pairs.
 
     Guarantee:
-        Uniform on all of (Z/2^word)^n to whoever lacks the own seed, or lacks one pair's seed:
+        Uniform on all of (Z/2^word)^n to anyone without the own seed, or without one pair's seed:
         that keystream is uniform, and adding anything independent keeps it so.
     """
     length = len(values)
@@ -134,7 +134,7 @@ def _of_pair(book: KeyBook, other: str, kind: str, this_round: bytes, sender: st
 
 
 def _ends(kind: str, keys: Mapping[str, bytes], *parts: bytes) -> bytes:
-    """Both names and both keys: whoever was told another key for either finds another secret."""
+    """Both names and both keys: a holder that was sent another key finds another secret."""
     ends = [part for name in sorted(keys) for part in (name.encode(), keys[name])]
     return statement(kind, *ends, *parts)
 

@@ -57,10 +57,10 @@ Guarantee
         them has t in its circle who signed with it and not S. A good graph has no such pair (2).
         In a complete graph, B and B' would need t = m − d signatures each, of which only
         colluders give two: 2(m − d) <= m + c, against m > 2d + c.
-    4.  So C is part of S: whoever revealed the seed of a member of C is in R and signed S. And C is
-        nearly all of it. Let X be the honest members of S outside of C. No member of R has one in
-        its circle that is not OUT: by (a) the two have masked with each other, and this mask
-        would be unknown. And one that is OUT has at least t of its circle that collude or
+    4.  So C is part of S: a holder that revealed the seed of a member of C is in R and signed S.
+        And C is nearly all of it. Let X be the honest members of S outside of C. No member of R
+        has one in its circle that is not OUT: by (a) the two have masked with each other, and
+        this mask would be unknown. And one that is OUT has at least t of its circle that collude or
         revealed it missing; they are not in R, so that n − t at most are. A good graph has at most
         x such holders (3), so that |C| >= Q − c − x = m − d − c. In a complete graph x = 0 and
         X is empty: every circle is the cohort, and |R| >= t − c > d = n − t.
@@ -102,7 +102,7 @@ class Holder:
     """One holder's steps within a run.
 
     Every step is a function of a `Round`: asked again for the same it gives an equal one, asked
-    for anything else it refuses. Whoever calls stores the new round before its message leaves,
+    for anything else it refuses. The caller stores the new round before its message leaves,
     keeps one round per query id for ever, and gives `open` each query id once.
 
     Attributes:

@@ -11,19 +11,15 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from fedtranscribe.config import MOST_RECORDS, SCRATCH, OwnData, build, read_toml
-from fedtranscribe.data import ImageSet, folder_of, is_published, load
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.holder.masking import Masking
 from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.holder.round_store import RoundStore
-from fedtranscribe.holder.trainings import OpenLedger, Trainings
 from fedtranscribe.models.backbones import Backbones
 from fedtranscribe.names import expect_name
-from fedtranscribe.privacy.ledger_place import LedgerPlace
 from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.secagg.key_files import Identity
 from fedtranscribe.service.link import HEALTH_SUFFIX
-from fedtranscribe.teachers import Manifest
 
 # What a Unix socket's address may hold, on Linux, and the one for health beside it.
 _LONGEST_SOCKET = 107 - len(HEALTH_SUFFIX)
@@ -45,17 +41,20 @@ Name = Annotated[str, AfterValidator(_named)]
 class HolderPlace(OwnData):
     """Where a deployed holder keeps its things, and how it is called.
 
-    How `records` are read is known from the teachers; what stands here wins.
+    It names teachers, records or both. With teachers, `records` are read as the teachers' were,
+    except for what is set here.
     """
 
     name: Name = Field(description="the holder's name, which servers see")
-    teachers: Path = Field(
-        description="folder of `fedtranscribe teacher train` or `teacher import`"
+    teachers: Path | None = Field(
+        default=None,
+        description="folder of `fedtranscribe teacher train` or `teacher import`; none: no votes, "
+        "gradients or labels",
     )
     records: Path | None = Field(
         default=None,
-        description="the images that `teachers` learned from, .npz or a folder; sums and trainers "
-        "need them",
+        description="the images, .npz or a folder, which `teachers` learned from if there are any; "
+        "sums and trainers need them",
     )
     declared: int = Field(
         default=0,
@@ -86,14 +85,6 @@ class HolderPlace(OwnData):
     roster: Path | None = Field(
         default=None, description="secagg: folder with NAME.pub of every holder, this one too"
     )
-
-
-def _seen(data: str) -> Path | None:
-    """Where the data lie, if they are a path and can be seen from here."""
-    try:
-        return folder_of(data)
-    except OSError:
-        return None  # in a folder that the service's user may not look into
 
 
 class HolderFile(HolderPolicy):
@@ -129,15 +120,7 @@ class HolderFile(HolderPolicy):
                 f"Expected [holder] socket={str(places['socket'])!r} to have at most "
                 f"{_LONGEST_SOCKET} bytes; choose a shorter path."
             )
-        if (file.holder.key is None) != (file.holder.roster is None):
-            raise ConfigError("Expected [holder] key and roster together, for masked sums.")
-        if file.noise is NoiseMode.SECAGG and file.holder.key is None:
-            raise ConfigError(
-                'Expected [holder] key and roster with noise="secagg"; make a key: fedtranscribe '
-                "deploy keys create PATH."
-            )
-        if file.trainers and file.holder.records is None:
-            raise ConfigError("Expected [holder] records with trainers: they train on the images.")
+        _expect_complete(file)
         update = {**places, "features": features}
         return file.model_copy(update={"holder": file.holder.model_copy(update=update)})
 
@@ -156,71 +139,6 @@ class HolderFile(HolderPolicy):
         """The limits alone."""
         return HolderPolicy.model_validate(self.model_dump(exclude={"holder"}))
 
-    def ledger_place(self, manifest: Manifest) -> LedgerPlace:
-        """Where the ledger lies, once it is known that there is no other of these data.
-
-        What cannot be known is in `unseen`: whether there is one beside data that this machine
-        does not have, or that the service's user may not see.
-
-        Args:
-            manifest: of the teachers, which names the data.
-
-        Raises:
-            ConfigError: nobody says where the data lie.
-            SecondLedgerError, StorageError: as `LedgerPlace.find`.
-        """
-        data = self._data(manifest)
-        return LedgerPlace.find(
-            manifest.data_id, _seen(data), self.holder.ledger, published=is_published(data)
-        )
-
-    def unseen(self, manifest: Manifest) -> str | None:
-        """What has to be said where the data are not to be seen; None where they are.
-
-        Raises:
-            ConfigError: nobody says where the data lie.
-        """
-        data = self._data(manifest)
-        if is_published(data) or _seen(data) is not None:
-            return None
-        return (
-            f"cannot look for another ledger next to the data: this user cannot see {data}. "
-            "If the data were used before, put their first ledger in this one's place; [holder] "
-            "records says where they lie"
-        )
-
-    def _data(self, manifest: Manifest) -> str:
-        """Name or path of the data, as it leads there from any working directory."""
-        if self.holder.records is not None:
-            return str(self.holder.records)
-        data = manifest.data
-        by_name = is_published(data) or data.startswith("medmnist:")
-        if not by_name and not Path(data).is_absolute():
-            raise ConfigError(
-                f"Expected [holder] records: the teachers in {self.holder.teachers} were trained "
-                f"on {data!r} and do not say in which folder, so nothing can check whether "
-                "these data have a ledger already. Write the path of the data, even if they are "
-                "not on this machine."
-            )
-        return data
-
-    def trainings(self, manifest: Manifest, open_ledger: OpenLedger) -> Trainings | None:
-        """The holder's private trainings; None where it carries out none.
-
-        Args:
-            manifest: of the teachers, whose data the ledger is bound to.
-            open_ledger: opens it.
-
-        Raises:
-            DataError: the records are absent or unusable.
-            ConfigError: they are not those of the ledger.
-        """
-        place = self.holder
-        if place.records is None or not self.trainers:
-            return None
-        train = self.records(manifest)
-        return Trainings(lambda: train, place.ledger, open_ledger, self.trained, place.device)
-
     @property
     def sums_wanted(self) -> bool:
         """Whether the policy allows any sum over the records."""
@@ -233,34 +151,6 @@ class HolderFile(HolderPolicy):
         if records is None or not self.sums_wanted:
             return None
         return records if os.access(records, os.R_OK) else None
-
-    def records(self, manifest: Manifest) -> ImageSet:
-        """The holder's private records.
-
-        Args:
-            manifest: of the teachers, whose data the ledger is bound to.
-
-        Raises:
-            DataError: they are absent or unusable.
-            ConfigError: they are not named, or not those of the ledger.
-        """
-        place = self.holder
-        if place.records is None:
-            raise ConfigError("Expected [holder] records: the images themselves are asked for.")
-        said = place.own_data.model_dump(exclude_defaults=True)
-        own = build(OwnData, {**manifest.own_data.model_dump(), **said})
-        train = load(str(place.records), own=own).train
-        if train.data_id != manifest.data_id:
-            raise ConfigError(
-                f"Expected [holder] records of {manifest.data_id!r}, the data of teachers and "
-                f"ledger; {place.records} is {train.data_id!r}."
-            )
-        if train.classes != manifest.classes:
-            raise ConfigError(
-                f"Expected [holder] records of classes={manifest.classes}, as the teachers have; "
-                f"{place.records} has {train.classes}."
-            )
-        return train
 
     def backbones(self) -> Backbones:
         """The public networks that the holder allows, known by the digests of their files.
@@ -281,3 +171,26 @@ class HolderFile(HolderPolicy):
             return None
         identity = Identity.read(place.name, place.key, place.roster)
         return Masking(identity, RoundStore(self.rounds))
+
+
+def _expect_complete(file: HolderFile) -> None:
+    """Refuse a file whose policy needs what its table `[holder]` does not name."""
+    place = file.holder
+    if (place.key is None) != (place.roster is None):
+        raise ConfigError("Expected [holder] key and roster together, for masked sums.")
+    if file.noise is NoiseMode.SECAGG and place.key is None:
+        raise ConfigError(
+            'Expected [holder] key and roster with noise="secagg"; make a key: fedtranscribe '
+            "deploy keys create PATH."
+        )
+    if place.records is None:
+        if file.trainers:
+            raise ConfigError("Expected [holder] records with trainers: they train on the images.")
+        if place.teachers is None:
+            raise ConfigError("Expected [holder] records or [holder] teachers, or both.")
+    if place.teachers is None and not (file.sums_wanted or file.trainers):
+        kinds = ", ".join(file.kinds) or "none"
+        raise ConfigError(
+            f"Expected [holder] teachers with unit={file.unit} and kinds={kinds}: no sum over the "
+            "records is allowed, and only teachers give other answers."
+        )

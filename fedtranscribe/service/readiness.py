@@ -6,17 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import FedtranscribeError
 from fedtranscribe.files import who_may_open
 from fedtranscribe.holder.round_store import RoundStore
 from fedtranscribe.holder.trainings import folder_size
-from fedtranscribe.models import pick_device
 from fedtranscribe.privacy.budget import two_digits_below
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.service.holder_file import HolderFile
+from fedtranscribe.service.holding import Holding, open_records, open_teachers
 from fedtranscribe.service.metrics_file import expect_closed
-from fedtranscribe.teachers import Ensemble, Manifest
+from fedtranscribe.teachers import Manifest
 from fedtranscribe.text import counted
 
 T = TypeVar("T")
@@ -47,25 +48,15 @@ def examine(path: Path) -> list[Finding]:
         f"ε ≤ {policy.epsilon:g} at δ = {policy.delta:g} per {policy.unit}, noise {policy.noise}"
     )
     findings = [Finding("policy", True, limits), Finding("answers", True, _answers(file))]
-    teachers, finding = _settled("teachers", lambda: _teachers(file))
-    findings.append(finding)
-    if teachers is not None:
-        m = teachers.manifest
-        words = f"{counted(m.shards, 'teacher')} ({m.architecture})"
-        words += f", {m.classes} classes of {m.channels}x{m.size}"
-        if m.imported is not None and m.imported.declared_by is not None:
-            words += f"; {m.imported.declared_by} declares that their shards are disjoint"
-        findings[-1] = Finding("teachers", True, words)
-        findings.append(_settled("ledger", lambda: _ledger(file, m))[1])
+    findings += _held(file)
     if file.holder.features:
         findings.append(_settled("features", lambda: _features(file))[1])
     if file.holder.key is not None:
         findings.append(_settled("masked sums", lambda: _masks(file))[1])
         findings.append(_not_for_others("key's folder", file.holder.key.parent))
-    findings += [
-        _not_for_others("teachers' folder", file.holder.teachers),
-        _not_for_others("ledger's folder", file.holder.ledger.parent),
-    ]
+    if file.holder.teachers is not None:
+        findings.append(_not_for_others("teachers' folder", file.holder.teachers))
+    findings.append(_not_for_others("ledger's folder", file.holder.ledger.parent))
     if file.holder.metrics is not None:
         findings.append(_settled("metrics' folder", lambda: _metrics(file))[1])
     return findings
@@ -126,16 +117,42 @@ def _settled(name: str, do: Callable[[], T]) -> tuple[T | None, Finding]:
 
 def _answers(file: HolderFile) -> str:
     kinds = file.policy.answered
-    given = [kind for kind in kinds if not kind.sums or file.summed is not None]
-    words = ", ".join(given) or "none"
-    missing = "; no sums: [holder] records names none that can be read here"
-    return words if len(given) == len(kinds) else words + missing
+    source = {True: file.summed, False: file.holder.teachers}
+    words = ", ".join(kind for kind in kinds if source[kind.sums] is not None) or "none"
+    if file.summed is None and any(kind.sums for kind in kinds):
+        return f"{words}; no sums: [holder] records names none that can be read here"
+    return words
 
 
-def _teachers(file: HolderFile) -> Ensemble:
-    teachers = Ensemble(file.holder.teachers, pick_device(file.holder.device))
-    teachers.verify()
-    return teachers
+def _held(file: HolderFile) -> list[Finding]:
+    """Teachers, records and ledger; what hangs on something that is wrong is not looked at."""
+    findings: list[Finding] = []
+    teachers = None
+    if file.holder.teachers is not None:
+        teachers, finding = _settled("teachers", lambda: open_teachers(file))
+        if teachers is None:
+            return [finding]
+        findings.append(Finding("teachers", True, _of_teachers(teachers.manifest)))
+    records, finding = _settled("records", lambda: open_records(file, teachers))
+    if not finding.ok:
+        return [*findings, finding]
+    if records is not None:
+        findings.append(Finding("records", True, _of_records(records)))
+    holding = Holding(file, teachers, records)
+    return [*findings, _settled("ledger", lambda: _ledger(holding))[1]]
+
+
+def _of_teachers(manifest: Manifest) -> str:
+    words = f"{counted(manifest.shards, 'teacher')} ({manifest.architecture}), "
+    words += f"{manifest.classes} classes of {manifest.channels}x{manifest.size}"
+    if manifest.imported is not None and manifest.imported.declared_by is not None:
+        words += f"; {manifest.imported.declared_by} declares that their shards are disjoint"
+    return words
+
+
+def _of_records(records: ImageSet) -> str:
+    ids = "no ids: each image counts as a record" if records.positional else "with ids"
+    return f"{records.classes} classes of {records.channels}x{records.size}, {ids}"
 
 
 def _features(file: HolderFile) -> str:
@@ -156,16 +173,17 @@ def _masks(file: HolderFile) -> str:
     return f"on the roster: {names}; dropouts <= {file.dropouts}, colluders {file.colluders}"
 
 
-def _ledger(file: HolderFile, manifest: Manifest) -> str:
-    file.ledger_place(manifest)
-    unseen = file.unseen(manifest)
-    return _booked(file, manifest) if unseen is None else f"{_booked(file, manifest)}; {unseen}"
+def _ledger(holding: Holding) -> str:
+    holding.ledger_place()
+    unseen = holding.unseen()
+    return _booked(holding) if unseen is None else f"{_booked(holding)}; {unseen}"
 
 
-def _booked(file: HolderFile, manifest: Manifest) -> str:
+def _booked(holding: Holding) -> str:
+    file = holding.file
     if not file.holder.ledger.exists():
         return "none yet: the first start makes it"
-    with Ledger.open_read_only(file.holder.ledger, manifest.data_id) as ledger:
+    with Ledger.open_read_only(file.holder.ledger, holding.data_id) as ledger:
         ledger.verify()
         unit = file.policy.unit
         booked = budget_left(ledger)[f"{unit} booked"]

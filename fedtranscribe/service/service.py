@@ -1,8 +1,8 @@
-"""The holder service: teachers and ledger behind a local socket, in a process of their own.
+"""The holder service: records, teachers and ledger behind a local socket, in their own process.
 
 The Flower app that a SuperNode runs comes from the server's side, so nothing of the holder's may
 lie within its reach. The app may only ask this service, which knows nothing but messages: it
-checks the policy, books the ledger, asks the teachers and answers, for every caller alike.
+checks the policy, books the ledger, computes the answer and sends it, for every caller alike.
 
 Guarantee:
     That of `Node`, against everything that can be sent through the socket. Run the service as one
@@ -15,13 +15,11 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -32,19 +30,15 @@ from fedtranscribe.files import who_may_open
 from fedtranscribe.holder.kept_ledger import KeptLedger
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.replies import reply_to
-from fedtranscribe.models import pick_device
-from fedtranscribe.models.backbones import Backbones
 from fedtranscribe.privacy.ledger import PROVED_WITHIN, Head
-from fedtranscribe.query import Kind
 from fedtranscribe.refusals import Refusal, RefusalCode
 from fedtranscribe.service.holder_file import HolderFile
+from fedtranscribe.service.holding import Holding
 from fedtranscribe.service.journal import Journal
 from fedtranscribe.service.link import METHODS, NAME, PIECE_BYTES, health_socket
 from fedtranscribe.service.metrics import Metrics
 from fedtranscribe.service.metrics_file import MetricsFile, expect_closed
 from fedtranscribe.service.socket_lock import SocketLock
-from fedtranscribe.statistics import Statistic, of_records, of_teachers
-from fedtranscribe.teachers import Ensemble, Manifest
 from fedtranscribe.wire import Message
 from fedtranscribe.wire.frames import pack, unpack
 
@@ -68,7 +62,7 @@ _OPTIONS = (
 class HolderService:
     """A holder's node that answers bytes with bytes, one message at a time.
 
-    One thread does all the work, because teachers and ledger belong to one; messages queue for it.
+    One thread does all the work, because networks and ledger belong to one; messages queue for it.
     So memory does not grow with the callers: a message is no longer than the policy's
     `bytes_per_message`, and what is made of it no more than a few times as much.
 
@@ -77,7 +71,7 @@ class HolderService:
         journal: what was done.
 
     Raises:
-        FedtranscribeError: teachers, ledger or device cannot be used; nothing is served then.
+        FedtranscribeError: what the file names cannot be used; nothing is served then.
     """
 
     def __init__(self, file: HolderFile, journal: Journal) -> None:
@@ -171,48 +165,34 @@ def open_node(file: HolderFile) -> tuple[Node, KeptLedger]:
     """The node that a holder's file describes, everything proved and loaded.
 
     Raises:
-        StorageError, ModelError: teachers are absent or damaged; or the ledger's folder is open
-            to others than its owner.
+        StorageError, ModelError, DataError: teachers or records are absent or damaged; or the
+            ledger's folder is open to others than its owner.
         LedgerError: the ledger is damaged, rolled back, of other data, or not the only one.
         ConfigError: no such device, or a key or roster that cannot be used.
     """
-    teachers = Ensemble(file.holder.teachers, pick_device(file.holder.device))
-    teachers.verify()
-    manifest = teachers.manifest
+    holding = Holding.open(file)
+    if holding.records is None and file.sums_wanted and file.holder.records is not None:
+        log.warning("No sums are given: %s cannot be read here.", file.holder.records)
     _expect_closed(file.holder.ledger.parent)
-    place = file.ledger_place(manifest)
-    if file.unseen(manifest) is not None:
+    place = holding.ledger_place()
+    if holding.unseen() is not None:
         log.warning("Cannot look for another ledger next to the data; see holder policy check.")
-    ledger = KeptLedger(file.holder.ledger, manifest.data_id, file.policy.budget)
+    ledger = KeptLedger(file.holder.ledger, holding.data_id, file.policy.budget)
     ledger.prove()
     place.mark()
     backbones = file.backbones()
-    facts = replace(teachers.facts, records=file.holder.declared, features=backbones.names)
+    facts = holding.facts(backbones)
     node = Node(
         file.holder.name,
-        {**of_teachers(teachers), **_sums(file, manifest, backbones)},
+        holding.statistics(backbones),
         lambda: facts,
         file.policy,
         ledger,
         at_start=partial(ledger.prove, PROVED_WITHIN),
         masking=file.masking(),
-        trainings=file.trainings(manifest, ledger),
+        trainings=holding.trainings(ledger),
     )
     return node, ledger
-
-
-def _sums(
-    file: HolderFile, manifest: Manifest, backbones: Backbones
-) -> Mapping[Kind, Statistic[Any]]:
-    """Sums over the records, where the policy allows them and the records can be read."""
-    if file.summed is None:
-        if file.sums_wanted and file.holder.records is not None:
-            log.warning("No sums are given: %s cannot be read here.", file.holder.records)
-        return {}
-    scratch = file.holder.ledger.with_name("scratch")
-    device = pick_device(file.holder.device)
-    records, room = file.records(manifest), file.holder.scratch_gib
-    return of_records(records, device, scratch, backbones=backbones, scratch_gib=room)
 
 
 def _expect_closed(folder: Path) -> None:

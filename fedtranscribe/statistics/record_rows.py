@@ -48,7 +48,7 @@ class RecordRows:
     Guarantee:
         The row of a record is a function of the record and the public query alone, wherever the
         record stands: features are computed in blocks of one shape, image by image or in kernels
-        that treat all images alike, and mapped by `exact_product`. Whoever computes more from the
+        that treat all images alike, and mapped by `exact_product`. Code that computes more from the
         rows of a shorter, last block has to mind that, too. Records of one id share one record's
         weight.
     """

@@ -78,7 +78,7 @@ def synthesize(
         progress: shows long work.
         say: receives lines for the user.
         noise: OS entropy unless a test says otherwise.
-        bits: likewise, of the Poisson batches.
+        bits: OS entropy unless a test says otherwise, for the Poisson batches.
 
     Returns:
         The result, as written to `metrics.json`, with all accuracies.

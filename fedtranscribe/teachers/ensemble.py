@@ -96,7 +96,7 @@ class Ensemble:
 
     @property
     def facts(self) -> Facts:
-        """What may be told of them."""
+        """What is public about them."""
         m, declared = self.manifest, self.manifest.declarations
         return Facts(
             classes=m.classes,

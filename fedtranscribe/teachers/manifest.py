@@ -1,7 +1,7 @@
 """The manifest beside a folder of teachers: what they are, never how well they do.
 
-Accuracy and shard sizes depend on private records, so they are not written down: whoever copies a
-manifest into a card or an answer then leaks nothing by it.
+Accuracy and shard sizes depend on private records, so they are not written down: a
+manifest that is copied into a card or an answer then leaks nothing.
 """
 
 from pathlib import Path

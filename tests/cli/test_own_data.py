@@ -19,6 +19,7 @@ from fedtranscribe.releases import make_release, verify
 from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.runs.finished import FinishedRun
 from fedtranscribe.service.holder_file import HolderFile
+from fedtranscribe.service.holding import Holding
 from fedtranscribe.synthesis import prepare as prepare_synthesis
 from fedtranscribe.teachers import load_manifest
 from tests.data.test_hostile_files import CONTENT, archive, npy
@@ -83,33 +84,29 @@ def test_teachers_remember_how_their_data_are_read(unstated: Path, tmp_path: Pat
 
 
 def test_a_holders_records_are_read_as_its_teachers_were(unstated: Path, tmp_path: Path):
-    config = tmp_path / "policy.toml"
-
     def file(lines: str = "") -> HolderFile:
-        config.write_text(
+        policy = tmp_path / "policy.toml"
+        policy.write_text(
             'epsilon = 10.0\ntrainers = ["dp-promise"]\n[holder]\nname = "h"\nteachers = "t"\n'
             f'records = "{unstated.name}"\nledger = "l.sqlite"\nsocket = "s"\n{lines}'
         )
-        return HolderFile.read(config)
+        return HolderFile.read(policy)
 
-    train = load(str(unstated), own=OwnData(classes=3)).train
-    from fedtranscribe.runs.preparation import make_manifest
-
-    settings = TranscribeSettings(data=str(unstated), classes=3)
-    manifest = make_manifest(settings, train, 2, "full")
-    silent = manifest.model_copy(update={"own_data": OwnData()})
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("no ledger is opened")
-
-    assert file().trainings(manifest, refuse).facts().classes == 3  # type: ignore[union-attr]
-    stated = file("classes = 3\n").trainings(silent, refuse)
-    assert stated is not None
-    with pytest.raises(InvalidDataError, match="key 'classes'"):
-        file().trainings(silent, refuse)
+    quick = tmp_path / "quick.toml"
+    quick.write_text("[teachers]\nsteps = 1\nbatch = 4\n")
+    arguments = ["teacher", "train", "--data", str(unstated), "--shards", "2", "--classes", "3"]
+    arguments += ["--arch", "cnn-small", "--config", str(quick), "--out", str(tmp_path / "t")]
+    assert run(arguments) == 0
+    assert Holding.open(file()).records.classes == 3  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match=r"classes=3, as the teachers have; .* has 4"):
-        file("classes = 4\n").trainings(silent, refuse)
+        Holding.open(file("classes = 4\n"))
     assert file('ids = "x.csv"\n').holder.ids == tmp_path / "x.csv"
+
+    manifest = load_manifest(tmp_path / "t").model_copy(update={"own_data": OwnData()})
+    manifest.save(tmp_path / "t")
+    assert Holding.open(file("classes = 3\n")).records.classes == 3  # type: ignore[union-attr]
+    with pytest.raises(InvalidDataError, match="key 'classes'"):
+        Holding.open(file())
 
 
 def test_every_entry_asks_for_classes(unstated: Path, tmp_path: Path, tiny_settings):

@@ -50,11 +50,11 @@ def server(tmp_path: Path, authority: Path) -> Path:
 
 @pytest.fixture
 def client(tmp_path: Path, authority: Path) -> Path:
-    """A holder's folder in which nothing is wrong, but that there are no real teachers."""
+    """A holder's folder in which nothing is wrong, but that its records are empty."""
     folder = init(Kind.CLIENT, tmp_path / "client")
     (folder / "certificates" / "ca.crt").write_bytes((authority / "ca.crt").read_bytes())
     make_node_key(folder / "keys" / "node", "hospital")
-    (folder / "teachers" / "manifest.json").write_text("{}")
+    (folder / "ledger" / "records.npz").write_bytes(b"")
     (folder / ".env").write_text("# the server's\nSUPERLINK=superlink.example.org:8000\n")
     return folder
 

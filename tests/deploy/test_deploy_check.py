@@ -41,6 +41,20 @@ def mode(name: str, bits: int) -> Callable[[Path], None]:
     return lambda folder: (folder / name).chmod(bits)
 
 
+def with_teachers(plant: Callable[[Path], object]) -> Callable[[Path], None]:
+    """Teachers instead of records, and then a fault."""
+
+    def act(folder: Path) -> None:
+        policy = folder / "policy.toml"
+        text = policy.read_text().replace("# teachers = ", "teachers = ")
+        policy.write_text(text.replace("\nrecords = ", "\n# records = "))
+        (folder / "teachers" / "manifest.json").write_text("{}")
+        assert wrong(check_client(folder)) == {}
+        plant(folder)
+
+    return act
+
+
 def other_key(folder: Path) -> None:
     make_node_key(folder / "other")
     shutil.copy(folder / "other.pub", folder / "keys" / "node.pub")
@@ -58,11 +72,12 @@ def leaf_as_authority(folder: Path) -> None:
         (edit("policy.toml", "epsilon = -1"), "policy", "epsilon=-1"),
         (edit("policy.toml", "="), "policy", "not valid TOML"),
         (remove("policy.toml"), "policy", "No such file"),
-        (remove("teachers/manifest.json"), "teachers", "empty"),
-        (remove("teachers"), "teachers", "no such file"),
-        (mode("teachers", 0o755), "teachers", "mode 755"),
+        (remove("ledger/records.npz"), "records", "no such file"),
+        (with_teachers(remove("teachers/manifest.json")), "teachers", "empty"),
+        (with_teachers(remove("teachers")), "teachers", "no such file"),
+        (with_teachers(mode("teachers", 0o755)), "teachers", "mode 755"),
         (mode("ledger", 0o701), "ledger's folder", "mode 701"),
-        (remove("ledger"), "ledger's folder", "no such file"),
+        (with_teachers(remove("ledger")), "ledger's folder", "no such file"),
         (remove("socket"), "socket's folder", "no such file"),
         (remove("certificates/ca.crt"), "ca.crt", "No such file"),
         (edit("certificates/ca.crt", "nonsense"), "ca.crt", "holds no certificate"),

@@ -68,7 +68,8 @@ def test_the_policy_is_one_and_explains_every_field(tmp_path: Path) -> None:
     path = init(Kind.CLIENT, tmp_path / "made") / "policy.toml"
     file = HolderFile.read(path)
     assert file.policy == HolderPolicy(epsilon=file.epsilon)
-    assert file.holder.teachers == path.parent / "teachers"
+    assert file.holder.records == path.parent / "ledger" / "records.npz"
+    assert file.holder.teachers is None
     assert file.holder.socket == path.parent / "socket" / "holder.sock"
     lines = path.read_text().splitlines()
     for name in [*HolderPolicy.model_fields, *HolderPlace.model_fields]:

@@ -358,6 +358,7 @@ def test_a_first_ledger_is_seen_from_anywhere(policy_file, file, tiny_data, monk
 
 
 def rename_data(file: HolderFile, named: str) -> None:
+    assert file.holder.teachers is not None
     manifest = file.holder.teachers / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"data": named}))
 
@@ -399,7 +400,7 @@ def test_data_that_the_service_may_not_see_are_told(policy_file, file, monkeypat
     def hidden(data: str) -> Path:
         raise PermissionError(data)
 
-    monkeypatch.setattr("fedtranscribe.service.holder_file.folder_of", hidden)
+    monkeypatch.setattr("fedtranscribe.service.holding.folder_of", hidden)
     (found,) = (finding for finding in examine(policy_file) if finding.name == "ledger")
     assert found.ok
     assert "this user cannot see" in found.words

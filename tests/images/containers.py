@@ -207,6 +207,8 @@ class Containers:
             ("colluders = 1", "colluders = 0"),
             ("epsilon = 10.0", "epsilon = 100.0"),
             ('name = "hospital"', f'name = "{name}"'),
+            ('# teachers = "teachers"', 'teachers = "teachers"'),
+            ('records = "ledger/records.npz"', "# no sums over the records"),
         ):
             assert f"\n{old}\n" in policy
             policy = policy.replace(f"\n{old}\n", f"\n{new}\n")

@@ -45,7 +45,7 @@ EXCHANGEABLE = (
 
 @dataclass(frozen=True, eq=False)
 class Suspects:
-    """Members and other records, to be told apart.
+    """Members and other records, which an attack has to separate.
 
     Attributes:
         images: uint8 [m, ch, s, s].

@@ -38,14 +38,14 @@ from fedtranscribe.text import counted
 
 # Only the coordinates in which two records differ tell anything: the others are noise alone.
 _WIDTH = 2
-# Whoever booked an answer added whole numbers and floats in another order.
+# The process that booked an answer added whole numbers and floats in another order.
 _AGREEMENT = 1e-9
 _SUMS = (MOMENTS, GRADIENTS, PRODUCTS, SQUARES)
 
 
 @dataclass(frozen=True)
 class Opened:
-    """The sum over holders as whoever may see it sees it, in real numbers; the others add nothing.
+    """The sum over holders as an attacker may see it, in real numbers; the others add nothing.
 
     Attributes:
         bound: of a holder's vectors.

@@ -1,0 +1,211 @@
+"""What a holder answers from: teachers, records or both, all of one data set."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedtranscribe.capabilities import Facts
+from fedtranscribe.config import OwnData, build
+from fedtranscribe.data import ImageSet, folder_of, is_published, load
+from fedtranscribe.errors import ConfigError
+from fedtranscribe.holder.trainings import OpenLedger, Trainings
+from fedtranscribe.models import pick_device
+from fedtranscribe.models.backbones import Backbones
+from fedtranscribe.privacy.ledger_place import LedgerPlace
+from fedtranscribe.query import Kind
+from fedtranscribe.service.holder_file import HolderFile
+from fedtranscribe.statistics import Statistic, of_records, of_teachers
+from fedtranscribe.teachers import Ensemble, Manifest
+
+
+def open_teachers(file: HolderFile) -> Ensemble | None:
+    """The holder's teachers, every shard checked; None where it names none.
+
+    Raises:
+        StorageError, ModelError: they are absent or damaged.
+        ConfigError: no such device.
+    """
+    if file.holder.teachers is None:
+        return None
+    teachers = Ensemble(file.holder.teachers, pick_device(file.holder.device))
+    teachers.verify()
+    return teachers
+
+
+def open_records(file: HolderFile, teachers: Ensemble | None) -> ImageSet | None:
+    """The holder's PRIVATE records; None where only its teachers answer.
+
+    Args:
+        file: the holder's decisions.
+        teachers: the records are read as theirs were, unless the file says otherwise.
+
+    Raises:
+        DataError: they are absent or unusable.
+        ConfigError: they are not the data of the teachers.
+    """
+    place = file.holder
+    needed = file.summed is not None or file.trainers or teachers is None
+    if place.records is None or not needed:
+        return None
+    if teachers is None:
+        return load(str(place.records), own=place.own_data).train
+    manifest = teachers.manifest
+    said = place.own_data.model_dump(exclude_defaults=True)
+    own = build(OwnData, {**manifest.own_data.model_dump(), **said})
+    train = load(str(place.records), own=own).train
+    _expect_same(train, manifest, place.records)
+    return train
+
+
+def _expect_same(train: ImageSet, manifest: Manifest, path: Path) -> None:
+    if train.data_id != manifest.data_id:
+        raise ConfigError(
+            f"Expected [holder] records of {manifest.data_id!r}, the data of teachers and "
+            f"ledger; {path} is {train.data_id!r}."
+        )
+    if train.classes != manifest.classes:
+        raise ConfigError(
+            f"Expected [holder] records of classes={manifest.classes}, as the teachers have; "
+            f"{path} has {train.classes}."
+        )
+
+
+@dataclass(frozen=True)
+class Holding:
+    """A holder's private side, opened.
+
+    Attributes:
+        file: the holder's decisions.
+        teachers: its ensemble; None where it serves none.
+        records: its images; None where teachers alone answer. At least one of the two is there.
+    """
+
+    file: HolderFile
+    teachers: Ensemble | None
+    records: ImageSet | None
+
+    @classmethod
+    def open(cls, file: HolderFile) -> "Holding":
+        """Open all that the file names.
+
+        Raises:
+            StorageError, ModelError, DataError, ConfigError: see `open_teachers`, `open_records`.
+        """
+        teachers = open_teachers(file)
+        return cls(file, teachers, open_records(file, teachers))
+
+    @property
+    def data_id(self) -> str:
+        """Of the data, which the ledger is bound to."""
+        if self.teachers is not None:
+            return self.teachers.manifest.data_id
+        assert self.records is not None
+        return self.records.data_id
+
+    def facts(self, backbones: Backbones) -> Facts:
+        """What is public about it.
+
+        Args:
+            backbones: the public networks that the holder allows.
+        """
+        declared, names = self.file.holder.declared, backbones.names
+        seen = None if self.records is None else Facts.of(self.records)
+        known = seen if self.teachers is None else self.teachers.facts
+        assert known is not None
+        # Ids have to last in both.
+        positional = known.positional_ids or (seen is not None and seen.positional_ids)
+        return replace(known, positional_ids=positional, records=declared, features=names)
+
+    def statistics(self, backbones: Backbones) -> Mapping[Kind, Statistic[Any]]:
+        """All that can be asked: of the teachers, and where the policy allows it of the records.
+
+        Args:
+            backbones: as for `facts`.
+        """
+        of_both: dict[Kind, Statistic[Any]] = {}
+        if self.teachers is not None:
+            of_both.update(of_teachers(self.teachers))
+        if self.records is not None and self.file.sums_wanted:
+            place = self.file.holder
+            scratch = place.ledger.with_name("scratch")
+            of_both.update(
+                of_records(
+                    self.records,
+                    pick_device(place.device),
+                    scratch,
+                    backbones=backbones,
+                    scratch_gib=place.scratch_gib,
+                )
+            )
+        return of_both
+
+    def trainings(self, open_ledger: OpenLedger) -> Trainings | None:
+        """The holder's private trainings; None where it carries out none.
+
+        Args:
+            open_ledger: opens the ledger under the policy's limit.
+        """
+        records, file = self.records, self.file
+        if records is None or not file.trainers:
+            return None
+        return Trainings(
+            lambda: records, file.holder.ledger, open_ledger, file.trained, file.holder.device
+        )
+
+    # ---------------------------------------------------------------- where its ledger lies
+
+    def ledger_place(self) -> LedgerPlace:
+        """Where the ledger lies, once it is known that there is no other of these data.
+
+        What cannot be known is in `unseen`: whether there is one beside data that this machine
+        does not have, or that the service's user may not see.
+
+        Raises:
+            ConfigError: nothing says where the data lie.
+            SecondLedgerError, StorageError: as `LedgerPlace.find`.
+        """
+        data = self._data()
+        return LedgerPlace.find(
+            self.data_id, _seen(data), self.file.holder.ledger, published=is_published(data)
+        )
+
+    def unseen(self) -> str | None:
+        """What has to be said where the data are not to be seen; None where they are.
+
+        Raises:
+            ConfigError: nothing says where the data lie.
+        """
+        data = self._data()
+        if is_published(data) or _seen(data) is not None:
+            return None
+        return (
+            f"cannot look for another ledger next to the data: this user cannot see {data}. "
+            "If the data were used before, put their first ledger in this one's place; [holder] "
+            "records says where they lie"
+        )
+
+    def _data(self) -> str:
+        """Name or path of the data, as it leads there from any working directory."""
+        place = self.file.holder
+        if place.records is not None:
+            return str(place.records)
+        assert self.teachers is not None
+        data = self.teachers.manifest.data
+        by_name = is_published(data) or data.startswith("medmnist:")
+        if not by_name and not Path(data).is_absolute():
+            raise ConfigError(
+                f"Expected [holder] records: the teachers in {place.teachers} were trained "
+                f"on {data!r} and do not say in which folder, so nothing can check whether "
+                "these data have a ledger already. Write the path of the data, even if they are "
+                "not on this machine."
+            )
+        return data
+
+
+def _seen(data: str) -> Path | None:
+    """Where the data lie, if they are a path and can be seen from here."""
+    try:
+        return folder_of(data)
+    except OSError:
+        return None  # in a folder that the service's user may not look into
