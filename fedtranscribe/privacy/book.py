@@ -14,7 +14,7 @@ from sqlite3 import Connection
 from typing import Self
 
 from fedtranscribe.errors import CorruptLedgerError, ForeignLedgerError, StorageError
-from fedtranscribe.privacy import ledger_file
+from fedtranscribe.privacy import ledger_file, proofs
 from fedtranscribe.privacy.chain import (
     START,
     Entry,
@@ -29,7 +29,7 @@ from fedtranscribe.privacy.chain import (
     write_head,
 )
 from fedtranscribe.privacy.entry_store import EntryStore
-from fedtranscribe.privacy.totals import Totals, noted, sealed
+from fedtranscribe.privacy.totals import Totals, sealed
 
 
 class Book:
@@ -134,7 +134,7 @@ class Book:
         with self.reading() as totals:
             chain = list(walk(self._store.after(START)))
             if (chain[-1].head if chain else START) != totals.head:
-                raise self._lost(totals.head.sequence)
+                raise proofs.lost(self.path, totals.head.sequence)
         return [e for e in chain if kind in (None, e.kind) and run in (None, e.run)]
 
     def find(self, query_id: str, kind: Kind) -> Entry | None:
@@ -146,9 +146,9 @@ class Book:
             entry = self._store.find(query_id, kind)
             counted = totals.remembered(query_id, kind)
             if counted is None and entry is not None:
-                self._expect_chained(entry, totals)
+                proofs.expect_chained(self._store, entry, totals)
             elif counted is not None and entry is None:
-                raise self._lost(counted.sequence)
+                raise proofs.lost(self.path, counted.sequence)
             elif counted != entry and counted is not None:
                 raise changed(counted)
             return entry
@@ -207,7 +207,7 @@ class Book:
         ):
             self._known = read_head(self.path)
             if self._totals is not None:
-                self._confirm_known(self._known, self._totals)
+                self._expect_known(self._known, self._totals)
             self._follow()
             yield
         self._publish()
@@ -311,30 +311,9 @@ class Book:
         version = ledger_file.schema_version(self._connection, self.path)
         if version == 0:
             raise StorageError(f"There is no ledger in {self.path}; check the path.")
-        first = self._store.first
-        if first not in (None, 1):
-            raise CorruptLedgerError(
-                f"Expected ledger entry 1 after 0, found {first}: entries were removed or put in. "
-                f"Restore the ledger from its last copy."
-            )
-        stored = self._store.totals() if version == ledger_file.FORMAT else None
-        # The head file fixes all entries up to its own. Totals after it anybody could have added.
-        if stored is None or known is None or stored.head.sequence > known.sequence:
-            whole = True
-        totals = Totals() if whole or stored is None else stored
-        if whole:
-            self._store.expect_sound_pages()
-        commits = 0
-        for entry in walk(self._store.after(totals.head), totals.head):
-            totals.add(entry)
-            if not whole and _claims_proof(entry, known):
-                return self._prove(known, data_id, whole=True)
-            if entry.kind == Kind.COMMIT:
-                self._store.answer(entry)
-                commits += 1
-        if whole:
-            self._store.expect_answers(commits)
-        self._confirm_known(known, totals)
+        stored = version == ledger_file.FORMAT
+        totals, whole = proofs.count(self._store, known, stored=stored, whole=whole)
+        self._expect_known(known, totals)
         if data_id is not None and totals.data_id != data_id:
             raise ForeignLedgerError(
                 f"Expected a ledger of the data {data_id!r}, {self.path} belongs to "
@@ -350,37 +329,16 @@ class Book:
         if self._totals is None:
             return self._prove(self._known)
         for entry in walk(self._store.after(self._totals.head), self._totals.head):
-            if _claims_proof(entry, self._known):
+            if proofs.claims_proof(entry, self._known):
                 return self._prove(self._known, whole=True)
             self._totals.add(entry)
         return self._totals
 
-    def _expect_chained(self, entry: Entry, totals: Totals) -> None:
-        """Refuse an entry that the chain does not hold: it would make a query free of charge."""
-        if entry.sequence > totals.checkpoint:
-            raise changed(entry)  # or `totals` would remember it
-        before, end = totals.around(entry.sequence)
-        part = list(walk(self._store.after(before, end.sequence), before))
-        if not part or part[-1].head != end or entry not in part:
-            raise changed(entry)
-
-    def _lost(self, sequence: int) -> CorruptLedgerError:
-        return CorruptLedgerError(
-            f"Entry {sequence} of the ledger {self.path} was there and is lost: entries were "
-            f"removed. Restore the ledger from its last copy."
-        )
-
-    def _confirm_known(self, known: Head | None, totals: Totals) -> None:
-        if known is not None:
-            self._expect(known)
-        elif totals.tally:
-            raise CorruptLedgerError(
-                f"{head_path(self.path)} is missing beside a ledger that has reservations, "
-                f"so that a dropped tail could not be seen. Restore it from a copy, or write "
-                f'the head of the last answer into it as {{"sequence": …, "hash": "…"}}.'
-            )
-        self._expect(self._seen)
-        self._expect(totals.head)
+    def _expect_known(self, known: Head | None, totals: Totals) -> None:
+        """Refuse a book that does not hold the head file's entry, and what was seen of it."""
+        proofs.expect_head_file(self.path, known, totals)
+        for head in (known or START, self._seen, totals.head):
+            proofs.expect_reached(self._store, head)
 
     def confirm(self, head: Head) -> None:
         """Prove the whole book, and that it holds what was its head when an answer was sent.
@@ -393,35 +351,7 @@ class Book:
         known = read_head(self.path)
         with ledger_file.transaction(self._connection, self.path, write=False):
             self._prove(known, whole=True)
-            self._expect(head)
-
-    def _expect(self, head: Head) -> None:
-        """Refuse a book that ends before `head`, or has another hash there."""
-        if head == START:
-            return
-        last = self.head
-        if last.sequence < head.sequence:
-            raise CorruptLedgerError(
-                f"The ledger {self.path} ends at entry {last.sequence}, but had reached "
-                f"{head.sequence}: its tail was dropped or an older copy was put back. "
-                f"Restore the newest copy."
-            )
-        entry = self._store.entry(head.sequence)
-        if entry is None or entry.hash != head.hash:
-            raise CorruptLedgerError(
-                f"Entry {head.sequence} of the ledger {self.path} is not the one that was written "
-                f"there: its history was replaced. Restore the right copy."
-            )
-
-
-def _claims_proof(entry: Entry, known: Head | None) -> bool:
-    """Whether an entry notes a proof, and stands after the head file's, where anybody may write."""
-    if entry.kind != Kind.CHECKPOINT or (known is not None and entry.sequence <= known.sequence):
-        return False
-    try:
-        return noted(entry.content)
-    except (ValueError, KeyError, TypeError):
-        return True
+            proofs.expect_reached(self._store, head)
 
 
 def _now(shift: timedelta = timedelta(0)) -> str:

@@ -25,7 +25,7 @@ class EntryStore:
     """
 
     def __init__(self, path: Path, connection: Connection) -> None:
-        self._path, self._connection = path, connection
+        self.path, self._connection = path, connection
 
     @property
     def head(self) -> Head:
@@ -44,7 +44,7 @@ class EntryStore:
             CorruptLedgerError: the index leads to another entry.
         """
         # By its sequence, because SQLite may read what is indexed from the index.
-        with ledger_file.own_errors(self._path):
+        with ledger_file.own_errors(self.path):
             row = self._connection.execute(
                 "SELECT sequence FROM entries WHERE query_id = ? AND query_id <> '' AND kind = ?",
                 (query_id, kind),
@@ -52,7 +52,7 @@ class EntryStore:
         entry = None if row is None else self.entry(row[0])
         if entry is not None and (entry.query_id, entry.kind) != (query_id, kind):
             raise CorruptLedgerError(
-                f"The index of the ledger {self._path} leads from query {query_id} to entry "
+                f"The index of the ledger {self.path} leads from query {query_id} to entry "
                 f"{entry.sequence}, which is not about it. Restore the ledger from its last copy."
             )
         return entry
@@ -75,7 +75,7 @@ class EntryStore:
         Raises:
             CorruptLedgerError: it is not.
         """
-        with ledger_file.own_errors(self._path):
+        with ledger_file.own_errors(self.path):
             row = self._connection.execute(
                 "SELECT answer FROM answers WHERE query_id = ?", (commit.query_id,)
             ).fetchone()
@@ -106,7 +106,7 @@ class EntryStore:
                 totals.pass_checkpoint(entry)
                 return totals
         raise CorruptLedgerError(
-            f"The stored totals of the ledger {self._path} are not those of checkpoint "
+            f"The stored totals of the ledger {self.path} are not those of checkpoint "
             f"{sequence}. Restore the ledger from its last copy."
         )
 
@@ -133,7 +133,7 @@ class EntryStore:
         """
         report = self._connection.execute("PRAGMA integrity_check(1)").fetchone()[0]
         if report != "ok":
-            raise CorruptLedgerError(f"Ledger {self._path}: {report}. Restore it from its copy.")
+            raise CorruptLedgerError(f"Ledger {self.path}: {report}. Restore it from its copy.")
 
     def expect_answers(self, commits: int) -> None:
         """Refuse answers beyond those of so many commits.
@@ -151,7 +151,7 @@ class EntryStore:
             raise _bad_answer(stray[0])
 
     def _one(self, where: str, *values: object) -> Entry | None:
-        with ledger_file.own_errors(self._path):
+        with ledger_file.own_errors(self.path):
             return next(self._entries(where, *values), None)
 
     def _entries(self, where: str, *values: object) -> Iterator[Entry]:

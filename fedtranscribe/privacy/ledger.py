@@ -72,15 +72,11 @@ from fedtranscribe.errors import (
     QueryConflictError,
 )
 from fedtranscribe.names import expect_name
-from fedtranscribe.privacy.accountant import spent_epsilon
 from fedtranscribe.privacy.book import Book
 from fedtranscribe.privacy.budget import Budget, room_words
 from fedtranscribe.privacy.chain import Entry, Head, Kind, canonical
-from fedtranscribe.privacy.closed_forms import gaussian_epsilon, gaussian_mu
-from fedtranscribe.privacy.events import Gaussian
-from fedtranscribe.privacy.filters import Spent
 from fedtranscribe.privacy.release_plan import Release
-from fedtranscribe.privacy.totals import Totals
+from fedtranscribe.privacy.reservations import Costs, content_of, release_of
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.reading import parse_json
 
@@ -91,8 +87,6 @@ PROVED_WITHIN = timedelta(days=1)
 
 ACCOUNTANT = "privacy filter"
 """The accountant that `total` names: sound for queries chosen after seeing answers."""
-
-_HALVINGS = 24  # far finer than the two digits that are shown
 
 
 @dataclass(frozen=True)
@@ -148,8 +142,7 @@ class Ledger:
 
     def __init__(self, book: Book) -> None:
         self._book = book
-        self._summed: Totals | None = None
-        self._sums: dict[tuple[Unit, Adjacency], tuple[Spent, dict[str, int]]] = {}
+        self._costs = Costs()
 
     @classmethod
     def open(
@@ -222,7 +215,7 @@ class Ledger:
         """
         for what, name in (("query_id", query_id), ("query_hash", query_hash), ("run", run)):
             expect_name(what, name)
-        content = _readable(release)
+        content = content_of(release)
         with self._book.writing():
             known = self._book.find(query_id, Kind.RESERVE)
             if known is None:
@@ -316,16 +309,7 @@ class Ledger:
         budget = self.budget
         if budget is None or not budget.fixed:
             return 0.0 if budget is None else math.inf
-        # One Gaussian alone costs the whole limit at the upper end; a total never costs less.
-        lower, upper = 0.0, gaussian_mu(budget.epsilon, budget.delta)
-        booked = self._spent(budget.unit, budget.adjacency)
-        for _ in range(_HALVINGS):
-            mu = (lower + upper) / 2
-            more = booked.copy()
-            more.add(Gaussian(mu))
-            total = spent_epsilon(more, budget.delta)
-            lower, upper = (mu, upper) if budget.allows(total) else (lower, mu)
-        return gaussian_epsilon(lower, delta)
+        return self._costs.room(self._book.totals, budget, delta)
 
     def _afford(self, *releases: Release, delta: float | None = None) -> None:
         budget = self.budget
@@ -393,7 +377,7 @@ class Ledger:
 
         It reads and proves the whole chain, however old the run is.
         """
-        return [_release(entry.content) for entry in self._book.entries(Kind.RESERVE, run)]
+        return [release_of(entry.content) for entry in self._book.entries(Kind.RESERVE, run)]
 
     def runs(self) -> list[RunSummary]:
         """Every run that reserved anything, in the order of their first reservations."""
@@ -431,7 +415,7 @@ class Ledger:
         total = self._book.totals.runs.get(run)
         rows = 0 if total is None else total.rows
         own = self._book.find(besides, Kind.RESERVE) if besides else None
-        return rows if own is None or own.run != run else rows - _release(own.content).rows
+        return rows if own is None or own.run != run else rows - release_of(own.content).rows
 
     def total(self, delta: float, unit: Unit, adjacency: Adjacency) -> Guarantee:
         """What is booked: the cost of all reservations together, over all runs and teachers.
@@ -470,49 +454,7 @@ class Ledger:
         self._book.confirm(head)
 
     def _epsilon(self, delta: float, unit: Unit, adjacency: Adjacency, *extra: Release) -> float:
-        spent = self._spent(unit, adjacency)
-        if extra:
-            spent = spent.copy()
-            for release in extra:
-                spent.add(release.event(unit, adjacency))
-        return spent_epsilon(spent, delta)
-
-    def _spent(self, unit: Unit, adjacency: Adjacency) -> Spent:
-        """All reservations in the order of first booking; what was counted before is kept."""
-        totals = self._book.totals
-        if totals is not self._summed:  # they were counted anew, after an entry was not kept
-            self._summed, self._sums = totals, {}
-        # Taken out meanwhile, so that nothing half added is left behind by an interrupt.
-        spent, counted = self._sums.pop((unit, adjacency), None) or (Spent(), {})
-        for content, n in totals.tally.items():
-            more = n - counted.get(content, 0)
-            if more:
-                spent.add(_release(content).event(unit, adjacency), more)
-                counted[content] = n
-        self._sums[unit, adjacency] = spent, counted
-        return spent
-
-
-def _readable(release: Release) -> str:
-    """The content of a reservation, if it can be read again; else nothing may be booked.
-
-    Raises:
-        ConfigError: it cannot.
-    """
-    content = canonical(release.to_json()).decode()
-    try:
-        _release(content)
-    except ValueError as error:
-        raise ConfigError(
-            f"Expected a release that the ledger can read again, got one of {len(content):,} "
-            f"bytes: {error}. Nothing was booked; ask for less at once."
-        ) from error
-    return content
-
-
-@lru_cache(maxsize=4096)
-def _release(content: str) -> Release:
-    return Release.from_json(parse_json(content))
+        return self._costs.epsilon(self._book.totals, delta, unit, adjacency, *extra)
 
 
 @lru_cache(maxsize=64)

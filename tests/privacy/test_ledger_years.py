@@ -37,8 +37,7 @@ from fedtranscribe.errors import (
     LedgerError,
 )
 from fedtranscribe.holder.kept_ledger import KeptLedger
-from fedtranscribe.privacy import book, ledger_file, totals
-from fedtranscribe.privacy import ledger as ledger_module
+from fedtranscribe.privacy import book, ledger_file, reservations, totals
 from fedtranscribe.privacy.accountant import epsilon_filter
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.chain import (
@@ -242,7 +241,15 @@ def _interrupted(do: Callable[[], object], at: int) -> bool:
     return False
 
 
-LEDGER_MODULES = "totals.py", "book.py", "entry_store.py", "privacy/ledger.py", "filters.py"
+LEDGER_MODULES = (
+    "totals.py",
+    "book.py",
+    "proofs.py",
+    "entry_store.py",
+    "privacy/ledger.py",
+    "reservations.py",
+    "filters.py",
+)
 
 
 def test_an_interrupt_leaves_the_right_totals(path: Path, tmp_path: Path) -> None:
@@ -258,9 +265,9 @@ def test_an_interrupt_leaves_the_right_totals(path: Path, tmp_path: Path) -> Non
         assert at > 200
         at = 1
         ledger.reserve("other", "h", release(0.2), "run")
-        ledger._sums.clear()
+        ledger._costs._sums.clear()
         expected = epsilon_of(ledger)
-        while _interrupted(lambda: [ledger._sums.clear(), epsilon_of(ledger)], at):
+        while _interrupted(lambda: [ledger._costs._sums.clear(), epsilon_of(ledger)], at):
             at += 1
             assert epsilon_of(ledger) == expected
         assert ledger.verify() == ledger.head
@@ -273,7 +280,7 @@ def test_a_reservation_that_could_not_be_read_again_is_not_booked(
 ) -> None:
     with open_ledger(path) as ledger:
         head, spent = ledger.head, epsilon_of(ledger)
-        for module in (totals, ledger_module):
+        for module in (totals, reservations):
             monkeypatch.setattr(module, "parse_json", partial(parse_json, most=1_000))
         for _ in range(2):
             with pytest.raises(ConfigError, match=r"more than 1,000 bytes\. Nothing was booked"):
