@@ -22,8 +22,8 @@ from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.chain import Kind, canonical
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.ledger import _release as read_release
 from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.reservations import release_of
 from fedtranscribe.privacy.units import Adjacency, Unit
 
 RESULTS = Path(__file__).parent / "results" / "ledger.md"
@@ -109,7 +109,7 @@ def _table(paths: dict[int, Path]) -> str:
         ledger.commit(query, ANSWER)
 
     def ask_first(path: Path) -> None:
-        read_release.cache_clear()
+        release_of.cache_clear()
         with Ledger.open(path, DATA, LIMIT) as ledger:
             ask(ledger)
 
