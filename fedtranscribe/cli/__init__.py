@@ -49,7 +49,7 @@ typer.core.HAS_RICH = False
 # Typer carries click inside itself since 0.2x, so that `import click` would name another class.
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 
-app = group("Turn privately trained teachers into a differentially private student and generator.")
+app = group("Learn a differentially private student and generator from private images.")
 app.add_typer(privacy_app, name="privacy")
 app.add_typer(teacher_app, name="teacher")
 app.add_typer(data_app, name="data")
@@ -72,7 +72,7 @@ def _root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
-    """Turn privately trained teachers into a differentially private student and generator."""
+    """Learn a differentially private student and generator from private images."""
     if version:
         typer.echo(f"fedtranscribe {__version__}")
     elif context.invoked_subcommand is None:

@@ -53,8 +53,10 @@ _KEYS_CREATE = """Make a node's key pair; the private half never leaves the hold
 Example:
   fedtranscribe deploy keys create hospital/keys/node --comment hospital
 
+\b
 Send PATH.pub to the operator, who registers it:
   flwr supernode register node.pub CONNECTION --name hospital
+
 Nothing is overwritten.
 """
 

@@ -19,7 +19,7 @@ Health = Annotated[
     str | None, typer.Option(metavar="HOST:PORT", help="Address that answers gRPC health checks.")
 ]
 
-_INIT = """Write a ready folder: compose files, images, policy or state, to be filled in.
+_INIT = """Write a folder with compose files, Dockerfiles and a policy (client) or state (server).
 
 \b
 Examples:
@@ -39,8 +39,8 @@ Examples:
   fedtranscribe deploy check client hospital --json
 
 Exit code 0 only if nothing is wrong; what expires within 30 days is a warning. Run it as the user
-who will run the service: which files may be opened depends on the user. Teachers and ledger
-themselves are checked by `fedtranscribe holder policy check`.
+who will run the service: which files may be opened depends on the user. Records, teachers and
+ledger themselves are checked by `fedtranscribe holder policy check`.
 """
 
 _JOIN = """Check key, certificates, server and holder service, then run as the SuperNode.

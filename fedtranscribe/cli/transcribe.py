@@ -1,4 +1,4 @@
-"""`fedtranscribe transcribe`: teachers in, a differentially private student and generator out."""
+"""`fedtranscribe transcribe`: images in, a differentially private student and generator out."""
 
 from dataclasses import asdict
 from pathlib import Path

@@ -87,7 +87,7 @@ def check_server(folder: Path, names: Sequence[str] = ()) -> list[Check]:
 
 
 def check_node(folder: Path, superlink: str) -> list[Check]:
-    """Check what a SuperNode needs, in a folder where policy, teachers and ledger need not be.
+    """Check what a SuperNode needs, in a folder that has nothing of the holder service's.
 
     A server that does not answer yet is a warning: the SuperNode will wait for it.
     """

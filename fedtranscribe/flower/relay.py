@@ -1,8 +1,8 @@
 """The ClientApp of a deployed holder: it passes messages to the holder service, and nothing else.
 
 Its code comes from the server's side, and Flower starts a process for every message. So it knows
-neither teachers nor ledger nor torch, and an attacker who changes it gains nothing: the service
-does not trust it.
+no records, no teachers, no ledger and no torch, and an attacker who changes it gains nothing: the
+service does not trust it.
 """
 
 import logging

@@ -1,4 +1,4 @@
-"""One data holder: policy, ledger, teachers, mechanism, in this order, for every query.
+"""One data holder: policy, ledger, records or teachers, mechanism, in this order, for every query.
 
 The same object answers in process, inside a Flower ClientApp and behind the holder service.
 """
