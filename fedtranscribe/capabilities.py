@@ -38,6 +38,24 @@ class Facts:
     shards_declared_by: str = ""
     weights_declared_by: str = ""
 
+    def __post_init__(self) -> None:
+        """Refuse what no holder's private side can be.
+
+        Raises:
+            ConfigError, ValueError: names the value.
+        """
+        for name in filter(None, (self.shards_declared_by, self.weights_declared_by)):
+            expect_name("name", name)
+        for name in self.features:
+            expect_told(name)
+        counts = self.classes, self.channels, self.size, self.shards
+        most = MOST_CLASSES, MOST_CHANNELS, MOST_SIDE, MOST_SHARDS
+        if any(count > limit for count, limit in zip(counts, most, strict=True)):
+            raise ValueError(f"classes, channels, size, shards = {counts} are more than {most}")
+        # A holder that only gives sums or trains has no shards.
+        if min(counts[:3]) < 1 or min(self.shards, self.records) < 0 or self.classes < 2:
+            raise ValueError(f"classes, channels, size, shards = {counts} are out of range")
+
     @classmethod
     def of(cls, records: ImageSet) -> "Facts":
         """What is public about records of which there are no teachers, but not how many."""
@@ -80,15 +98,6 @@ class Capabilities(Facts):
         Raises:
             ConfigError, ValueError: names the value.
         """
-        declared = filter(None, (self.shards_declared_by, self.weights_declared_by))
-        for name in (self.name, *self.trainers, *declared):
+        super().__post_init__()
+        for name in (self.name, *self.trainers):
             expect_name("name", name)
-        for name in self.features:
-            expect_told(name)
-        counts = self.classes, self.channels, self.size, self.shards
-        most = MOST_CLASSES, MOST_CHANNELS, MOST_SIDE, MOST_SHARDS
-        if any(count > limit for count, limit in zip(counts, most, strict=True)):
-            raise ValueError(f"classes, channels, size, shards = {counts} are more than {most}")
-        # A holder that only trains has no shards.
-        if min(counts[:3]) < 1 or min(self.shards, self.records) < 0 or self.classes < 2:
-            raise ValueError(f"classes, channels, size, shards = {counts} are out of range")

@@ -98,3 +98,16 @@ def who_may_open(folder: Path) -> str | None:
     if mode & (stat.S_IWOTH if lent else stat.S_IRWXO):
         return "all users"
     return "its group" if ours and mode & stat.S_IRWXG else None
+
+
+def who_may_reach(path: Path) -> str | None:
+    """As `who_may_open` of a file or folder, which every folder above may close.
+
+    Raises:
+        OSError: it cannot be looked at.
+    """
+    whole = path.resolve()
+    each = [who_may_open(part) for part in (whole, *whole.parents)]
+    if None in each:
+        return None
+    return "all users" if set(each) == {"all users"} else "its group"

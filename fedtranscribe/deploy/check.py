@@ -29,7 +29,7 @@ from fedtranscribe.deploy.handshake import (
 from fedtranscribe.deploy.keys import public_path, read_private, read_public
 from fedtranscribe.deploy.pem import Certificate, read_certificate
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.files import who_may_open
+from fedtranscribe.files import who_may_open, who_may_reach
 from fedtranscribe.text import counted
 
 SOON_DAYS = 30
@@ -143,8 +143,8 @@ def _policy(path: Path) -> Iterator[Check]:
     place = file.holder
     if place.teachers is not None:
         yield _folder("teachers", place.teachers, Verdict.FAULT, writable=False)
-    elif place.records is not None:
-        yield _readable("records", place.records)
+    if place.records is not None and (file.needs_records or file.summed is not None):
+        yield _private("records", place.records)
     yield _folder("ledger's folder", place.ledger.parent, Verdict.FAULT)
     yield _folder("socket's folder", place.socket.parent)
 
@@ -281,13 +281,16 @@ def _folder(name: str, path: Path, open_is: Verdict | None = None, writable: boo
     return _guarded(name, path, fault)
 
 
-def _readable(name: str, path: Path) -> Check:
+def _private(name: str, path: Path) -> Check:
+    """A file or folder that this user can read, and nobody else."""
+
     def fault(found: os.stat_result) -> _Wrong | None:
         # A folder is listed, too.
         wanted = os.R_OK | (os.X_OK if stat.S_ISDIR(found.st_mode) else 0)
-        if os.access(path, wanted):
-            return None
-        return _Wrong("this user may not read it", f"give it to the service's user: {path}")
+        if not os.access(path, wanted):
+            return _Wrong("this user may not read it", f"give it to the service's user: {path}")
+        who = who_may_reach(path)
+        return None if who is None else _open_to(who, found, f"chmod -R go= {path}", Verdict.FAULT)
 
     return _guarded(name, path, fault)
 

@@ -8,13 +8,14 @@ from typing import Any
 from fedtranscribe.capabilities import Facts
 from fedtranscribe.config import OwnData, build
 from fedtranscribe.data import ImageSet, folder_of, is_published, load
-from fedtranscribe.errors import ConfigError
+from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.holder.trainings import OpenLedger, Trainings
 from fedtranscribe.models import pick_device
 from fedtranscribe.models.backbones import Backbones
 from fedtranscribe.privacy.ledger_place import LedgerPlace
 from fedtranscribe.query import Kind
 from fedtranscribe.service.holder_file import HolderFile
+from fedtranscribe.service.record_note import made_by
 from fedtranscribe.statistics import Statistic, of_records, of_teachers
 from fedtranscribe.teachers import Ensemble, Manifest
 
@@ -26,9 +27,10 @@ def open_teachers(file: HolderFile) -> Ensemble | None:
         StorageError, ModelError: they are absent or damaged.
         ConfigError: no such device.
     """
+    device = pick_device(file.holder.device)
     if file.holder.teachers is None:
         return None
-    teachers = Ensemble(file.holder.teachers, pick_device(file.holder.device))
+    teachers = Ensemble(file.holder.teachers, device)
     teachers.verify()
     return teachers
 
@@ -42,20 +44,32 @@ def open_records(file: HolderFile, teachers: Ensemble | None) -> ImageSet | None
 
     Raises:
         DataError: they are absent or unusable.
+        StorageError: this user may not read them.
         ConfigError: they are not the data of the teachers.
     """
-    place = file.holder
-    needed = file.summed is not None or file.trainers or teachers is None
-    if place.records is None or not needed:
+    path = file.holder.records
+    if path is None or (file.summed is None and not file.needs_records):
         return None
-    if teachers is None:
-        return load(str(place.records), own=place.own_data).train
-    manifest = teachers.manifest
-    said = place.own_data.model_dump(exclude_defaults=True)
-    own = build(OwnData, {**manifest.own_data.model_dump(), **said})
-    train = load(str(place.records), own=own).train
-    _expect_same(train, manifest, place.records)
+    try:
+        train = load(str(path), own=_own(file, teachers)).train
+    except OSError as error:
+        where = error.filename or path
+        raise StorageError(
+            f"Cannot read [holder] records: {where}: {error.strerror or error}. Give the files to "
+            "the service's user."
+        ) from None
+    if teachers is not None:
+        _expect_same(train, teachers.manifest, path)
     return train
+
+
+def _own(file: HolderFile, teachers: Ensemble | None) -> OwnData:
+    """How the records are read: as the teachers' were, unless the file says otherwise."""
+    place = file.holder
+    if teachers is None:
+        return place.own_data
+    said = place.own_data.model_dump(exclude_defaults=True)
+    return build(OwnData, {**teachers.manifest.own_data.model_dump(), **said})
 
 
 def _expect_same(train: ImageSet, manifest: Manifest, path: Path) -> None:
@@ -108,14 +122,40 @@ class Holding:
 
         Args:
             backbones: the public networks that the holder allows.
+
+        Raises:
+            ConfigError: images of a size that no server would accept.
         """
-        declared, names = self.file.holder.declared, backbones.names
+        try:
+            return self._facts(backbones)
+        except ValueError as error:
+            raise ConfigError(
+                f"Expected [holder] records that a server accepts: {error}."
+            ) from None
+
+    def _facts(self, backbones: Backbones) -> Facts:
         seen = None if self.records is None else Facts.of(self.records)
         known = seen if self.teachers is None else self.teachers.facts
         assert known is not None
-        # Ids have to last in both.
-        positional = known.positional_ids or (seen is not None and seen.positional_ids)
-        return replace(known, positional_ids=positional, records=declared, features=names)
+        return replace(
+            known,
+            positional_ids=self._positional,
+            records=self.file.holder.declared,
+            features=backbones.names,
+        )
+
+    @property
+    def _positional(self) -> bool:
+        """Whether ids do not last; they have to in the records and in the teachers' data."""
+        records, teachers = self.records, self.teachers
+        return (records is not None and records.positional) or (
+            teachers is not None and teachers.facts.positional_ids
+        )
+
+    @property
+    def ids(self) -> str:
+        """How ids are made, as `record_note` has it."""
+        return made_by(_own(self.file, self.teachers), self._positional)
 
     def statistics(self, backbones: Backbones) -> Mapping[Kind, Statistic[Any]]:
         """All that can be asked: of the teachers, and where the policy allows it of the records.
@@ -147,7 +187,7 @@ class Holding:
             open_ledger: opens the ledger under the policy's limit.
         """
         records, file = self.records, self.file
-        if records is None or not file.trainers:
+        if records is None or not file.trains:
             return None
         return Trainings(
             lambda: records, file.holder.ledger, open_ledger, file.trained, file.holder.device

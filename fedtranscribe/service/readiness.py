@@ -8,15 +8,18 @@ from typing import TypeVar
 
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import FedtranscribeError
-from fedtranscribe.files import who_may_open
+from fedtranscribe.files import who_may_open, who_may_reach
 from fedtranscribe.holder.round_store import RoundStore
 from fedtranscribe.holder.trainings import folder_size
+from fedtranscribe.models import pick_device
+from fedtranscribe.models.backbones import NO_BACKBONES
 from fedtranscribe.privacy.budget import two_digits_below
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.service.holder_file import HolderFile
 from fedtranscribe.service.holding import Holding, open_records, open_teachers
 from fedtranscribe.service.metrics_file import expect_closed
+from fedtranscribe.service.record_note import expect_noted, words
 from fedtranscribe.teachers import Manifest
 from fedtranscribe.text import counted
 
@@ -54,6 +57,8 @@ def examine(path: Path) -> list[Finding]:
     if file.holder.key is not None:
         findings.append(_settled("masked sums", lambda: _masks(file))[1])
         findings.append(_not_for_others("key's folder", file.holder.key.parent))
+    if file.holder.records is not None:
+        findings += _out_of_reach("records' files", file.holder.records)
     if file.holder.teachers is not None:
         findings.append(_not_for_others("teachers' folder", file.holder.teachers))
     findings.append(_not_for_others("ledger's folder", file.holder.ledger.parent))
@@ -125,20 +130,22 @@ def _answers(file: HolderFile) -> str:
 
 
 def _held(file: HolderFile) -> list[Finding]:
-    """Teachers, records and ledger; what hangs on something that is wrong is not looked at."""
-    findings: list[Finding] = []
-    teachers = None
-    if file.holder.teachers is not None:
-        teachers, finding = _settled("teachers", lambda: open_teachers(file))
-        if teachers is None:
-            return [finding]
+    """Device, teachers, records and ledger; what rests on something wrong is not looked at."""
+    device, finding = _settled("device", lambda: str(pick_device(file.holder.device)))
+    findings = [finding]
+    if device is None:
+        return findings
+    teachers, finding = _settled("teachers", lambda: open_teachers(file))
+    if not finding.ok:
+        return [*findings, finding]
+    if teachers is not None:
         findings.append(Finding("teachers", True, _of_teachers(teachers.manifest)))
     records, finding = _settled("records", lambda: open_records(file, teachers))
     if not finding.ok:
         return [*findings, finding]
-    if records is not None:
-        findings.append(Finding("records", True, _of_records(records)))
     holding = Holding(file, teachers, records)
+    if records is not None:
+        findings.append(_settled("records", lambda: _of_records(holding, records))[1])
     return [*findings, _settled("ledger", lambda: _ledger(holding))[1]]
 
 
@@ -150,9 +157,9 @@ def _of_teachers(manifest: Manifest) -> str:
     return words
 
 
-def _of_records(records: ImageSet) -> str:
-    ids = "no ids: each image counts as a record" if records.positional else "with ids"
-    return f"{records.classes} classes of {records.channels}x{records.size}, {ids}"
+def _of_records(holding: Holding, records: ImageSet) -> str:
+    facts = holding.facts(NO_BACKBONES)
+    return f"{facts.classes} classes of {records.channels}x{records.size}, {words(holding.ids)}"
 
 
 def _features(file: HolderFile) -> str:
@@ -175,6 +182,7 @@ def _masks(file: HolderFile) -> str:
 
 def _ledger(holding: Holding) -> str:
     holding.ledger_place()
+    expect_noted(holding.file.holder.ledger, holding.ids)
     unseen = holding.unseen()
     return _booked(holding) if unseen is None else f"{_booked(holding)}; {unseen}"
 
@@ -201,3 +209,14 @@ def _not_for_others(name: str, folder: Path) -> Finding:
         words = f"{folder} is open to {who} (mode {mode:o}); chmod 700 {folder}."
         return Finding(name, False, words)
     return Finding(name, True, f"mode {mode:o}")
+
+
+def _out_of_reach(name: str, path: Path) -> list[Finding]:
+    """What other users may read; nothing of files that cannot be seen, which may be elsewhere."""
+    try:
+        who = who_may_reach(path)
+    except OSError:
+        return []
+    if who is None:
+        return [Finding(name, True, "closed to other users")]
+    return [Finding(name, False, f"{path} is open to {who}; chmod -R go= {path}.")]

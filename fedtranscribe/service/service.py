@@ -32,6 +32,7 @@ from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.replies import reply_to
 from fedtranscribe.privacy.ledger import PROVED_WITHIN, Head
 from fedtranscribe.refusals import Refusal, RefusalCode
+from fedtranscribe.service import record_note
 from fedtranscribe.service.holder_file import HolderFile
 from fedtranscribe.service.holding import Holding
 from fedtranscribe.service.journal import Journal
@@ -170,18 +171,20 @@ def open_node(file: HolderFile) -> tuple[Node, KeptLedger]:
         LedgerError: the ledger is damaged, rolled back, of other data, or not the only one.
         ConfigError: no such device, or a key or roster that cannot be used.
     """
+    _expect_closed(file.holder.ledger.parent)
     holding = Holding.open(file)
     if holding.records is None and file.sums_wanted and file.holder.records is not None:
         log.warning("No sums are given: %s cannot be read here.", file.holder.records)
-    _expect_closed(file.holder.ledger.parent)
     place = holding.ledger_place()
     if holding.unseen() is not None:
         log.warning("Cannot look for another ledger next to the data; see holder policy check.")
+    record_note.expect_noted(file.holder.ledger, holding.ids)
+    backbones = file.backbones()
+    facts = holding.facts(backbones)
     ledger = KeptLedger(file.holder.ledger, holding.data_id, file.policy.budget)
     ledger.prove()
     place.mark()
-    backbones = file.backbones()
-    facts = holding.facts(backbones)
+    record_note.note(file.holder.ledger, holding.ids)
     node = Node(
         file.holder.name,
         holding.statistics(backbones),

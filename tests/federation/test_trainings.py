@@ -12,7 +12,7 @@ from fedtranscribe import wire
 from fedtranscribe.config import FederationSettings, TrainingOptions
 from fedtranscribe.data import DataSplit, load
 from fedtranscribe.data.registry import PACKAGED
-from fedtranscribe.errors import ConfigError, HopelessPlanError, QuorumError
+from fedtranscribe.errors import HopelessPlanError, QuorumError
 from fedtranscribe.flower.client_app import make_client_app
 from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.holder.policy import HolderPolicy
@@ -161,7 +161,7 @@ def test_a_silent_holder_ends_the_run_and_resuming_costs_nothing(settings, open_
         ({"trainers": ()}, QuorumError, "trainers"),
         ({"trainers": ("dp-sad",)}, QuorumError, "No holder offers"),
         ({"trainers": ("dp-promise",), "epsilon": 1.0}, HopelessPlanError, "budget"),
-        ({"trainers": ("dp-promise",), "unit": "holder"}, ConfigError, "policy"),
+        ({"trainers": ("dp-promise",), "unit": "holder"}, QuorumError, "No holder offers"),
     ],
 )
 def test_policy_and_budget_come_first(settings, open_node, tmp_path, policy, error, words):

@@ -6,9 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from fedtranscribe.cli import run
 from fedtranscribe.config import FederationSettings
-from fedtranscribe.errors import ConfigError, InvalidDataError, QuorumError
+from fedtranscribe.errors import ConfigError, InvalidDataError, QuorumError, StorageError
+from fedtranscribe.files import who_may_reach
 from fedtranscribe.holder.node import Node
 from fedtranscribe.models.backbones import NO_BACKBONES
 from fedtranscribe.privacy.ledger import Ledger
@@ -119,6 +122,7 @@ def test_a_training_needs_no_teachers(home: Home):
 @pytest.mark.parametrize(
     ("more", "holder", "words"),
     [
+        ('unit = "holder"\ntrainers = ["dp-sad"]\n', None, "no training is allowed"),
         ("", "", r"\[holder\] records or \[holder\] teachers"),
         ('kinds = ["vote"]\n', None, r"\[holder\] teachers with unit=record and kinds=vote"),
         ('unit = "holder"\n', None, r"\[holder\] teachers with unit=holder"),
@@ -140,7 +144,12 @@ def test_the_check_says_what_the_records_are(home: Home):
     told = found(home)
     assert all(ok for ok, _ in told.values())
     assert told["answers"] == (True, "moments, mixture, descent")
-    assert told["records"] == (True, "3 classes of 1x28, with ids")
+    assert told["records"] == (
+        True,
+        "3 classes of 1x28, ids of the archive, or paths of a folder's images",
+    )
+    assert told["records' files"] == (True, "closed to other users")
+    assert told["device"] == (True, "cpu")
     assert not any(name.startswith("teachers") for name in told)
 
 
@@ -188,3 +197,151 @@ def test_records_alone_are_read_as_the_file_says(home: Home):
     holding = Holding.open(HolderFile.read(home.policy))
     assert holding.facts(NO_BACKBONES).classes == 3
     assert holding.data_id == "npz:records"
+
+
+# ---------------------------------------------------------------- what one record is
+
+
+def patients(home: Home, pattern: str = "") -> None:
+    """The records as a folder: five patients with four images each, named after both."""
+    folder = home.path / "book" / "scans"
+    for label in range(3):
+        (folder / str(label)).mkdir(parents=True, exist_ok=True)
+        for number in range(20):
+            image = np.full((28, 28), 60 * label + number, np.uint8)
+            name = f"p{number % 5}_{label}_{number}.png"
+            Image.fromarray(image).save(folder / str(label) / name)
+    home.write(holder=f'records = "book/scans"\nclasses = 3\n{pattern}')
+
+
+PATTERN = "id_pattern = '(p[0-9]+)_[^/]*$'\n"
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "words"),
+    [
+        (PATTERN, "", "with ids by id_pattern .* now they come with ids of the archive, or paths"),
+        ("", PATTERN, "with ids of the archive, or paths .* now they come with ids by id_pattern"),
+        (
+            PATTERN,
+            "id_pattern = 'p([0-9]+_[0-9]+)_[^/]*$'\n",
+            "now they come with ids by id_pattern",
+        ),
+    ],
+)
+def test_what_a_record_is_does_not_change_unnoticed(home: Home, first, then, words):
+    """Ids of each image would let one patient be behind many of the records that ε hides."""
+    patients(home, first)
+    node_of(home)
+    note = home.records.with_name("ledger.sqlite.record")
+    noted = note.read_text()
+    node_of(home)
+    patients(home, then)
+    head = home.records.with_name("ledger.sqlite.head").read_bytes()
+    with pytest.raises(ConfigError, match=words):
+        node_of(home)
+    ok, said = found(home)["ledger"]
+    assert not ok
+    assert f"remove {note}" in said
+    assert note.read_text() == noted
+    assert home.records.with_name("ledger.sqlite.head").read_bytes() == head
+    note.unlink()
+    node_of(home)
+    assert note.read_text() != noted
+
+
+def test_ids_that_came_with_teachers_are_missed_without_them(home: Home, tmp_path: Path):
+    patients(home, PATTERN)
+    quick = tmp_path / "quick.toml"
+    quick.write_text("[teachers]\nsteps = 1\nbatch = 4\n")
+    scans, teachers = home.path / "book" / "scans", home.path / "teachers"
+    arguments = ["teacher", "train", "--data", str(scans), "--shards", "2", "--classes", "3"]
+    arguments += ["--id-pattern", "(p[0-9]+)_[^/]*$", "--arch", "cnn-small"]
+    assert run([*arguments, "--config", str(quick), "--out", str(teachers)]) == 0
+    home.write(holder='teachers = "teachers"\nrecords = "book/scans"\n')
+    assert node_of(home).facts.shards == 2
+    home.write(holder='records = "book/scans"\nclasses = 3\n')
+    with pytest.raises(ConfigError, match="with teachers they came from the teachers' data"):
+        node_of(home)
+    patients(home, PATTERN)
+    assert node_of(home).facts.shards == 0
+
+
+def test_a_note_that_cannot_be_read_is_no_leave(home: Home):
+    node_of(home)
+    note = home.records.with_name("ledger.sqlite.record")
+    note.unlink()
+    note.mkdir()
+    with pytest.raises(StorageError, match="restore it from a copy"):
+        node_of(home)
+
+
+# ---------------------------------------------------------------- what the check sees
+
+
+def test_records_that_others_may_read_are_found(home: Home):
+    home.records.chmod(0o644)
+    assert found(home)["records' files"] == (True, "closed to other users"), "by a folder above"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedtranscribe.files.who_may_open", lambda path: "all users")
+        ok, words = found(home)["records' files"]
+    assert not ok
+    assert words == f"{home.records} is open to all users; chmod -R go= {home.records}."
+
+
+def test_who_may_reach_a_file(tmp_path: Path):
+    file = tmp_path / "closed" / "file"
+    file.parent.mkdir(mode=0o700)
+    file.touch(mode=0o644)
+    assert who_may_reach(file) is None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "parents", [])
+        assert who_may_reach(file) == "all users"
+        file.chmod(0o640)
+        assert who_may_reach(file) == "its group"
+        file.chmod(0o600)
+        assert who_may_reach(file) is None
+
+
+@pytest.mark.parametrize(("sums", "folder"), [(True, "moments"), (False, "dp-sad")])
+def test_a_device_that_is_not_there_is_said_before_a_ledger_is_made(home: Home, sums, folder):
+    more = f'kinds = ["{folder}"]\n' if sums else f'kinds = []\ntrainers = ["{folder}"]\n'
+    home.write(more)
+    home.policy.write_text(home.policy.read_text().replace('"cpu"', '"cuda:99"'))
+    ok, words = found(home)["device"]
+    assert not ok
+    assert "cuda:99 is not available" in words
+    with pytest.raises(ConfigError, match="cuda:99 is not available"):
+        node_of(home)
+    assert not home.records.with_name("ledger.sqlite").exists()
+
+
+def test_records_that_no_server_would_accept_are_not_served(home: Home, monkeypatch):
+    monkeypatch.setattr("fedtranscribe.capabilities.MOST_SIDE", 20)
+    ok, words = found(home)["records"]
+    assert not ok
+    assert "(3, 1, 28, 0) are more than" in words
+    with pytest.raises(ConfigError, match=r"records that a server accepts: .* \(3, 1, 28, 0\)"):
+        node_of(home)
+    assert not home.records.with_name("ledger.sqlite").exists()
+
+
+def test_records_that_may_not_be_read_are_a_finding(home: Home, monkeypatch):
+    def closed(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", str(home.records))
+
+    monkeypatch.setattr("fedtranscribe.service.holding.load", closed)
+    ok, words = found(home)["records"]
+    assert not ok
+    assert words == (
+        f"Cannot read [holder] records: {home.records}: Permission denied. Give the files to the "
+        "service's user."
+    )
+
+
+def test_a_holder_that_counts_by_holder_offers_no_training(home: Home):
+    home.write('trainers = ["dp-sad"]\n')
+    node = node_of(home)
+    assert node.facts.trainers == ("dp-sad",)
+    node.policy = node.policy.model_copy(update={"unit": Unit.HOLDER})
+    assert node.facts.trainers == ()
