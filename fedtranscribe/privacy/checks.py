@@ -8,6 +8,9 @@ LARGEST_DISTANCE = 1e12
 """A μ beyond which nothing is private by any standard: ε of one answer would be 5e23. Sums and
 squares of what is smaller are doubles, whatever the counts."""
 
+LARGEST_EPSILON = 1e23
+"""The μ of one answer of this ε is below LARGEST_DISTANCE."""
+
 
 def expect(holds: bool, what: str) -> None:
     """Refuse what does not hold; `what` names the value and its bound.
@@ -38,13 +41,14 @@ def expect_distance(name: str, value: float) -> None:
 
 
 def expect_epsilon(epsilon: float) -> None:
-    """Refuse an ε that promises nothing.
+    """Refuse an ε that promises nothing, or that doubles cannot be calculated with.
 
     Raises:
-        ConfigError: not positive, or not finite.
+        ConfigError: not positive, not finite, or above LARGEST_EPSILON.
     """
     if not (epsilon > 0 and math.isfinite(epsilon)):
         raise ConfigError(f"Expected epsilon={epsilon} > 0 and finite.")
+    expect(epsilon <= LARGEST_EPSILON, f"epsilon={epsilon:g} <= {LARGEST_EPSILON:g}")
 
 
 def expect_delta(delta: float) -> None:

@@ -75,6 +75,7 @@ from fedtranscribe.names import expect_name
 from fedtranscribe.privacy.book import Book
 from fedtranscribe.privacy.budget import Budget, room_words
 from fedtranscribe.privacy.chain import Entry, Head, Kind, canonical
+from fedtranscribe.privacy.checks import expect_delta, expect_epsilon
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.reservations import Costs, content_of, release_of
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
@@ -262,12 +263,13 @@ class Ledger:
         A limit below what is booked is allowed: nothing new is answered then.
 
         Raises:
-            ConfigError: it is infinite, or its δ, unit or adjacency is not that of the limit under
-                which something was booked.
+            ConfigError: it is infinite or above LARGEST_EPSILON, or its δ, unit or adjacency is not
+                that of the limit under which something was booked.
             UnsupportedAdjacencyError: what is booked has no cost in the new unit or adjacency.
         """
         if not budget.fixed:
             raise ConfigError(f"Expected a finite limit, got epsilon={budget.epsilon}.")
+        expect_epsilon(budget.epsilon)
         with self._book.writing():
             before = self.budget
             if budget == before:
@@ -293,7 +295,10 @@ class Ledger:
         Raises:
             BudgetExhaustedError: it would exceed the budget, or there is none.
             UnsupportedAdjacencyError: it has no cost in the budget's unit and adjacency.
+            ConfigError: delta is not inside (0, 1).
         """
+        if delta is not None:
+            expect_delta(delta)
         self._afford(*releases, delta=delta)
 
     def room(self, delta: float) -> float:
@@ -306,6 +311,7 @@ class Ledger:
             ConfigError: delta is not inside (0, 1).
             UnsupportedAdjacencyError: what is booked has no cost in the limit's unit.
         """
+        expect_delta(delta)
         budget = self.budget
         if budget is None or not budget.fixed:
             return 0.0 if budget is None else math.inf

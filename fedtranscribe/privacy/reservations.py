@@ -71,11 +71,7 @@ class Costs:
         return spent_epsilon(spent, delta)
 
     def room(self, totals: Totals, budget: Budget, delta: float) -> float:
-        """The largest ε, at this δ, with which a plan of Gaussian noise still fits; 0 if none.
-
-        Raises:
-            ConfigError: delta is not inside (0, 1).
-        """
+        """The largest ε, at this δ, with which a plan of Gaussian noise still fits; 0 if none."""
         # One Gaussian alone costs the whole limit at the upper end; a total never costs less.
         lower, upper = 0.0, gaussian_mu(budget.epsilon, budget.delta)
         booked = self._spent(totals, budget.unit, budget.adjacency)

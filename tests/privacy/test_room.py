@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedtranscribe.config import TranscribeSettings
-from fedtranscribe.errors import BudgetExhaustedError
+from fedtranscribe.errors import BudgetExhaustedError, ConfigError
 from fedtranscribe.privacy.budget import Budget, room_words, two_digits_below
 from fedtranscribe.privacy.closed_forms import gaussian_mu
 from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian
@@ -116,3 +116,23 @@ def test_a_run_of_the_epsilon_that_a_refusal_names_goes_through(
     assert result.ledger is not None
     assert result.ledger.booked is not None
     assert result.ledger.booked <= 12.0
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan])
+def test_a_delta_that_is_none_is_refused_and_nothing_booked(ledger, delta):
+    head = ledger.head
+    with pytest.raises(ConfigError, match="delta"):
+        ledger.room(delta)
+    with pytest.raises(ConfigError, match="delta"):
+        ledger.check(*gaussians(1.0), delta=delta)
+    assert ledger.head == head
+
+
+@pytest.mark.parametrize("epsilon", [1.1e23, 1e160, 1e300])
+def test_a_limit_that_doubles_cannot_be_calculated_with_is_refused(ledger, epsilon):
+    before = ledger.budget
+    with pytest.raises(ConfigError, match=r"<= 1e\+23"):
+        ledger.set_budget(Budget(epsilon, DELTA, RECORD, ZERO_OUT))
+    assert ledger.budget == before
+    ledger.set_budget(Budget(1e23, DELTA, RECORD, ZERO_OUT))
+    assert ledger.room(DELTA) == pytest.approx(1e23, rel=1e-3)
