@@ -11,9 +11,11 @@ import numpy as np
 from fedtranscribe.config import UNSTATED, OwnData
 from fedtranscribe.data.array_folders import IMAGES
 from fedtranscribe.data.folders import Pictures, find_pictures
+from fedtranscribe.data.image_ids import how_made
 from fedtranscribe.data.pictures import read_picture
 from fedtranscribe.errors import ConfigError, InvalidDataError
 from fedtranscribe.files import unwritable
+from fedtranscribe.privacy import record_note
 from fedtranscribe.privacy.ledger_place import LedgerPlace
 from fedtranscribe.tracking import Progress, silent
 
@@ -61,6 +63,8 @@ def pack(source: Path, out: Path, own: OwnData = UNSTATED, progress: Progress = 
         shutil.rmtree(partial, ignore_errors=True)
     used, home = (before, after.folder) if before.path.exists() else (after, before.folder)
     LedgerPlace(train.data_id, used.path, home, (), marks=True).mark()
+    # The packed folder has the ids themselves.
+    record_note.add(used.path, how_made(own, train.ids), how_made(UNSTATED, train.ids))
     return used.path
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.ledger import PROVED_WITHIN, Ledger
 from fedtranscribe.privacy.ledger_place import LedgerPlace
+from fedtranscribe.privacy.record_note import settle
 from fedtranscribe.privacy.release_plan import Release
 
 Say = Callable[[str], None]
@@ -14,6 +15,7 @@ Say = Callable[[str], None]
 
 def open_for_run(
     place: LedgerPlace,
+    ids: str,
     run: str,
     asked: float | None,
     usual: Budget,
@@ -26,6 +28,7 @@ def open_for_run(
 
     Args:
         place: where it lies, from `ledger_of`.
+        ids: how those of the records are made, from `record_note.made_by`.
         run: its name in the ledger.
         asked: ε of the limit, where the user asks for one.
         usual: the limit of a new ledger, where not; once something is booked only ε can be
@@ -35,11 +38,14 @@ def open_for_run(
 
     Raises:
         BudgetExhaustedError: the plan does not fit; nothing was booked.
+        ConfigError: ids were made otherwise when something was booked.
         StorageError, LedgerError: see their classes.
     """
     ledger = Ledger.open(place.path, place.data_id)
     try:
         ledger.prove(PROVED_WITHIN)
+        if place.marks:  # published sets are read in one way
+            settle(ledger, place.path, ids)
         place.mark()
         if not ledger.usage(run).queries:
             if place.words is not None:

@@ -13,6 +13,7 @@ from typing import Any
 from joblib import cpu_count
 
 from fedtranscribe.config import RoundSettings, TranscribeSettings
+from fedtranscribe.data.image_ids import how_made
 from fedtranscribe.data.ledgers import ledger_of
 from fedtranscribe.errors import FedtranscribeError
 from fedtranscribe.figures import figures_available
@@ -170,7 +171,8 @@ def _open_ledger(prepared: Prepared, run: RunDirectory, say: Say) -> Ledger:
     settings = prepared.settings
     place = ledger_of(prepared.split.train, settings.data or "", settings.ledger)
     usual = Budget(DEFAULT_LIMIT, settings.delta, Unit(settings.unit), Adjacency.ZERO_OUT)
-    return open_for_run(place, run.run_id, settings.budget, usual, prepared.releases, say)
+    ids = how_made(settings.own_data, prepared.split.train.record_ids)
+    return open_for_run(place, ids, run.run_id, settings.budget, usual, prepared.releases, say)
 
 
 def _run(

@@ -8,14 +8,15 @@ from typing import Any
 from fedtranscribe.capabilities import Facts
 from fedtranscribe.config import OwnData, build
 from fedtranscribe.data import ImageSet, folder_of, is_published, load
+from fedtranscribe.data.image_ids import how_made
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.holder.trainings import OpenLedger, Trainings
 from fedtranscribe.models import pick_device
 from fedtranscribe.models.backbones import Backbones
 from fedtranscribe.privacy.ledger_place import LedgerPlace
+from fedtranscribe.privacy.record_note import OWN, made_by
 from fedtranscribe.query import Kind
 from fedtranscribe.service.holder_file import HolderFile
-from fedtranscribe.service.record_note import made_by
 from fedtranscribe.statistics import Statistic, of_records, of_teachers
 from fedtranscribe.teachers import Ensemble, Manifest
 
@@ -153,9 +154,15 @@ class Holding:
         )
 
     @property
-    def ids(self) -> str:
-        """How ids are made, as `record_note` has it."""
-        return made_by(_own(self.file, self.teachers), self._positional)
+    def ids(self) -> str | None:
+        """How ids are made, as `privacy.record_note` has it; None where only the records say."""
+        own = _own(self.file, self.teachers)
+        if self._positional:
+            return how_made(own, None)
+        if self.records is not None:
+            return how_made(own, self.records.record_ids)
+        stated = made_by(own, positional=False, paths=False)
+        return None if stated == OWN else stated
 
     def statistics(self, backbones: Backbones) -> Mapping[Kind, Statistic[Any]]:
         """All that can be asked: of the teachers, and where the policy allows it of the records.

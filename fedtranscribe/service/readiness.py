@@ -15,11 +15,11 @@ from fedtranscribe.models import pick_device
 from fedtranscribe.models.backbones import NO_BACKBONES
 from fedtranscribe.privacy.budget import two_digits_below
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.record_note import OWN, expect_noted, words
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.service.holder_file import HolderFile
 from fedtranscribe.service.holding import Holding, open_records, open_teachers
 from fedtranscribe.service.metrics_file import expect_closed
-from fedtranscribe.service.record_note import expect_noted, words
 from fedtranscribe.teachers import Manifest
 from fedtranscribe.text import counted
 
@@ -159,7 +159,9 @@ def _of_teachers(manifest: Manifest) -> str:
 
 def _of_records(holding: Holding, records: ImageSet) -> str:
     facts = holding.facts(NO_BACKBONES)
-    return f"{facts.classes} classes of {records.channels}x{records.size}, {words(holding.ids)}"
+    return (
+        f"{facts.classes} classes of {records.channels}x{records.size}, {words(holding.ids or OWN)}"
+    )
 
 
 def _features(file: HolderFile) -> str:
@@ -182,7 +184,6 @@ def _masks(file: HolderFile) -> str:
 
 def _ledger(holding: Holding) -> str:
     holding.ledger_place()
-    expect_noted(holding.file.holder.ledger, holding.ids)
     unseen = holding.unseen()
     return _booked(holding) if unseen is None else f"{_booked(holding)}; {unseen}"
 
@@ -193,6 +194,7 @@ def _booked(holding: Holding) -> str:
         return "none yet: the first start makes it"
     with Ledger.open_read_only(file.holder.ledger, holding.data_id) as ledger:
         ledger.verify()
+        expect_noted(ledger, file.holder.ledger, holding.ids)
         unit = file.policy.unit
         booked = budget_left(ledger)[f"{unit} booked"]
         entries = counted(ledger.head.sequence, "entry", "entries")

@@ -30,9 +30,9 @@ from fedtranscribe.files import who_may_open
 from fedtranscribe.holder.kept_ledger import KeptLedger
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.replies import reply_to
+from fedtranscribe.privacy import record_note
 from fedtranscribe.privacy.ledger import PROVED_WITHIN, Head
 from fedtranscribe.refusals import Refusal, RefusalCode
-from fedtranscribe.service import record_note
 from fedtranscribe.service.holder_file import HolderFile
 from fedtranscribe.service.holding import Holding
 from fedtranscribe.service.journal import Journal
@@ -178,13 +178,13 @@ def open_node(file: HolderFile) -> tuple[Node, KeptLedger]:
     place = holding.ledger_place()
     if holding.unseen() is not None:
         log.warning("Cannot look for another ledger next to the data; see holder policy check.")
-    record_note.expect_noted(file.holder.ledger, holding.ids)
     backbones = file.backbones()
     facts = holding.facts(backbones)
     ledger = KeptLedger(file.holder.ledger, holding.data_id, file.policy.budget)
     ledger.prove()
+    with ledger() as opened:
+        record_note.settle(opened, file.holder.ledger, holding.ids)
     place.mark()
-    record_note.note(file.holder.ledger, holding.ids)
     node = Node(
         file.holder.name,
         holding.statistics(backbones),

@@ -165,6 +165,9 @@ def test_the_ledger_is_kept_under_the_data_id(scans: dict[str, Any], own_place: 
         assert len(ledger.releases()) > 0
     with pytest.raises(BudgetExhaustedError):
         ft.transcribe(scans["images"][::-1], scans["labels"][::-1], classes=3, data_id="scans",
+                      ids=scans["ids"][::-1], **settings, out="again")  # fmt: skip
+    with pytest.raises(ConfigError, match="now they come with no ids"):
+        ft.transcribe(scans["images"], scans["labels"], classes=3, data_id="scans",
                       **settings, out="again")  # fmt: skip
     assert not (own_place / "again/config.toml").exists()
     assert not (own_place / "again/private").exists()

@@ -12,9 +12,17 @@ import fedtranscribe
 from fedtranscribe.cli import run
 from fedtranscribe.config import OwnData, TranscribeSettings
 from fedtranscribe.data import load
+from fedtranscribe.data.image_ids import how_made
+from fedtranscribe.data.ledgers import ledger_of
 from fedtranscribe.errors import ConfigError, DataNotFoundError, InvalidDataError
 from fedtranscribe.evaluation.audit import plant, save_planted
 from fedtranscribe.flower.run_config import settings_from
+from fedtranscribe.privacy.budget import Budget
+from fedtranscribe.privacy.events import Gaussian
+from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.record_note import note_path, settle
+from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.releases import make_release, verify
 from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.runs.finished import FinishedRun
@@ -107,6 +115,39 @@ def test_a_holders_records_are_read_as_its_teachers_were(unstated: Path, tmp_pat
     assert Holding.open(file("classes = 3\n")).records.classes == 3  # type: ignore[union-attr]
     with pytest.raises(InvalidDataError, match="key 'classes'"):
         Holding.open(file())
+
+
+PATIENTS = ["--id-pattern", r"/(p\d+)\.png$"]
+
+
+@pytest.mark.parametrize(("first", "then"), [(PATIENTS, []), ([], PATIENTS)])
+@pytest.mark.parametrize("command", ["transcribe", "synthesize"])
+def test_what_a_record_is_stays_what_it_was(
+    pets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command, first, then
+):
+    """Ids of each image would let one patient be behind many of the records that ε hides."""
+    images = load(str(pets), own=OwnData(id_pattern=first[1] if first else None)).train
+    place = ledger_of(images, str(pets), None)
+    note = note_path(place.path)
+    with Ledger.open(place.path, place.data_id) as ledger:
+        settle(
+            ledger,
+            place.path,
+            how_made(OwnData(), images.record_ids) if not first else f"id_pattern {first[1]}",
+        )
+        ledger.set_budget(Budget(20.0, 1e-5, Unit.RECORD, Adjacency.ZERO_OUT))
+        event = {Unit.RECORD: {Adjacency.ZERO_OUT: Gaussian(0.1)}}
+        ledger.reserve("q", "h", Release("noisy-moments", 1, event), "run")
+        head = ledger.head
+    arguments = [command, "--data", str(pets), "--epsilon", "10", *then]
+    arguments += ["--force"] * (command == "transcribe")
+    assert run([*arguments, "--out", str(tmp_path / "run")]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "Expected records as the ledger" in said
+    assert str(note) in said
+    assert not list(tmp_path.glob("run/*")), "its folder is free again"
+    with Ledger.open_read_only(place.path) as ledger:
+        assert ledger.head == head
 
 
 def test_every_entry_asks_for_classes(unstated: Path, tmp_path: Path, tiny_settings):

@@ -8,9 +8,12 @@ from PIL import Image
 from fedtranscribe.cli import run
 from fedtranscribe.config import OwnData
 from fedtranscribe.data import load
+from fedtranscribe.data.image_ids import how_made
 from fedtranscribe.data.ledgers import ledger_of
 from fedtranscribe.data.packing import pack
 from fedtranscribe.errors import ConfigError, InvalidDataError, SecondLedgerError
+from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.record_note import note_path, settle
 
 
 def picture(path: Path, seed: int, size: tuple[int, int] = (8, 8)) -> None:
@@ -56,6 +59,26 @@ def test_a_ledger_that_is_there_goes_on(tmp_path: Path):
     with pytest.raises(SecondLedgerError, match="Name the first one"):
         ledger_of(packed, "packed", None)
     assert ledger_of(packed, "packed", place.path).path == place.path
+
+
+PATTERN = r"(p\d+)_"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "noted"),
+    [(PATTERN, [f"id_pattern {PATTERN}", "own"]), (None, [f"id_pattern {PATTERN}"])],
+)
+def test_a_ledger_knows_the_packed_ids_if_they_are_its_own(tmp_path: Path, pattern, noted):
+    """Packed without the pattern, each image is a record: the ledger hides patients' images."""
+    source, patients = pictures(tmp_path / "pets"), OwnData(id_pattern=PATTERN)
+    place = ledger_of(load(str(source), own=patients).train, "pets", None)
+    ids = how_made(patients, load(str(source), own=patients).train.record_ids)
+    with Ledger.open(place.path, place.data_id) as ledger:
+        settle(ledger, place.path, ids)
+    pack(source, tmp_path / "b" / "packed", OwnData(id_pattern=pattern))
+    assert note_path(place.path).read_text().splitlines() == noted
+    packed = load(str(tmp_path / "b" / "packed")).train
+    assert (how_made(OwnData(), packed.record_ids) in noted) == (pattern is not None)
 
 
 def test_pictures_of_several_sizes_leave_nothing(tmp_path: Path):

@@ -14,7 +14,9 @@ from fedtranscribe.errors import ConfigError, InvalidDataError, QuorumError, Sto
 from fedtranscribe.files import who_may_reach
 from fedtranscribe.holder.node import Node
 from fedtranscribe.models.backbones import NO_BACKBONES
+from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.query import Kind
 from fedtranscribe.runs.in_process import InProcess
@@ -146,7 +148,7 @@ def test_the_check_says_what_the_records_are(home: Home):
     assert told["answers"] == (True, "moments, mixture, descent")
     assert told["records"] == (
         True,
-        "3 classes of 1x28, ids of the archive, or paths of a folder's images",
+        "3 classes of 1x28, ids that the data have",
     )
     assert told["records' files"] == (True, "closed to other users")
     assert told["device"] == (True, "cpu")
@@ -215,13 +217,22 @@ def patients(home: Home, pattern: str = "") -> None:
 
 
 PATTERN = "id_pattern = '(p[0-9]+)_[^/]*$'\n"
+OTHER = "id_pattern = 'p([0-9]+_[0-9]+)_[^/]*$'\n"
+
+
+def ask(home: Home) -> None:
+    """A question for moments, so that something is booked."""
+    file = HolderFile.read(home.policy)
+    with Ledger.open(file.holder.ledger, Holding.open(file).data_id) as ledger:
+        event = {Unit.RECORD: {Adjacency.ZERO_OUT: Gaussian(0.1)}}
+        ledger.reserve("q", "h", Release("noisy-moments", 1, event), "run")
 
 
 @pytest.mark.parametrize(
     ("first", "then", "words"),
     [
-        (PATTERN, "", "with ids by id_pattern .* now they come with ids of the archive, or paths"),
-        ("", PATTERN, "with ids of the archive, or paths .* now they come with ids by id_pattern"),
+        (PATTERN, "", "with ids by id_pattern .* now they come with each image's path"),
+        ("", PATTERN, "with each image's path as its id; now they come with ids by id_pattern"),
         (
             PATTERN,
             "id_pattern = 'p([0-9]+_[0-9]+)_[^/]*$'\n",
@@ -233,6 +244,7 @@ def test_what_a_record_is_does_not_change_unnoticed(home: Home, first, then, wor
     """Ids of each image would let one patient be behind many of the records that ε hides."""
     patients(home, first)
     node_of(home)
+    ask(home)
     note = home.records.with_name("ledger.sqlite.record")
     noted = note.read_text()
     node_of(home)
@@ -250,6 +262,16 @@ def test_what_a_record_is_does_not_change_unnoticed(home: Home, first, then, wor
     assert note.read_text() != noted
 
 
+def test_a_mistake_before_anything_is_booked_may_be_corrected(home: Home):
+    patients(home)
+    node_of(home)
+    patients(home, PATTERN)
+    assert found(home)["ledger"][0]
+    node_of(home)
+    note = home.records.with_name("ledger.sqlite.record")
+    assert note.read_text() == "id_pattern (p[0-9]+)_[^/]*$\n"
+
+
 def test_ids_that_came_with_teachers_are_missed_without_them(home: Home, tmp_path: Path):
     patients(home, PATTERN)
     quick = tmp_path / "quick.toml"
@@ -260,8 +282,9 @@ def test_ids_that_came_with_teachers_are_missed_without_them(home: Home, tmp_pat
     assert run([*arguments, "--config", str(quick), "--out", str(teachers)]) == 0
     home.write(holder='teachers = "teachers"\nrecords = "book/scans"\n')
     assert node_of(home).facts.shards == 2
+    ask(home)
     home.write(holder='records = "book/scans"\nclasses = 3\n')
-    with pytest.raises(ConfigError, match="with teachers they came from the teachers' data"):
+    with pytest.raises(ConfigError, match="teachers bring those of their data"):
         node_of(home)
     patients(home, PATTERN)
     assert node_of(home).facts.shards == 0

@@ -15,6 +15,7 @@ from fedtranscribe.privacy.chain import Kind, canonical
 from fedtranscribe.privacy.closed_forms import gaussian_mu
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.record_note import OWN
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.run_ledger import open_for_run
 from fedtranscribe.privacy.units import Adjacency, Unit
@@ -41,7 +42,7 @@ def begin(tiny_data: Path) -> Begin:
     def start(run: str, epsilon: float, asked: float | None = None) -> tuple[Ledger, str]:
         said: list[str] = []
         place, release = ledger_of(records, str(tiny_data), None), planned(epsilon)
-        ledger = open_for_run(place, run, asked, USUAL, [release], said.append)
+        ledger = open_for_run(place, OWN, run, asked, USUAL, [release], said.append)
         ledger.reserve(f"{run}/q", "h", release, run)
         return ledger, "\n".join(said)
 
@@ -114,7 +115,7 @@ def test_an_attempt_that_was_refused_does_not_fix_the_kind_of_the_limit(
         for unit in (Unit.RECORD, Unit.HOLDER)
     }
     with pytest.raises(BudgetExhaustedError):
-        open_for_run(place, "no", None, attempt, [Release("m", 1, every)], lambda _: None)
+        open_for_run(place, OWN, "no", None, attempt, [Release("m", 1, every)], lambda _: None)
     ledger, said = begin("first", 5)
     assert "under which nothing was booked, is 7 (record, zero-out, δ = 1e-05)" in said
     assert ledger.budget == Budget(7, DELTA, *KIND), "ε was named, and stays"
