@@ -92,22 +92,32 @@ def who_may_open(folder: Path) -> str | None:
     """
     found = folder.stat()
     mode, ours = stat.S_IMODE(found.st_mode), found.st_uid == os.geteuid()
-    lent = (
-        not ours and bool(mode & stat.S_ISGID) and found.st_gid in {os.getegid(), *os.getgroups()}
-    )
-    if mode & (stat.S_IWOTH if lent else stat.S_IRWXO):
+    if mode & (stat.S_IWOTH if _lent(found) else stat.S_IRWXO):
         return "all users"
     return "its group" if ours and mode & stat.S_IRWXG else None
 
 
 def who_may_reach(path: Path) -> str | None:
-    """As `who_may_open` of a file or folder, which every folder above may close.
+    """Who, besides owners, may open a file or folder through all folders above it, in words.
+
+    Unlike for `who_may_open`, the group counts in folders of others, too: one that is closed to all
+    but its group keeps no SuperNode out that is in that group.
 
     Raises:
         OSError: it cannot be looked at.
     """
     whole = path.resolve()
-    each = [who_may_open(part) for part in (whole, *whole.parents)]
-    if None in each:
-        return None
-    return "all users" if set(each) == {"all users"} else "its group"
+    parts = [part.stat() for part in (whole, *whole.parents)]
+    if all(found.st_mode & stat.S_IRWXO for found in parts):
+        return "all users"
+    for found in parts:
+        shared = stat.S_IRWXO if _lent(found) else stat.S_IRWXO | stat.S_IRWXG
+        if not found.st_mode & shared:
+            return None
+    return "its group"
+
+
+def _lent(found: os.stat_result) -> bool:
+    """Whether it is a folder that belongs to somebody else, who gave it to a group of ours."""
+    ours, setgid = found.st_uid == os.geteuid(), bool(found.st_mode & stat.S_ISGID)
+    return not ours and setgid and found.st_gid in {os.getegid(), *os.getgroups()}

@@ -63,8 +63,7 @@ def pack(source: Path, out: Path, own: OwnData = UNSTATED, progress: Progress = 
         shutil.rmtree(partial, ignore_errors=True)
     used, home = (before, after.folder) if before.path.exists() else (after, before.folder)
     LedgerPlace(train.data_id, used.path, home, (), marks=True).mark()
-    # The packed folder has the ids themselves.
-    record_note.add(used.path, how_made(own, train.ids), how_made(UNSTATED, train.ids))
+    record_note.add_packed(used.path, how_made(own, train.ids))
     return used.path
 
 

@@ -19,7 +19,7 @@ from fedtranscribe.mechanisms import BitSource, MaskedShare, NoiseSource, OsBits
 from fedtranscribe.mechanisms.masked import residues
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
-from fedtranscribe.privacy.units import NoiseMode, Unit
+from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.query import Kind, Query, Scalar
 from fedtranscribe.refusals import Refusal, RefusalCode, refusing
 from fedtranscribe.secagg import Advert, Members, Task
@@ -105,13 +105,8 @@ class Node:
             dropouts=policy.dropouts,
             colluders=policy.colluders,
             masks=self._masking is not None,
-            trainers=policy.trainers if self._may_train else (),
+            trainers=policy.trainings if self._trainings is not None else (),
         )
-
-    @property
-    def _may_train(self) -> bool:
-        # Trainings have a cost per record only.
-        return self._trainings is not None and self.policy.unit is Unit.RECORD
 
     def expect(
         self, kind: Kind, shapes: Mapping[str, tuple[int, ...]], terms: Mapping[str, Scalar]

@@ -70,6 +70,11 @@ class HolderPolicy(Settings):
         return tuple(k for k in self.kinds if not k.sums or self.unit == Unit.RECORD)
 
     @property
+    def trainings(self) -> tuple[Trainer, ...]:
+        """The private trainings that the unit leaves: their cost is per record."""
+        return self.trainers if self.unit is Unit.RECORD else ()
+
+    @property
     def budget(self) -> Budget:
         """The limit as the ledger keeps it."""
         return Budget(self.epsilon, self.delta, self.unit, Adjacency.ZERO_OUT)
@@ -114,8 +119,7 @@ class HolderPolicy(Settings):
         Raises:
             Refusal: POLICY.
         """
-        # Trainings have a cost per record only.
-        if method not in self.trainers or self.unit is not Unit.RECORD:
+        if method not in self.trainings:
             raise Refusal(RefusalCode.POLICY)
 
     def check_cost(self, epsilon: float, delta: float) -> None:

@@ -2,17 +2,19 @@
 
 ε hides the images of one id. If ids were made otherwise from some run on, say one for each image
 where all images of a patient had one, one ledger would add up answers about different records, and
-a patient would be behind many of them. The note is a file `<ledger>.record`, a line for each way to
-make the same ids. It guards against a mistake of the holder's own, not against somebody who may
-write to the ledger's folder, and does not see ids that are edited within the data.
+a patient would be behind many of them. The note is a JSON file `<ledger>.record`, a list of all
+known ways to make the same ids. It guards against a mistake of the holder's own, not against
+somebody who may write to the ledger's folder, and does not see ids that are edited within the data.
 """
 
+import json
 from pathlib import Path
 
 from fedtranscribe.config import OwnData
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.files import write_atomically
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.reading import read_json
 
 POSITION, OWN, PATHS, LISTED = "position", "own", "paths", "ids"
 _WORDS = {
@@ -29,17 +31,18 @@ def made_by(own: OwnData, *, positional: bool, paths: bool) -> str:
     Args:
         own: how the data are read.
         positional: whether records are known by their position only.
-        paths: whether ids are paths of pictures.
+        paths: whether ids look like paths of pictures.
     """
     if positional:
         return POSITION
-    if paths:
-        return PATHS
+    # What is stated comes first: a pattern may find texts that look like paths.
     if own.ids is not None:
         return LISTED
     if own.id_pattern is not None:
         return f"id_pattern {own.id_pattern}"
-    return OWN if own.id_column is None else f"id_column {own.id_column}"
+    if own.id_column is not None:
+        return f"id_column {own.id_column}"
+    return PATHS if paths else OWN
 
 
 def words(ids: str) -> str:
@@ -85,29 +88,36 @@ def settle(ledger: Ledger, path: Path, ids: str | None) -> None:
     """
     expect_noted(ledger, path, ids)
     if ids is not None and ids not in _read(note_path(path)):
-        write_atomically(note_path(path), f"{ids}\n".encode())
+        _write(note_path(path), [ids])
 
 
-def add(path: Path, ids: str, same: str) -> None:
-    """Note another way to make the same ids.
+def add_packed(path: Path, ids: str) -> None:
+    """Note that a copy of the data has the same ids in itself.
 
     Args:
         path: the ledger's SQLite file.
-        ids: of `made_by`; where they are not noted, nothing is.
-        same: of `made_by`, another way to make exactly these.
+        ids: of `made_by`, for the data that were copied; where they are not noted, nothing is. Ids
+            that are paths look like paths in the copy, too.
 
     Raises:
         StorageError: the note cannot be read or written.
     """
     noted = _read(note_path(path))
-    if ids in noted and same not in noted:
-        write_atomically(note_path(path), "".join(f"{one}\n" for one in (*noted, same)).encode())
+    if ids in noted and ids != PATHS and OWN not in noted:
+        _write(note_path(path), [*noted, OWN])
 
 
 def _read(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8").splitlines()
+        noted = read_json(path)
     except FileNotFoundError:
         return []
-    except (OSError, UnicodeError):
-        raise StorageError(f"Cannot read {path}; restore it from a copy.") from None
+    except (OSError, ValueError):
+        noted = None
+    if not isinstance(noted, list) or not all(isinstance(one, str) for one in noted):
+        raise StorageError(f"Cannot read {path}; restore it from a copy.")
+    return noted
+
+
+def _write(path: Path, noted: list[str]) -> None:
+    write_atomically(path, json.dumps(noted).encode())

@@ -17,7 +17,7 @@ from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.holder.round_store import RoundStore
 from fedtranscribe.models.backbones import Backbones
 from fedtranscribe.names import expect_name
-from fedtranscribe.privacy.units import NoiseMode, Unit
+from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.secagg.key_files import Identity
 from fedtranscribe.service.link import HEALTH_SUFFIX
 
@@ -142,12 +142,7 @@ class HolderFile(HolderPolicy):
     @property
     def needs_records(self) -> bool:
         """Whether nothing can be served without the images: teachers can give votes without."""
-        return self.holder.teachers is None or self.trains
-
-    @property
-    def trains(self) -> bool:
-        """Whether the policy allows any private training: their cost is per record."""
-        return bool(self.trainers) and self.unit is Unit.RECORD
+        return self.holder.teachers is None or bool(self.trainings)
 
     @property
     def sums_wanted(self) -> bool:
@@ -198,7 +193,7 @@ def _expect_complete(file: HolderFile) -> None:
             raise ConfigError("Expected [holder] records with trainers: they train on the images.")
         if place.teachers is None:
             raise ConfigError("Expected [holder] records or [holder] teachers, or both.")
-    if place.teachers is None and not (file.sums_wanted or file.trains):
+    if place.teachers is None and not (file.sums_wanted or file.trainings):
         kinds = ", ".join(file.kinds) or "none"
         raise ConfigError(
             f"Expected [holder] teachers with unit={file.unit} and kinds={kinds}: no sum over the "

@@ -194,7 +194,7 @@ class Holding:
             open_ledger: opens the ledger under the policy's limit.
         """
         records, file = self.records, self.file
-        if records is None or not file.trains:
+        if records is None or not file.trainings:
             return None
         return Trainings(
             lambda: records, file.holder.ledger, open_ledger, file.trained, file.holder.device

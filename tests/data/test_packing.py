@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 
 import numpy as np
@@ -76,9 +77,23 @@ def test_a_ledger_knows_the_packed_ids_if_they_are_its_own(tmp_path: Path, patte
     with Ledger.open(place.path, place.data_id) as ledger:
         settle(ledger, place.path, ids)
     pack(source, tmp_path / "b" / "packed", OwnData(id_pattern=pattern))
-    assert note_path(place.path).read_text().splitlines() == noted
+    assert json.loads(note_path(place.path).read_text()) == noted
     packed = load(str(tmp_path / "b" / "packed")).train
     assert (how_made(OwnData(), packed.record_ids) in noted) == (pattern is not None)
+
+
+def test_ids_that_are_paths_are_the_same_in_the_packed_folder(tmp_path: Path):
+    source = pictures(tmp_path / "pets")
+    images = load(str(source)).train
+    place = ledger_of(images, "pets", None)
+    with Ledger.open(place.path, place.data_id) as ledger:
+        settle(ledger, place.path, how_made(OwnData(), images.record_ids))
+    for name in ("packed", "by-patient"):
+        pack(source, tmp_path / name / "set", OwnData(id_pattern=PATTERN if "by" in name else None))
+    assert json.loads(note_path(place.path).read_text()) == ["paths"]
+    packed, other = (load(str(tmp_path / n / "set")).train for n in ("packed", "by-patient"))
+    assert how_made(OwnData(), packed.record_ids) == "paths"
+    assert how_made(OwnData(), other.record_ids) == "own"
 
 
 def test_pictures_of_several_sizes_leave_nothing(tmp_path: Path):

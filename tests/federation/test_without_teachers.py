@@ -1,5 +1,7 @@
 """Holder services that have records and no teachers: the default run asks for nothing else."""
 
+import json
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -262,6 +264,24 @@ def test_what_a_record_is_does_not_change_unnoticed(home: Home, first, then, wor
     assert note.read_text() != noted
 
 
+def test_a_pattern_is_told_from_paths_that_it_finds(home: Home):
+    """Its ids end like pictures, too; those of all classes share them."""
+    patients(home)
+    node_of(home)
+    ask(home)
+    patients(home, "id_pattern = '([^/]*png)$'\n")
+    with pytest.raises(ConfigError, match="now they come with ids by id_pattern"):
+        node_of(home)
+
+
+def test_a_pattern_of_two_lines_stays_one(home: Home):
+    pattern = 'id_pattern = "(p[0-9]+)_(?:x|\\n)?[^/]*$"\n'
+    patients(home, pattern)
+    node_of(home)
+    ask(home)
+    node_of(home)
+
+
 def test_a_mistake_before_anything_is_booked_may_be_corrected(home: Home):
     patients(home)
     node_of(home)
@@ -269,7 +289,7 @@ def test_a_mistake_before_anything_is_booked_may_be_corrected(home: Home):
     assert found(home)["ledger"][0]
     node_of(home)
     note = home.records.with_name("ledger.sqlite.record")
-    assert note.read_text() == "id_pattern (p[0-9]+)_[^/]*$\n"
+    assert json.loads(note.read_text()) == ["id_pattern (p[0-9]+)_[^/]*$"]
 
 
 def test_ids_that_came_with_teachers_are_missed_without_them(home: Home, tmp_path: Path):
@@ -290,11 +310,15 @@ def test_ids_that_came_with_teachers_are_missed_without_them(home: Home, tmp_pat
     assert node_of(home).facts.shards == 0
 
 
-def test_a_note_that_cannot_be_read_is_no_leave(home: Home):
+@pytest.mark.parametrize("content", ["", "own", '{"own": 1}', "[1]", None])
+def test_a_note_that_cannot_be_read_is_no_leave(home: Home, content):
     node_of(home)
     note = home.records.with_name("ledger.sqlite.record")
     note.unlink()
-    note.mkdir()
+    if content is None:
+        note.mkdir()
+    else:
+        note.write_text(content)
     with pytest.raises(StorageError, match="restore it from a copy"):
         node_of(home)
 
@@ -306,7 +330,7 @@ def test_records_that_others_may_read_are_found(home: Home):
     home.records.chmod(0o644)
     assert found(home)["records' files"] == (True, "closed to other users"), "by a folder above"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedtranscribe.files.who_may_open", lambda path: "all users")
+        patch.setattr(Path, "parents", [])
         ok, words = found(home)["records' files"]
     assert not ok
     assert words == f"{home.records} is open to all users; chmod -R go= {home.records}."
@@ -324,6 +348,21 @@ def test_who_may_reach_a_file(tmp_path: Path):
         assert who_may_reach(file) == "its group"
         file.chmod(0o600)
         assert who_may_reach(file) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another user")
+def test_a_folder_of_another_user_closes_nothing_to_its_group(tmp_path: Path):
+    """The SuperNode's user may be in that group."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    file = folder / "file"
+    file.touch(mode=0o644)
+    os.chown(folder, 12_345, 54_321)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "parents", property(lambda path: [] if path == folder else [folder]))
+        for mode, who in ((0o755, "all users"), (0o750, "its group"), (0o700, None)):
+            folder.chmod(mode)
+            assert who_may_reach(file) == who
 
 
 @pytest.mark.parametrize(("sums", "folder"), [(True, "moments"), (False, "dp-sad")])
