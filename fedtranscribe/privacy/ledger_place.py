@@ -267,8 +267,8 @@ def _refusal(data_id: str, folder: Path | None, chosen: Path, other: Path) -> st
         )
         return (
             f"The ledger of the data {data_id!r} is {other}, says {marker}, and it is not there, "
-            f"or this user may not look there. Put it back with its .head and .record files; if it was "
-            f"moved, write its new path into {marker.name}."
+            f"or this user may not look there. Put it back with its .head and .record "
+            f"files; if it was moved, write its new path into {marker.name}."
         )
     if _present(chosen):
         return (
@@ -279,7 +279,7 @@ def _refusal(data_id: str, folder: Path | None, chosen: Path, other: Path) -> st
     return (
         f"The data {data_id!r} have a ledger already, {other}; a second one, {chosen}, would not "
         f"count what is booked there. Name the first one (--ledger, or ledger in a holder's "
-        f"policy file), or move it with its .head and .record files to {chosen}. If these are other "
-        f"data under the same name, give them a data_id of their own (key data_id of an archive), or "
-        f"rename their folder or file."
+        f"policy file), or move it with its .head and .record files to {chosen}. If these are "
+        f"other data under the same name, give them a data_id of their own (key data_id of an "
+        f"archive), or rename their folder or file."
     )
