@@ -110,11 +110,16 @@ def who_may_reach(path: Path) -> str | None:
     parts = [part.stat() for part in (whole, *whole.parents)]
     if all(found.st_mode & stat.S_IRWXO for found in parts):
         return "all users"
-    for found in parts:
-        shared = stat.S_IRWXO if _lent(found) else stat.S_IRWXO | stat.S_IRWXG
-        if not found.st_mode & shared:
-            return None
-    return "its group"
+    closed = (not found.st_mode & (stat.S_IRWXO | stat.S_IRWXG) for found in parts)
+    return None if any(closed) or any(map(_volume, (whole, *whole.parents))) else "its group"
+
+
+def _volume(part: Path) -> bool:
+    """Whether it is a cluster's volume, of which `who_may_open` speaks, closed to others."""
+    found = part.stat()
+    return (
+        part.is_mount() and found.st_uid == 0 and _lent(found) and not found.st_mode & stat.S_IRWXO
+    )
 
 
 def _lent(found: os.stat_result) -> bool:

@@ -12,15 +12,19 @@ from fedtranscribe.data.npz import Arrays, read_arrays
 from fedtranscribe.data.splits import split_by_id
 from fedtranscribe.data.validation import to_images, to_labels
 from fedtranscribe.errors import ConfigError, InvalidDataError
+from fedtranscribe.privacy.record_note import OWN
 
 DRAWN_FROM, DRAWN_FROM_DATA = "drawn_from", "drawn_from_data_id"
 """Keys of an archive of samples: the run that they were drawn from, and the data id of its records
 where the run says one."""
 
+IDS_MADE = "ids_made"
+"""Key of a copy that this program made: how its ids were made, see `privacy.record_note`."""
+
 KEYS = (
     *("images", "labels", "ids", "classes", "class_names", "data_id"),
     *("test_images", "test_labels", "test_ids"),
-    *(DRAWN_FROM, DRAWN_FROM_DATA),
+    *(DRAWN_FROM, DRAWN_FROM_DATA, IDS_MADE),
 )
 """What is read of an archive."""
 
@@ -31,7 +35,8 @@ def load_archive(path: Path, own: OwnData = UNSTATED) -> DataSplit:
     Keys: `images`, `labels` and `classes` (a number) or `class_names` (strings); optionally `ids`
     (strings or integers; persistent, may repeat where one person has several records), `data_id`
     (a name), and `test_images` with `test_labels` (and `test_ids`). Samples of a generator say what
-    they were drawn from (`drawn_from`, `drawn_from_data_id`). Without a test part, one
+    they were drawn from (`drawn_from`, `drawn_from_data_id`), and copies how their ids were made
+    (`ids_made`). Without a test part, one
     record in five is held out by a fixed hash of its id. All other keys stay unread.
 
     Args:
@@ -125,6 +130,7 @@ def _own(arrays: Arrays, path: Path, prefix: str, classes: Classes, own: OwnData
         folder=path.resolve().parent,
         class_names=classes.names,
         drawn_from=drawn_from(arrays, path),
+        ids_made=ids_made(arrays, path),
     )
 
 
@@ -181,6 +187,15 @@ def data_id_of(arrays: Arrays, path: Path) -> str:
     # Of the file itself: a link to the data is no other data set.
     place = path.resolve()
     return f"npz:{place.name if place.is_dir() else place.stem}"
+
+
+def ids_made(arrays: Arrays, path: Path) -> str:
+    """How the ids of an archive were made.
+
+    Raises:
+        InvalidDataError: it does not say so in one string.
+    """
+    return _text(arrays, IDS_MADE, path) if IDS_MADE in arrays else OWN
 
 
 def _text(arrays: Arrays, key: str, path: Path) -> str:

@@ -10,6 +10,7 @@ from fedtranscribe.data.archives import (
     expect_ids,
     expect_one_each,
     expect_own_ids,
+    ids_made,
     required,
     stated_classes,
 )
@@ -97,4 +98,5 @@ def _part(
         folder=path.resolve().parent,
         class_names=classes.names,
         drawn_from=drawn_from(arrays, path),
+        ids_made=ids_made(arrays, path),
     )

@@ -17,6 +17,7 @@ from fedtranscribe.data.pictures import IMAGE_SUFFIXES, read_picture
 from fedtranscribe.data.splits import split_by_id
 from fedtranscribe.data.validation import to_images
 from fedtranscribe.errors import DataNotFoundError, InvalidDataError
+from fedtranscribe.privacy.record_note import PATHS, stated
 
 _GIB = 2**30
 
@@ -137,6 +138,7 @@ def _read(found: Pictures, own: OwnData) -> ImageSet:
         record_ids=found.ids,
         folder=found.folder,
         class_names=found.class_names,
+        ids_made=stated(own) or PATHS,
     )
 
 

@@ -11,9 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedtranscribe.config import OwnData
-from fedtranscribe.data.pictures import IMAGE_SUFFIXES
 from fedtranscribe.errors import ConfigError, DataNotFoundError, InvalidDataError
-from fedtranscribe.privacy.record_note import made_by
 
 _TITLES = ["path", "id"]
 
@@ -53,17 +51,6 @@ def image_ids(paths: Sequence[str], own: OwnData) -> tuple[str, ...]:
             f"such as {missing[0]!r}; {fix}."
         )
     return tuple(found)
-
-
-def how_made(own: OwnData, ids: Sequence[str] | None) -> str:
-    """How the ids of records are made, as `privacy.record_note` has it.
-
-    Args:
-        own: how the data are read.
-        ids: of each image; None where only positions are known.
-    """
-    paths = ids is not None and Path(ids[0]).suffix.lower() in IMAGE_SUFFIXES
-    return made_by(own, positional=ids is None, paths=paths)
 
 
 def _read_ids(path: Path) -> dict[str, str]:

@@ -11,6 +11,7 @@ from fedtranscribe.config import LONGEST_NAME, is_name
 from fedtranscribe.data.classes import Classes, below
 from fedtranscribe.data.stored import RowNames, StoredIds, StoredPixels
 from fedtranscribe.errors import InvalidDataError
+from fedtranscribe.privacy.record_note import OWN, POSITION
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class ImageSet:
         class_names: what the classes are called, as the holder stated; public.
         drawn_from: the run that synthetic images come from, whose training was charged for some
             records; None for all other images.
+        ids_made: how `record_ids` were made, as `privacy.record_note` has it.
 
     Raises:
         InvalidDataError: types, shapes, labels or ids do not fit together.
@@ -59,6 +61,7 @@ class ImageSet:
     folder: Path | None = None
     class_names: tuple[str, ...] | None = None
     drawn_from: DrawnFrom | None = None
+    ids_made: str = OWN
 
     def __post_init__(self) -> None:
         """Refuse what no network could be trained on."""
@@ -123,6 +126,11 @@ class ImageSet:
         """The persistent ids, or `row-<i>` where there are none."""
         return RowNames(len(self)) if self.record_ids is None else self.record_ids
 
+    @property
+    def ids_by(self) -> str:
+        """How ids are made, positions included."""
+        return POSITION if self.record_ids is None else self.ids_made
+
     def subset(self, rows: Sequence[int] | Tensor) -> "ImageSet":
         """The records at `rows`, under the same name, data id and folder."""
         picked = torch.as_tensor(rows, dtype=torch.int64)
@@ -137,6 +145,7 @@ class ImageSet:
             self.folder,
             self.class_names,
             self.drawn_from,
+            self.ids_made,
         )
 
     def _ids_at(self, rows: Tensor) -> Sequence[str] | None:

@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 
 from fedtranscribe.config import UNSTATED, OwnData
+from fedtranscribe.data.archives import IDS_MADE
 from fedtranscribe.data.array_folders import IMAGES
 from fedtranscribe.data.folders import Pictures, find_pictures
-from fedtranscribe.data.image_ids import how_made
 from fedtranscribe.data.pictures import read_picture
 from fedtranscribe.errors import ConfigError, InvalidDataError
 from fedtranscribe.files import unwritable
-from fedtranscribe.privacy import record_note
 from fedtranscribe.privacy.ledger_place import LedgerPlace
+from fedtranscribe.privacy.record_note import PATHS, stated
 from fedtranscribe.tracking import Progress, silent
 
 
@@ -56,6 +56,7 @@ def pack(source: Path, out: Path, own: OwnData = UNSTATED, progress: Progress = 
             _write(test, partial, "test_", own, progress)
         np.save(partial / "class_names.npy", np.array(train.class_names))
         np.save(partial / "data_id.npy", np.array(train.data_id))
+        np.save(partial / f"{IDS_MADE}.npy", np.array(stated(own) or PATHS))
         partial.rename(out)
     except OSError as error:
         raise unwritable(out, error) from None
@@ -63,7 +64,6 @@ def pack(source: Path, out: Path, own: OwnData = UNSTATED, progress: Progress = 
         shutil.rmtree(partial, ignore_errors=True)
     used, home = (before, after.folder) if before.path.exists() else (after, before.folder)
     LedgerPlace(train.data_id, used.path, home, (), marks=True).mark()
-    record_note.add_packed(used.path, how_made(own, train.ids))
     return used.path
 
 

@@ -25,6 +25,7 @@ from fedtranscribe.errors import (
     FedtranscribeError,
     InvalidDataError,
 )
+from fedtranscribe.privacy.record_note import OWN, stated
 from fedtranscribe.reading import read_object
 
 _SPLITS, _STATE, _INFO = "dataset_dict.json", "state.json", "dataset_info.json"
@@ -103,6 +104,7 @@ def _read(part: Path, whole: Path, own: OwnData) -> ImageSet:
         record_ids=ids,
         folder=whole,
         class_names=classes.names,
+        ids_made=stated(own) or OWN,
     )
 
 

@@ -28,7 +28,7 @@ def open_for_run(
 
     Args:
         place: where it lies, from `ledger_of`.
-        ids: how those of the records are made, from `record_note.made_by`.
+        ids: how those of the records are made, such as `ImageSet.ids_by`.
         run: its name in the ledger.
         asked: ε of the limit, where the user asks for one.
         usual: the limit of a new ledger, where not; once something is booked only ε can be
@@ -38,14 +38,14 @@ def open_for_run(
 
     Raises:
         BudgetExhaustedError: the plan does not fit; nothing was booked.
-        ConfigError: ids were made otherwise when something was booked.
+        ConfigError: ids were made otherwise before; nothing was booked.
         StorageError, LedgerError: see their classes.
     """
     ledger = Ledger.open(place.path, place.data_id)
     try:
         ledger.prove(PROVED_WITHIN)
         if place.marks:  # published sets are read in one way
-            settle(ledger, place.path, ids)
+            settle(place.path, ids)
         place.mark()
         if not ledger.usage(run).queries:
             if place.words is not None:

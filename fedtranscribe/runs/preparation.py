@@ -254,6 +254,7 @@ def _ensemble(
             f"{split.train.data_id!r}: their ledger is that of {manifest.data_id!r}; "
             "leave out --data."
         )
+    manifest.expect_ids(split.train.ids_by, folder)
     if settings.shards not in (None, manifest.shards):
         raise ConfigError(
             f"The teachers in {folder} were trained on shards={manifest.shards}, not "
@@ -290,6 +291,7 @@ def make_manifest(
             "seed": settings.seed,
             "weights": settings.teacher_weights,
             "weights_declared_by": settings.teacher_weights_declared_by,
+            "ids_made": images.ids_by,
             "own_data": settings.own_data,
             "settings": settings.teachers.model_dump(),
         },

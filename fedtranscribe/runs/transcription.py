@@ -13,7 +13,6 @@ from typing import Any
 from joblib import cpu_count
 
 from fedtranscribe.config import RoundSettings, TranscribeSettings
-from fedtranscribe.data.image_ids import how_made
 from fedtranscribe.data.ledgers import ledger_of
 from fedtranscribe.errors import FedtranscribeError
 from fedtranscribe.figures import figures_available
@@ -21,6 +20,7 @@ from fedtranscribe.holder.answering import Holder
 from fedtranscribe.privacy.accountant import guarantee, sound_table
 from fedtranscribe.privacy.budget import DEFAULT_LIMIT, Budget
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.record_note import POSITION
 from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.run_ledger import Say, open_for_run
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
@@ -171,7 +171,8 @@ def _open_ledger(prepared: Prepared, run: RunDirectory, say: Say) -> Ledger:
     settings = prepared.settings
     place = ledger_of(prepared.split.train, settings.data or "", settings.ledger)
     usual = Budget(DEFAULT_LIMIT, settings.delta, Unit(settings.unit), Adjacency.ZERO_OUT)
-    ids = how_made(settings.own_data, prepared.split.train.record_ids)
+    positional = prepared.plan.facts.positional_ids
+    ids = POSITION if positional else prepared.split.train.ids_by
     return open_for_run(place, ids, run.run_id, settings.budget, usual, prepared.releases, say)
 
 

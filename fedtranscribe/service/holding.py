@@ -8,13 +8,12 @@ from typing import Any
 from fedtranscribe.capabilities import Facts
 from fedtranscribe.config import OwnData, build
 from fedtranscribe.data import ImageSet, folder_of, is_published, load
-from fedtranscribe.data.image_ids import how_made
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.holder.trainings import OpenLedger, Trainings
 from fedtranscribe.models import pick_device
 from fedtranscribe.models.backbones import Backbones
 from fedtranscribe.privacy.ledger_place import LedgerPlace
-from fedtranscribe.privacy.record_note import OWN, made_by
+from fedtranscribe.privacy.record_note import POSITION, expect_noted
 from fedtranscribe.query import Kind
 from fedtranscribe.service.holder_file import HolderFile
 from fedtranscribe.statistics import Statistic, of_records, of_teachers
@@ -46,7 +45,7 @@ def open_records(file: HolderFile, teachers: Ensemble | None) -> ImageSet | None
     Raises:
         DataError: they are absent or unusable.
         StorageError: this user may not read them.
-        ConfigError: they are not the data of the teachers.
+        ConfigError, ModelMismatchError: they are not the data of the teachers.
     """
     path = file.holder.records
     if path is None or (file.summed is None and not file.needs_records):
@@ -61,6 +60,7 @@ def open_records(file: HolderFile, teachers: Ensemble | None) -> ImageSet | None
         ) from None
     if teachers is not None:
         _expect_same(train, teachers.manifest, path)
+        teachers.manifest.expect_ids(train.ids_by, teachers.folder)
     return train
 
 
@@ -155,14 +155,13 @@ class Holding:
 
     @property
     def ids(self) -> str | None:
-        """How ids are made, as `privacy.record_note` has it; None where only the records say."""
-        own = _own(self.file, self.teachers)
+        """How ids are made, see `privacy.record_note`; None where nothing says so."""
         if self._positional:
-            return how_made(own, None)
+            return POSITION
         if self.records is not None:
-            return how_made(own, self.records.record_ids)
-        stated = made_by(own, positional=False, paths=False)
-        return None if stated == OWN else stated
+            return self.records.ids_by
+        assert self.teachers is not None
+        return self.teachers.manifest.ids_by
 
     def statistics(self, backbones: Backbones) -> Mapping[Kind, Statistic[Any]]:
         """All that can be asked: of the teachers, and where the policy allows it of the records.
@@ -203,16 +202,18 @@ class Holding:
     # ---------------------------------------------------------------- where its ledger lies
 
     def ledger_place(self) -> LedgerPlace:
-        """Where the ledger lies, once it is known that there is no other of these data.
+        """Where the ledger lies, once it is known that there is no other of these data, or records.
 
         What cannot be known is in `unseen`: whether there is one beside data that this machine
         does not have, or that the service's user may not see.
 
         Raises:
-            ConfigError: nothing says where the data lie.
+            ConfigError: nothing says where the data lie; or ids were made otherwise before.
             SecondLedgerError, StorageError: as `LedgerPlace.find`.
         """
         data = self._data()
+        if self.ids is not None:
+            expect_noted(self.file.holder.ledger, self.ids)
         return LedgerPlace.find(
             self.data_id, _seen(data), self.file.holder.ledger, published=is_published(data)
         )

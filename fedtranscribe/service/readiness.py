@@ -15,7 +15,7 @@ from fedtranscribe.models import pick_device
 from fedtranscribe.models.backbones import NO_BACKBONES
 from fedtranscribe.privacy.budget import two_digits_below
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.record_note import OWN, expect_noted, words
+from fedtranscribe.privacy.record_note import words
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.service.holder_file import HolderFile
 from fedtranscribe.service.holding import Holding, open_records, open_teachers
@@ -159,9 +159,7 @@ def _of_teachers(manifest: Manifest) -> str:
 
 def _of_records(holding: Holding, records: ImageSet) -> str:
     facts = holding.facts(NO_BACKBONES)
-    return (
-        f"{facts.classes} classes of {records.channels}x{records.size}, {words(holding.ids or OWN)}"
-    )
+    return f"{facts.classes} classes of {records.channels}x{records.size}, {words(records.ids_by)}"
 
 
 def _features(file: HolderFile) -> str:
@@ -194,7 +192,6 @@ def _booked(holding: Holding) -> str:
         return "none yet: the first start makes it"
     with Ledger.open_read_only(file.holder.ledger, holding.data_id) as ledger:
         ledger.verify()
-        expect_noted(ledger, file.holder.ledger, holding.ids)
         unit = file.policy.unit
         booked = budget_left(ledger)[f"{unit} booked"]
         entries = counted(ledger.head.sequence, "entry", "entries")

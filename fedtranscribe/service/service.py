@@ -30,8 +30,8 @@ from fedtranscribe.files import who_may_open
 from fedtranscribe.holder.kept_ledger import KeptLedger
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.replies import reply_to
-from fedtranscribe.privacy import record_note
 from fedtranscribe.privacy.ledger import PROVED_WITHIN, Head
+from fedtranscribe.privacy.record_note import settle
 from fedtranscribe.refusals import Refusal, RefusalCode
 from fedtranscribe.service.holder_file import HolderFile
 from fedtranscribe.service.holding import Holding
@@ -182,8 +182,8 @@ def open_node(file: HolderFile) -> tuple[Node, KeptLedger]:
     facts = holding.facts(backbones)
     ledger = KeptLedger(file.holder.ledger, holding.data_id, file.policy.budget)
     ledger.prove()
-    with ledger() as opened:
-        record_note.settle(opened, file.holder.ledger, holding.ids)
+    if holding.ids is not None:
+        settle(file.holder.ledger, holding.ids)
     place.mark()
     node = Node(
         file.holder.name,

@@ -22,7 +22,6 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.data import ImageSet
-from fedtranscribe.data.image_ids import how_made
 from fedtranscribe.errors import FedtranscribeError
 from fedtranscribe.figures import draw_images, figures_available
 from fedtranscribe.mechanisms.bits import BitSource
@@ -147,7 +146,7 @@ def opened_ledger(prepared: Prepared, run: str, say: Say = lambda _: None) -> Le
     assert release is not None
     adjacency = Adjacency(settings.adjacency)
     usual = Budget(DEFAULT_LIMIT, settings.delta, Unit.RECORD, adjacency)
-    ids = how_made(settings.own_data, prepared.split.train.record_ids)
+    ids = prepared.split.train.ids_by
     return open_for_run(prepared.ledger, ids, run, settings.budget, usual, [release], say)
 
 

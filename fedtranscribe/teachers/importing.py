@@ -182,7 +182,16 @@ def read_networks(folder: Path, split: DataSplit | None, settings: TranscribeSet
     positional = declared.assigned_by == "index" or (split is not None and split.train.positional)
     return Networks(
         files,
-        _manifest(declared.architecture, facts, shards, data_id, positional, imported, settings),
+        _manifest(
+            declared.architecture,
+            facts,
+            shards,
+            data_id,
+            positional,
+            None if split is None else split.train.ids_by,
+            imported,
+            settings,
+        ),
     )
 
 
@@ -198,7 +207,14 @@ def one_network(path: Path, split: DataSplit, settings: TranscribeSettings) -> N
     assert settings.teacher is not None
     facts = (train.classes, train.channels, train.size)
     manifest = _manifest(
-        settings.teacher, facts, 1, train.data_id, train.positional, Imported(), settings
+        settings.teacher,
+        facts,
+        1,
+        train.data_id,
+        train.positional,
+        train.ids_by,
+        Imported(),
+        settings,
     )
     return Networks((path,), manifest)
 
@@ -328,6 +344,7 @@ def _manifest(
     shards: int,
     data_id: str,
     positional: bool,
+    ids_made: str | None,
     imported: Imported,
     settings: TranscribeSettings,
 ) -> Manifest:
@@ -349,6 +366,7 @@ def _manifest(
             "key": "",
             "seed": 0,
             "weights": None,
+            "ids_made": ids_made,
             "own_data": settings.own_data if settings.data else OwnData(),
             "settings": TeacherSettings(),
             "imported": imported,

@@ -11,10 +11,11 @@ from pydantic import Field, ValidationError, field_validator
 
 from fedtranscribe.capabilities import MOST_SHARDS
 from fedtranscribe.config import LONGEST_NAME, OwnData, Settings, TeacherSettings
-from fedtranscribe.errors import ModelError, StorageError
+from fedtranscribe.errors import ModelError, ModelMismatchError, StorageError
 from fedtranscribe.files import write_atomically
 from fedtranscribe.models.backbones import Backbone
 from fedtranscribe.models.headers import MOST_CHANNELS, MOST_CLASSES, MOST_SIDE
+from fedtranscribe.privacy.record_note import POSITION, UNSTATED, alike, stated, words
 from fedtranscribe.reading import read_json
 
 FILE = "manifest.json"
@@ -40,8 +41,9 @@ class Manifest(Settings):
     """Public description of an ensemble of teachers.
 
     `key` decides which record belongs to which shard; it is public randomness, and empty for
-    imported networks, whose shards were made elsewhere. `weights_declared_by` says who declares
-    that the public weights never saw the private records.
+    imported networks, whose shards were made elsewhere. `ids_made` is how the data's ids were made
+    (`privacy.record_note`); manifests of earlier versions do not say it. `weights_declared_by` says
+    who declares that the public weights never saw the private records.
     """
 
     version: Literal[1] = 1
@@ -60,6 +62,7 @@ class Manifest(Settings):
     weights: str | None
     weights_declared_by: str | None = Field(default=None, min_length=1, max_length=LONGEST_NAME)
     imported: Imported | None = None
+    ids_made: str | None = None
     own_data: OwnData = OwnData()
     settings: TeacherSettings
     complete: bool = False
@@ -71,6 +74,34 @@ class Manifest(Settings):
         if Backbone.parse(architecture):
             raise ValueError("expected a network that teachers learn, not a student's features")
         return architecture
+
+    @property
+    def ids_by(self) -> str | None:
+        """How the ids were made that shards were assigned by; None where nothing says so."""
+        if self.record_ids == "positional":
+            return POSITION
+        if self.ids_made is not None or self.imported is not None:
+            return self.ids_made
+        return stated(self.own_data) or UNSTATED
+
+    def expect_ids(self, ids: str, folder: Path) -> None:
+        """Refuse records with ids of another kind: one of them would be behind several teachers.
+
+        Those of row positions are for any ids: a plan then counts by position, too.
+
+        Args:
+            ids: `ImageSet.ids_by` of the records.
+            folder: of the teachers, for the message.
+
+        Raises:
+            ModelMismatchError: names both ways.
+        """
+        if self.ids_by not in (None, POSITION) and not alike(self.ids_by, ids):
+            raise ModelMismatchError(
+                f"The teachers in {folder} learned from records with {words(self.ids_by)}, these "
+                f"come with {words(ids)}: state no ids, id_pattern or id_column, which come with "
+                "the teachers, or train others."
+            )
 
     @property
     def declarations(self) -> dict[str, str]:

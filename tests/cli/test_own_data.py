@@ -12,7 +12,6 @@ import fedtranscribe
 from fedtranscribe.cli import run
 from fedtranscribe.config import OwnData, TranscribeSettings
 from fedtranscribe.data import load
-from fedtranscribe.data.image_ids import how_made
 from fedtranscribe.data.ledgers import ledger_of
 from fedtranscribe.errors import ConfigError, DataNotFoundError, InvalidDataError
 from fedtranscribe.evaluation.audit import plant, save_planted
@@ -130,11 +129,7 @@ def test_what_a_record_is_stays_what_it_was(
     place = ledger_of(images, str(pets), None)
     note = note_path(place.path)
     with Ledger.open(place.path, place.data_id) as ledger:
-        settle(
-            ledger,
-            place.path,
-            how_made(OwnData(), images.record_ids) if not first else f"id_pattern {first[1]}",
-        )
+        settle(place.path, images.ids_by)
         ledger.set_budget(Budget(20.0, 1e-5, Unit.RECORD, Adjacency.ZERO_OUT))
         event = {Unit.RECORD: {Adjacency.ZERO_OUT: Gaussian(0.1)}}
         ledger.reserve("q", "h", Release("noisy-moments", 1, event), "run")
@@ -143,7 +138,7 @@ def test_what_a_record_is_stays_what_it_was(
     arguments += ["--force"] * (command == "transcribe")
     assert run([*arguments, "--out", str(tmp_path / "run")]) == 2
     said = " ".join(capsys.readouterr().err.split())
-    assert "Expected records as the ledger" in said
+    assert "Expected records as for the ledger" in said
     assert str(note) in said
     assert not list(tmp_path.glob("run/*")), "its folder is free again"
     with Ledger.open_read_only(place.path) as ledger:

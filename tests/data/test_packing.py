@@ -1,4 +1,3 @@
-import json
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +8,9 @@ from PIL import Image
 from fedtranscribe.cli import run
 from fedtranscribe.config import OwnData
 from fedtranscribe.data import load
-from fedtranscribe.data.image_ids import how_made
 from fedtranscribe.data.ledgers import ledger_of
 from fedtranscribe.data.packing import pack
 from fedtranscribe.errors import ConfigError, InvalidDataError, SecondLedgerError
-from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.record_note import note_path, settle
 
 
 def picture(path: Path, seed: int, size: tuple[int, int] = (8, 8)) -> None:
@@ -62,38 +58,14 @@ def test_a_ledger_that_is_there_goes_on(tmp_path: Path):
     assert ledger_of(packed, "packed", place.path).path == place.path
 
 
-PATTERN = r"(p\d+)_"
-
-
-@pytest.mark.parametrize(
-    ("pattern", "noted"),
-    [(PATTERN, [f"id_pattern {PATTERN}", "own"]), (None, [f"id_pattern {PATTERN}"])],
-)
-def test_a_ledger_knows_the_packed_ids_if_they_are_its_own(tmp_path: Path, pattern, noted):
-    """Packed without the pattern, each image is a record: the ledger hides patients' images."""
-    source, patients = pictures(tmp_path / "pets"), OwnData(id_pattern=PATTERN)
-    place = ledger_of(load(str(source), own=patients).train, "pets", None)
-    ids = how_made(patients, load(str(source), own=patients).train.record_ids)
-    with Ledger.open(place.path, place.data_id) as ledger:
-        settle(ledger, place.path, ids)
-    pack(source, tmp_path / "b" / "packed", OwnData(id_pattern=pattern))
-    assert json.loads(note_path(place.path).read_text()) == noted
-    packed = load(str(tmp_path / "b" / "packed")).train
-    assert (how_made(OwnData(), packed.record_ids) in noted) == (pattern is not None)
-
-
-def test_ids_that_are_paths_are_the_same_in_the_packed_folder(tmp_path: Path):
-    source = pictures(tmp_path / "pets")
-    images = load(str(source)).train
-    place = ledger_of(images, "pets", None)
-    with Ledger.open(place.path, place.data_id) as ledger:
-        settle(ledger, place.path, how_made(OwnData(), images.record_ids))
-    for name in ("packed", "by-patient"):
-        pack(source, tmp_path / name / "set", OwnData(id_pattern=PATTERN if "by" in name else None))
-    assert json.loads(note_path(place.path).read_text()) == ["paths"]
-    packed, other = (load(str(tmp_path / n / "set")).train for n in ("packed", "by-patient"))
-    assert how_made(OwnData(), packed.record_ids) == "paths"
-    assert how_made(OwnData(), other.record_ids) == "own"
+@pytest.mark.parametrize("pattern", [None, r"(p\d+)_", r"([^/]*png)$"])
+def test_a_copy_says_how_its_ids_were_made(tmp_path: Path, pattern: str | None):
+    """Else a ledger would take the copy's records for others, or others for the copy's."""
+    source, own = pictures(tmp_path / "pets"), OwnData(id_pattern=pattern)
+    pack(source, tmp_path / "packed", own)
+    packed, first = load(str(tmp_path / "packed")).train, load(str(source), own=own).train
+    assert packed.ids_by == first.ids_by == (f"id_pattern {pattern}" if pattern else "paths")
+    assert packed.subset([0]).ids_by == first.ids_by
 
 
 def test_pictures_of_several_sizes_leave_nothing(tmp_path: Path):

@@ -295,7 +295,7 @@ def test_the_ledger_of_a_service_is_for_its_user_alone(serving):
     call(serving.holder.socket, wire.ANSWER, frame(query()), 60)
     book = serving.holder.ledger.parent
     assert {file.name: file.stat().st_mode & 0o777 for file in book.iterdir()} == dict.fromkeys(
-        (f"ledger.sqlite{end}" for end in ("", "-wal", "-shm", ".head")), 0o600
+        (f"ledger.sqlite{end}" for end in ("", "-wal", "-shm", ".head", ".record")), 0o600
     )
 
 

@@ -12,7 +12,13 @@ from PIL import Image
 
 from fedtranscribe.cli import run
 from fedtranscribe.config import FederationSettings
-from fedtranscribe.errors import ConfigError, InvalidDataError, QuorumError, StorageError
+from fedtranscribe.errors import (
+    ConfigError,
+    InvalidDataError,
+    ModelMismatchError,
+    QuorumError,
+    StorageError,
+)
 from fedtranscribe.files import who_may_reach
 from fedtranscribe.holder.node import Node
 from fedtranscribe.models.backbones import NO_BACKBONES
@@ -26,6 +32,7 @@ from fedtranscribe.service.holder_file import HolderFile
 from fedtranscribe.service.holding import Holding
 from fedtranscribe.service.readiness import examine
 from fedtranscribe.service.service import open_node
+from fedtranscribe.teachers import load_manifest
 from tests.federation.runs import go, start
 
 SUMS = (Kind.MOMENTS, Kind.MIXTURE, Kind.DESCENT)
@@ -256,7 +263,7 @@ def test_what_a_record_is_does_not_change_unnoticed(home: Home, first, then, wor
         node_of(home)
     ok, said = found(home)["ledger"]
     assert not ok
-    assert f"remove {note}" in said
+    assert f"to the list in {note}" in said
     assert note.read_text() == noted
     assert home.records.with_name("ledger.sqlite.head").read_bytes() == head
     note.unlink()
@@ -283,13 +290,39 @@ def test_a_pattern_of_two_lines_stays_one(home: Home):
 
 
 def test_a_mistake_before_anything_is_booked_may_be_corrected(home: Home):
+    """But not unasked: a run that is under way may book later."""
     patients(home)
     node_of(home)
     patients(home, PATTERN)
-    assert found(home)["ledger"][0]
-    node_of(home)
     note = home.records.with_name("ledger.sqlite.record")
+    with pytest.raises(ConfigError, match=r"no run is under way, remove that file\.$"):
+        node_of(home)
+    note.unlink()
+    node_of(home)
     assert json.loads(note.read_text()) == ["id_pattern (p[0-9]+)_[^/]*$"]
+
+
+def test_a_refused_start_changes_no_limit(home: Home):
+    patients(home)
+    node_of(home)
+    patients(home, PATTERN)
+    home.policy.write_text(home.policy.read_text().replace("epsilon = 10.0", "epsilon = 50.0"))
+    with pytest.raises(ConfigError, match="now they come with"):
+        node_of(home)
+    with Ledger.open_read_only(home.records.with_name("ledger.sqlite")) as ledger:
+        assert ledger.highest is not None
+        assert ledger.highest.epsilon == 10
+
+
+def test_another_way_to_make_the_same_ids_can_be_added(home: Home):
+    patients(home)
+    node_of(home)
+    patients(home, PATTERN)
+    note = home.records.with_name("ledger.sqlite.record")
+    note.write_text(json.dumps([*json.loads(note.read_text()), "id_pattern (p[0-9]+)_[^/]*$"]))
+    node_of(home)
+    patients(home)
+    node_of(home)
 
 
 def test_ids_that_came_with_teachers_are_missed_without_them(home: Home, tmp_path: Path):
@@ -304,13 +337,40 @@ def test_ids_that_came_with_teachers_are_missed_without_them(home: Home, tmp_pat
     assert node_of(home).facts.shards == 2
     ask(home)
     home.write(holder='records = "book/scans"\nclasses = 3\n')
-    with pytest.raises(ConfigError, match="teachers bring those of their data"):
+    with pytest.raises(ConfigError, match="now they come with each image's path"):
         node_of(home)
     patients(home, PATTERN)
     assert node_of(home).facts.shards == 0
+    home.write('kinds = ["vote"]\n', holder='teachers = "teachers"\n')
+    assert node_of(home).facts.shards == 2, "teachers say how ids were made"
 
 
-@pytest.mark.parametrize("content", ["", "own", '{"own": 1}', "[1]", None])
+@pytest.mark.parametrize("old", [False, True])
+def test_teachers_of_other_ids_are_refused(home: Home, tmp_path: Path, old: bool):
+    """One patient would be behind several teachers, whatever is stated beside them."""
+    patients(home, PATTERN)
+    node_of(home)
+    quick = tmp_path / "quick.toml"
+    quick.write_text("[teachers]\nsteps = 1\nbatch = 4\n")
+    scans, teachers = home.path / "book" / "scans", home.path / "teachers"
+    arguments = ["teacher", "train", "--data", str(scans), "--shards", "2", "--classes", "3"]
+    arguments += ["--arch", "cnn-small", "--config", str(quick), "--out", str(teachers)]
+    assert run(arguments) == 0
+    if old:
+        manifest = load_manifest(teachers)
+        manifest.model_copy(update={"ids_made": None}).save(teachers)
+    home.write('kinds = ["vote"]\n', holder='teachers = "teachers"\n')
+    with pytest.raises(ConfigError, match="now they come with"):
+        node_of(home)
+    home.write(holder=f'teachers = "teachers"\nrecords = "book/scans"\n{PATTERN}')
+    with pytest.raises(ModelMismatchError, match=r"learned from records with .* come with ids by"):
+        node_of(home)
+    asked = ["transcribe", "--teacher", str(teachers), "--id-pattern", "(p[0-9]+)_[^/]*$"]
+    assert run([*asked, "--out", str(tmp_path / "run"), "--force"]) == ModelMismatchError.exit_code
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("content", ["", "own", '{"own": 1}', "[1]", "[]", None])
 def test_a_note_that_cannot_be_read_is_no_leave(home: Home, content):
     node_of(home)
     note = home.records.with_name("ledger.sqlite.record")
@@ -363,6 +423,33 @@ def test_a_folder_of_another_user_closes_nothing_to_its_group(tmp_path: Path):
         for mode, who in ((0o755, "all users"), (0o750, "its group"), (0o700, None)):
             folder.chmod(mode)
             assert who_may_reach(file) == who
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a folder to another group")
+@pytest.mark.parametrize(
+    ("owner", "mode", "mount", "who"),
+    [
+        (0, 0o2770, True, None),
+        (0, 0o2770, False, "its group"),
+        (12_345, 0o2770, True, "its group"),
+        (0, 0o2775, True, "all users"),
+    ],
+    ids=["a volume", "a shared folder", "a colleague's", "open"],
+)
+def test_only_a_clusters_volume_is_let_off(tmp_path: Path, owner, mode, mount, who):
+    """A group's shared folder has the same mode and owner, but is mounted by nobody."""
+    folder = tmp_path / "shared"
+    folder.mkdir()
+    file = folder / "file"
+    file.touch(mode=0o644)
+    os.chown(folder, owner, 54_321)
+    folder.chmod(mode)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Path, "parents", property(lambda path: [folder]))
+        patch.setattr(Path, "is_mount", lambda path: mount and path == folder)
+        patch.setattr(os, "geteuid", lambda: 1_000)
+        patch.setattr(os, "getgroups", lambda: [54_321])
+        assert who_may_reach(file) == who
 
 
 @pytest.mark.parametrize(("sums", "folder"), [(True, "moments"), (False, "dp-sad")])

@@ -126,6 +126,7 @@ def plant(
         (*records.ids, *(_ID.format(i) for i in kept.tolist())),
         records.folder,
         records.class_names,
+        ids_made=records.ids_by,
     )
     return planted, Canaries(images, labels, used)
 
@@ -152,6 +153,7 @@ def save_planted(split: DataSplit, planted: ImageSet, canaries: Canaries, folder
         ids=np.array(planted.ids),
         classes=np.array(planted.classes),
         data_id=np.array(planted.data_id),
+        ids_made=np.array(planted.ids_made),
         test_images=split.test.images.numpy(),
         test_labels=split.test.labels.numpy(),
         **({} if names is None else {"class_names": np.array(names)}),
