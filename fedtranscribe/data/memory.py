@@ -26,7 +26,6 @@ from fedtranscribe.data.pictures import pixels_of
 from fedtranscribe.data.splits import split_by_id
 from fedtranscribe.data.validation import to_images, to_labels
 from fedtranscribe.errors import ConfigError, InvalidDataError
-from fedtranscribe.privacy.record_note import OWN
 
 Images = Tensor | NDArray[Any] | Sequence[Any] | Dataset[Any] | HubDataset
 """Images [n, h, w], [n, h, w, ch] or [n, ch, h, w], uint8 or floating point in [0, 1]; a list of
@@ -85,14 +84,13 @@ def digest_of(split: DataSplit) -> str:
 def _part(
     images: Images, labels: Labels | None, data_id: str, ids: Ids | None, own: OwnData
 ) -> ImageSet:
-    name, ids_made = repr(data_id), OWN
+    name = repr(data_id)
     if isinstance(ids, str):
         if not is_hub_dataset(images):
             raise ConfigError(
                 f"Expected ids={ids!r} as one id per image; a name of a column is for a Hugging "
                 "Face Dataset."
             )
-        ids_made = f"id_column {ids}"
         ids = column_of(images, ids)
     raw, classes_of, known = _raw(images, labels, name, own)
     classes = settled(known, own, data_id)
@@ -115,7 +113,6 @@ def _part(
         classes=classes.count,
         record_ids=None if ids is None else _ids(ids, name),
         class_names=classes.names,
-        ids_made=ids_made,
     )
 
 

@@ -7,7 +7,8 @@ do teachers that learned from them. The first that opens a ledger writes it into
 `<ledger>.record`, a list; whatever is not in it is refused, before anything is booked.
 
 It guards against a mistake of the holder's own, not against somebody who may write to the ledger's
-folder. It does not see other ids within the same data, or in the file that `ids` names.
+folder. It does not see other ids within the same data, in the file that `ids` names, or passed by
+Python code.
 """
 
 import json

@@ -173,7 +173,7 @@ def test_a_hub_dataset_states_its_classes():
 
 def test_ids_may_be_a_column_of_a_hub_dataset():
     split = read(hub_dataset(patient=IDS), None, ids="patient")
-    assert split.train.ids_by == "id_column patient", "as of the same data on disk"
+    assert split.train.ids_by == read(hub_dataset(), None, ids=IDS).train.ids_by, "the same ids"
     assert set(split.train.ids) | set(split.test.ids) == set(IDS)
     with pytest.raises(ConfigError, match=r"ids='doctor' as one of the columns 'image', 'label'"):
         read(hub_dataset(), None, ids="doctor")
