@@ -62,8 +62,10 @@ def from_memory(
 
     Raises:
         InvalidDataError: unusable images, labels or ids.
-        ConfigError: labels or classes are missing, or contradict each other.
+        ConfigError: labels or classes are missing, or contradict each other; `own` says how files
+            are read.
     """
+    _expect_nothing_of_files(own)
     train = _part(images, labels, data_id, ids, own)
     if test is None:
         return split_by_id(train)
@@ -79,6 +81,15 @@ def digest_of(split: DataSplit) -> str:
         found.update(part.images.contiguous().numpy().data)
         found.update(part.labels.contiguous().numpy().data)
     return found.hexdigest()
+
+
+def _expect_nothing_of_files(own: OwnData) -> None:
+    for name in ("ids", "id_pattern", "id_column", "image_column", "label_column"):
+        if (given := getattr(own, name)) is not None:
+            raise ConfigError(
+                f"Expected no {name}={str(given)!r} for images in memory: it says how files are "
+                "read. Pass ids=…, one per image or the name of a column, and labels=…."
+            )
 
 
 def _part(

@@ -179,6 +179,14 @@ def test_ids_may_be_a_column_of_a_hub_dataset():
         read(hub_dataset(), None, ids="doctor")
 
 
+@pytest.mark.parametrize(
+    "own", [{"id_pattern": "p(.*)_"}, {"id_column": "patient"}, {"ids": Path("ids.csv")}]
+)
+def test_how_files_are_read_is_refused_for_data_in_memory(own: dict[str, Any]):
+    with pytest.raises(ConfigError, match=f"no {next(iter(own))}=.* images in memory"):
+        read(COLOUR, own=OwnData(classes=3, **own))
+
+
 def test_what_cannot_be_told_apart_in_a_hub_dataset_is_asked_for():
     twice = (
         hub_dataset()
