@@ -27,7 +27,7 @@ those of the pictures, and so does the budget.
 
 @data_app.command("pack", help=_PACK, cls=GroupedCommand)
 @settings_options(
-    TranscribeSettings, only=("classes", "ids", "id_pattern", "image_size", "bit_depth")
+    TranscribeSettings, only=("classes", "ids", "id_pattern", "image_size", "bit_depth", "ledger")
 )
 def pack_command(
     typed: dict[str, Any],
@@ -36,10 +36,11 @@ def pack_command(
     as_json: Json = False,
 ) -> None:
     """Pack an image folder."""
+    place = typed.pop("ledger", None)
     own = build(OwnData, typed)
 
     from fedtranscribe.data.packing import pack
 
     with StageBars() as bars:
-        ledger = pack(folder, out, own, bars)
+        ledger = pack(folder, out, own, bars, place)
     emit({"folder": str(out), "ledger": str(ledger)}, as_json, "Packed")

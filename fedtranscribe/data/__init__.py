@@ -8,6 +8,7 @@ from fedtranscribe.data.partitions import dirichlet_partition
 from fedtranscribe.data.registry import (
     available,
     folder_of,
+    has_own_ids,
     is_benchmark,
     is_published,
     load,
@@ -28,6 +29,7 @@ __all__ = [
     "expect_public",
     "folder_of",
     "from_memory",
+    "has_own_ids",
     "held_out",
     "is_benchmark",
     "is_published",

@@ -4,6 +4,7 @@ Records, ids, labels, data id and held-out part stay what they were.
 """
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,13 @@ from fedtranscribe.privacy.record_note import PATHS, stated
 from fedtranscribe.tracking import Progress, silent
 
 
-def pack(source: Path, out: Path, own: OwnData = UNSTATED, progress: Progress = silent) -> Path:
+def pack(
+    source: Path,
+    out: Path,
+    own: OwnData = UNSTATED,
+    progress: Progress = silent,
+    ledger: Path | None = None,
+) -> Path:
     """Decode the pictures of a folder, one after the other, into `out`.
 
     The ledger stays one: where the pictures have one, a marker beside `out` says so, and a run on
@@ -31,6 +38,7 @@ def pack(source: Path, out: Path, own: OwnData = UNSTATED, progress: Progress = 
         out: a folder that is not there yet.
         own: how the pictures are read.
         progress: shows how far it is.
+        ledger: of the records, where it does not lie beside them.
 
     Returns:
         Where the ledger of the records is or will be.
@@ -45,12 +53,12 @@ def pack(source: Path, out: Path, own: OwnData = UNSTATED, progress: Progress = 
             f"Expected --out {str(out)!r} as a new folder; remove it, or name another."
         )
     train, test = find_pictures(source, own)
-    before = LedgerPlace.find(train.data_id, source)
+    before = LedgerPlace.find(train.data_id, source, ledger)
     partial = out.with_name(f".{out.name}.partial")
     try:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700, parents=True)
-        after = LedgerPlace.find(train.data_id, out.resolve().parent)
+        after = LedgerPlace.find(train.data_id, out.resolve().parent, ledger)
         _write(train, partial, "", own, progress)
         if test is not None:
             _write(test, partial, "test_", own, progress)
@@ -62,9 +70,10 @@ def pack(source: Path, out: Path, own: OwnData = UNSTATED, progress: Progress = 
         raise unwritable(out, error) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-    used, home = (before, after.folder) if before.path.exists() else (after, before.folder)
-    LedgerPlace(train.data_id, used.path, home, (), marks=True).mark()
-    return used.path
+    used = before.path if before.path.exists() else after.path
+    for place in (before, after):
+        replace(place, path=used).mark()
+    return used
 
 
 def _write(found: Pictures, folder: Path, prefix: str, own: OwnData, progress: Progress) -> None:

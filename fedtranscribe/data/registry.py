@@ -114,6 +114,11 @@ def _as_stated(split: DataSplit, own: OwnData) -> DataSplit:
     return DataSplit(*parts)
 
 
+def has_own_ids(path: Path) -> bool:
+    """Whether data are an archive, or its arrays in a folder: those say which their ids are."""
+    return path.suffix == ".npz" or is_array_folder(path)
+
+
 def is_published(specs: str) -> bool:
     """Whether the images belong to a public benchmark, by name: its test part is public.
 

@@ -76,6 +76,7 @@ from fedtranscribe.privacy.book import Book
 from fedtranscribe.privacy.budget import Budget, room_words
 from fedtranscribe.privacy.chain import Entry, Head, Kind, canonical
 from fedtranscribe.privacy.checks import expect_delta, expect_epsilon
+from fedtranscribe.privacy.record_note import settle
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.reservations import Costs, content_of, release_of
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
@@ -284,6 +285,18 @@ class Ledger:
                     f"{budget.adjacency.value}, delta={budget.delta:g}."
                 )
             self._book.append(Kind.BUDGET, canonical(budget.to_json()).decode())
+
+    def note_ids(self, ids: str) -> None:
+        """Note beside the ledger how ids of the records are made, before the first is booked.
+
+        Args:
+            ids: such as `ImageSet.ids_by`.
+
+        Raises:
+            ConfigError, StorageError: as `record_note.settle`.
+        """
+        with self._book.writing():  # of two processes one sees the note of the other
+            settle(self._book.path, ids)
 
     def check(self, *releases: Release, delta: float | None = None) -> None:
         """Whether a whole plan would fit, before its first query; books nothing.

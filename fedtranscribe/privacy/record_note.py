@@ -7,8 +7,8 @@ do teachers that learned from them. The first that opens a ledger writes it into
 `<ledger>.record`, a list; whatever is not in it is refused, before anything is booked.
 
 It guards against a mistake of the holder's own, not against somebody who may write to the ledger's
-folder. It does not see other ids within the same data, in the file that `ids` names, or passed by
-Python code.
+folder. It does not see other ids within the same data, in the file that `ids` names, passed by
+Python code, or behind networks that were imported without data.
 """
 
 import json
@@ -76,14 +76,17 @@ def expect_noted(ledger: Path, ids: str) -> None:
     raise ConfigError(
         f"Expected records as for the ledger {ledger} before, with {words(noted[0])}; now they "
         f"come with {words(ids)}, and what was booked hides the former. State ids as before, and "
-        "take teachers that learned with them. If every record of now lies within one of before, "
-        f"what was booked holds for it, too: then add {json.dumps(ids)} to the list in {note}. If "
-        "nothing was booked, and no run is under way, remove that file."
+        "take teachers that learned with them. If ids are the same, or every record of now lies "
+        f"within one of before, add {json.dumps(ids)} to the list in {note}; from then on ε and "
+        "limit of the ledger hold for the smaller records only. If nothing was booked, and no run "
+        "is under way, remove that file."
     )
 
 
 def settle(ledger: Path, ids: str) -> None:
     """As `expect_noted`, and write the note, if there is none or it says less.
+
+    Two processes must not settle at once: `Ledger.note_ids` sees to that.
 
     Raises:
         ConfigError, StorageError: as `expect_noted`; or the note cannot be written.

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.ledger import PROVED_WITHIN, Ledger
 from fedtranscribe.privacy.ledger_place import LedgerPlace
-from fedtranscribe.privacy.record_note import settle
+from fedtranscribe.privacy.record_note import expect_noted
 from fedtranscribe.privacy.release_plan import Release
 
 Say = Callable[[str], None]
@@ -44,14 +44,17 @@ def open_for_run(
     ledger = Ledger.open(place.path, place.data_id)
     try:
         ledger.prove(PROVED_WITHIN)
-        if place.marks:  # published sets are read in one way
-            settle(place.path, ids)
+        noted = place.marks  # published sets are read in one way
+        if noted:
+            expect_noted(place.path, ids)
         place.mark()
         if not ledger.usage(run).queries:
             if place.words is not None:
                 say(place.words)
             _set_limit(ledger, place.path, asked, usual, say)
             ledger.check(*releases, delta=usual.delta)
+        if noted:
+            ledger.note_ids(ids)
     except BaseException:
         ledger.close()
         raise

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedtranscribe.capabilities import Facts
 from fedtranscribe.config import OwnData, build
-from fedtranscribe.data import ImageSet, folder_of, is_published, load
+from fedtranscribe.data import ImageSet, folder_of, has_own_ids, is_published, load
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.holder.trainings import OpenLedger, Trainings
 from fedtranscribe.models import pick_device
@@ -65,12 +65,15 @@ def open_records(file: HolderFile, teachers: Ensemble | None) -> ImageSet | None
 
 
 def _own(file: HolderFile, teachers: Ensemble | None) -> OwnData:
-    """How the records are read: as the teachers' were, unless the file says otherwise."""
+    """How the records are read: as the teachers' were, unless file or records say otherwise."""
     place = file.holder
     if teachers is None:
         return place.own_data
+    as_before = teachers.manifest.own_data.model_dump()
+    if place.records is not None and has_own_ids(place.records):  # a packed copy, say
+        as_before |= {"ids": None, "id_pattern": None}
     said = place.own_data.model_dump(exclude_defaults=True)
-    return build(OwnData, {**teachers.manifest.own_data.model_dump(), **said})
+    return build(OwnData, {**as_before, **said})
 
 
 def _expect_same(train: ImageSet, manifest: Manifest, path: Path) -> None:

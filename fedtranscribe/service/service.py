@@ -31,7 +31,6 @@ from fedtranscribe.holder.kept_ledger import KeptLedger
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.replies import reply_to
 from fedtranscribe.privacy.ledger import PROVED_WITHIN, Head
-from fedtranscribe.privacy.record_note import settle
 from fedtranscribe.refusals import Refusal, RefusalCode
 from fedtranscribe.service.holder_file import HolderFile
 from fedtranscribe.service.holding import Holding
@@ -183,7 +182,8 @@ def open_node(file: HolderFile) -> tuple[Node, KeptLedger]:
     ledger = KeptLedger(file.holder.ledger, holding.data_id, file.policy.budget)
     ledger.prove()
     if holding.ids is not None:
-        settle(file.holder.ledger, holding.ids)
+        with ledger() as opened:
+            opened.note_ids(holding.ids)
     place.mark()
     node = Node(
         file.holder.name,

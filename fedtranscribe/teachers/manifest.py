@@ -80,14 +80,20 @@ class Manifest(Settings):
         """How the ids were made that shards were assigned by; None where nothing says so."""
         if self.record_ids == "positional":
             return POSITION
-        if self.ids_made is not None or self.imported is not None:
-            return self.ids_made
-        return stated(self.own_data) or UNSTATED
+        found = self.ids_made or stated(self.own_data)
+        if found is None and not self._imported_alone:
+            return UNSTATED
+        return found
+
+    @property
+    def _imported_alone(self) -> bool:
+        """Whether the networks were imported without their data, so that only an id names these."""
+        return self.imported is not None and self.data == self.data_id
 
     def expect_ids(self, ids: str, folder: Path) -> None:
         """Refuse records with ids of another kind: one of them would be behind several teachers.
 
-        Those of row positions are for any ids: a plan then counts by position, too.
+        With teachers of row positions a plan counts by position, too: they are for any ids.
 
         Args:
             ids: `ImageSet.ids_by` of the records.
@@ -96,7 +102,9 @@ class Manifest(Settings):
         Raises:
             ModelMismatchError: names both ways.
         """
-        if self.ids_by not in (None, POSITION) and not alike(self.ids_by, ids):
+        if self.record_ids == "positional" or self.ids_by is None:
+            return
+        if not alike(self.ids_by, ids):
             raise ModelMismatchError(
                 f"The teachers in {folder} learned from records with {words(self.ids_by)}, these "
                 f"come with {words(ids)}: state no ids, id_pattern or id_column, which come with "

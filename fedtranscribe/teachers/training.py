@@ -143,7 +143,9 @@ def _begin(manifest: Manifest, folder: Path) -> bool:
         manifest.save(folder)
         return False
     there = load_manifest(folder)
-    if there.model_copy(update={"complete": False}) != manifest:
+    # An earlier version that began them did not say how ids were made.
+    made = there.ids_made or manifest.ids_made
+    if there.model_copy(update={"complete": False, "ids_made": made}) != manifest:
         raise StorageError(f"{folder} holds other teachers; choose another --out for these.")
     return there.complete
 

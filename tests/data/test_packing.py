@@ -58,6 +58,22 @@ def test_a_ledger_that_is_there_goes_on(tmp_path: Path):
     assert ledger_of(packed, "packed", place.path).path == place.path
 
 
+def test_a_ledger_in_another_place_is_named(tmp_path: Path):
+    """As that of a holder's service is; two copies have one ledger with it."""
+    source, home = pictures(tmp_path / "pets"), tmp_path / "book"
+    home.mkdir()
+    ledger = home / "ledger.sqlite"
+    first = ["data", "pack", str(source), "--out", str(tmp_path / "packed")]
+    assert run([*first, "--ledger", str(ledger)]) == 0
+    with pytest.raises(SecondLedgerError, match="Put it back"):
+        pack(source, tmp_path / "again")
+    assert not (tmp_path / "again").exists()
+    assert pack(source, tmp_path / "again", ledger=ledger) == ledger
+    for name in ("packed", "again"):
+        copy = load(str(tmp_path / name)).train
+        assert ledger_of(copy, str(tmp_path / name), ledger).path == ledger
+
+
 @pytest.mark.parametrize("pattern", [None, r"(p\d+)_", r"([^/]*png)$"])
 def test_a_copy_says_how_its_ids_were_made(tmp_path: Path, pattern: str | None):
     """Else a ledger would take the copy's records for others, or others for the copy's."""

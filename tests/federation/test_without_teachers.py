@@ -11,7 +11,8 @@ import pytest
 from PIL import Image
 
 from fedtranscribe.cli import run
-from fedtranscribe.config import FederationSettings
+from fedtranscribe.config import FederationSettings, OwnData
+from fedtranscribe.data.packing import pack
 from fedtranscribe.errors import (
     ConfigError,
     InvalidDataError,
@@ -343,6 +344,11 @@ def test_ids_that_came_with_teachers_are_missed_without_them(home: Home, tmp_pat
     assert node_of(home).facts.shards == 0
     home.write('kinds = ["vote"]\n', holder='teachers = "teachers"\n')
     assert node_of(home).facts.shards == 2, "teachers say how ids were made"
+    own = OwnData(classes=3, id_pattern="(p[0-9]+)_[^/]*$")
+    ledger = HolderFile.read(home.policy).holder.ledger
+    pack(scans, scans.with_name("packed"), own, ledger=ledger)
+    home.write(holder='teachers = "teachers"\nrecords = "book/packed"\n')
+    assert node_of(home).facts.shards == 2, "and so does a packed copy"
 
 
 @pytest.mark.parametrize("old", [False, True])

@@ -73,6 +73,15 @@ def test_a_named_limit_is_the_first_one(begin: Begin) -> None:
     assert [limit.epsilon for _, limit in ledger.limits] == [31]
 
 
+def test_a_run_that_does_not_fit_notes_no_ids(begin: Begin, tiny_data: Path) -> None:
+    with pytest.raises(BudgetExhaustedError):
+        begin("first", 5, asked=1)
+    assert not list(tiny_data.parent.glob("*.record"))
+    begin("second", 5, asked=6)
+    (note,) = tiny_data.parent.glob("*.record")
+    assert json.loads(note.read_text()) == [OWN]
+
+
 def test_a_raise_is_asked_for_said_and_reported(begin: Begin) -> None:
     begin("first", 5, asked=6)
     with pytest.raises(BudgetExhaustedError):

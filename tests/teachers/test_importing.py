@@ -10,7 +10,7 @@ import torch
 
 from fedtranscribe import wire
 from fedtranscribe.cli import run as command
-from fedtranscribe.config import TranscribeSettings
+from fedtranscribe.config import OwnData, TranscribeSettings
 from fedtranscribe.config import build as build_settings
 from fedtranscribe.data import load
 from fedtranscribe.errors import (
@@ -28,6 +28,7 @@ from fedtranscribe.evaluation.audit.checks import check_teachers
 from fedtranscribe.models import build, save
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.record_note import OWN, UNSTATED
 from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.query import ImageQuery, Kind
 from fedtranscribe.releases import make_release, verify
@@ -338,6 +339,19 @@ def test_rows_of_one_patient_that_were_assigned_one_by_one(folder, tmp_path, tin
     (folder / DECLARATION).write_text("\n".join(li for li in text.splitlines() if "ids" not in li))
     with pytest.raises(ConfigError, match="several records share an id"):
         imported(folder, tmp_path / "out", tiny_data)
+
+
+def test_an_earlier_version_noted_how_ids_are_made_if_it_was_stated(folder, tmp_path, tiny_data):
+    """And teachers without data say nothing about them."""
+    manifest = load_manifest(imported(folder, tmp_path / "out", tiny_data))
+    assert manifest.ids_by == OWN
+    earlier = manifest.model_copy(update={"ids_made": None})
+    assert earlier.ids_by == UNSTATED
+    stated = earlier.model_copy(update={"own_data": OwnData(id_pattern="(p.*)_")})
+    stated.expect_ids("id_pattern (p.*)_", tmp_path)
+    with pytest.raises(ModelMismatchError, match="learned from records with ids by id_pattern"):
+        stated.expect_ids("id_pattern ([^/]+)$", tmp_path)
+    assert load_manifest(imported(folder, tmp_path / "alone")).ids_by is None
 
 
 def test_teachers_that_are_there_are_not_overwritten(folder, tmp_path):

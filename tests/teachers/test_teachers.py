@@ -11,7 +11,13 @@ import torch
 
 from fedtranscribe.config import TeacherSettings, TranscribeSettings
 from fedtranscribe.data import ImageSet, assign_shards, load
-from fedtranscribe.errors import CorruptWeightsError, ModelError, StorageError
+from fedtranscribe.errors import (
+    CorruptWeightsError,
+    ModelError,
+    ModelMismatchError,
+    StorageError,
+)
+from fedtranscribe.evaluation.audit.canaries import plant
 from fedtranscribe.models import build, load_state, save
 from fedtranscribe.runs.preparation import make_manifest
 from fedtranscribe.teachers import Ensemble, Manifest, load_manifest, train_teachers
@@ -163,6 +169,24 @@ def test_a_folder_of_other_teachers_is_refused(images: ImageSet, tmp_path: Path)
     train(images, manifest_for(images, 2), tmp_path / "a")
     with pytest.raises(StorageError, match="other teachers"):
         train(images, manifest_for(images, 3), tmp_path / "a")
+
+
+def test_teachers_that_an_earlier_version_began_are_finished(images: ImageSet, tmp_path: Path):
+    manifest = manifest_for(images, 2)
+    tmp_path.joinpath("a").mkdir()
+    manifest.model_copy(update={"ids_made": None}).save(tmp_path / "a")
+    assert train(images, manifest, tmp_path / "a") == [0, 1, 2]
+    assert load_manifest(tmp_path / "a").ids_made == images.ids_by
+
+
+def test_teachers_of_planted_rows_are_not_for_other_ids(images: ImageSet, tmp_path: Path):
+    """A planted set numbers the rows of data without ids, for good."""
+    planted, _ = plant(replace(images, record_ids=None), 10)
+    assert not planted.positional
+    manifest = manifest_for(planted, 2)
+    manifest.expect_ids(planted.ids_by, tmp_path)
+    with pytest.raises(ModelMismatchError, match="no ids: each image counts as a record"):
+        manifest.expect_ids(images.ids_by, tmp_path)
 
 
 @pytest.mark.parametrize(("arch", "mode"), [("cnn-small", "full"), ("mobilenet_v2", "heads")])
