@@ -23,6 +23,7 @@ def test_public_names_are_exactly_these():
         "draw_shapes",
         "expect_public",
         "folder_of",
+        "has_own_ids",
         "from_memory",
         "held_out",
         "is_benchmark",
