@@ -42,5 +42,5 @@ def pack_command(
     from fedtranscribe.data.packing import pack
 
     with StageBars() as bars:
-        ledger = pack(folder, out, own, bars, place)
+        ledger = pack(folder, out, own, bars, ledger=place)
     emit({"folder": str(out), "ledger": str(ledger)}, as_json, "Packed")

@@ -84,6 +84,7 @@ def digest_of(split: DataSplit) -> str:
 
 
 def _expect_nothing_of_files(own: OwnData) -> None:
+    """Refuse what would be ignored: ids that seem to be stated, and are not used, hide less."""
     for name in ("ids", "id_pattern", "id_column", "image_column", "label_column"):
         if (given := getattr(own, name)) is not None:
             raise ConfigError(

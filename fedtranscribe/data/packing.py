@@ -31,7 +31,8 @@ def pack(
     """Decode the pictures of a folder, one after the other, into `out`.
 
     The ledger stays one: where the pictures have one, a marker beside `out` says so, and a run on
-    `out` asks for it by name; otherwise a marker among the pictures says where it will be.
+    `out` asks for it by name; otherwise a marker among the pictures says where it will be. A ledger
+    that is named has a marker in both places.
 
     Args:
         source: as for `load_folder`.

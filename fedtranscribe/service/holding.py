@@ -205,7 +205,7 @@ class Holding:
     # ---------------------------------------------------------------- where its ledger lies
 
     def ledger_place(self) -> LedgerPlace:
-        """Where the ledger lies, once it is known that there is no other of these data, or records.
+        """Where the ledger lies, once these data have no other and ids are made as it notes.
 
         What cannot be known is in `unseen`: whether there is one beside data that this machine
         does not have, or that the service's user may not see.
