@@ -8,7 +8,6 @@ finished lines in `results/constants.jsonl` are kept. The table goes to `results
 """
 
 import argparse
-import json
 import shutil
 import statistics
 from collections.abc import Iterator
@@ -18,6 +17,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from kept_lines import add_line, read_lines
 
 from fedtranscribe.config import FederationSettings
 from fedtranscribe.data import ImageSet, load
@@ -63,20 +63,12 @@ def main() -> None:
                 for name, value in CASES:
                     key = {"data": data, "epsilon": epsilon, "constant": name, "value": value}
                     key["seed"] = seed
-                    if any(key.items() <= line.items() for line in _read()):
+                    if any(key.items() <= line.items() for line in read_lines(LINES)):
                         continue
                     with _changed(name, value):
                         line = key | _measure(key, records, aside, moments, home)
-                    with LINES.open("a", encoding="utf-8") as stream:
-                        stream.write(json.dumps(line) + "\n")
-                    print(json.dumps(line), flush=True)
-    (RESULTS / "constants.md").write_text(_table(_read()), encoding="utf-8")
-
-
-def _read() -> list[dict[str, Any]]:
-    if not LINES.exists():
-        return []
-    return [json.loads(line) for line in LINES.read_text(encoding="utf-8").splitlines()]
+                    add_line(LINES, line)
+    (RESULTS / "constants.md").write_text(_table(read_lines(LINES)), encoding="utf-8")
 
 
 @contextmanager

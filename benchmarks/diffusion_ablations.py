@@ -11,7 +11,6 @@ goes to `results/diffusion_ablations.md`.
 """
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Iterator
@@ -19,6 +18,8 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from kept_lines import add_line, read_lines
 
 from fedtranscribe.config import SynthesizeSettings, build
 from fedtranscribe.config.evaluation import EvaluationSettings
@@ -119,13 +120,11 @@ def main() -> None:
     for seed in options.seed:
         for method, name in _chosen(options):
             key = {"data": options.data, "method": method, "case": name, "seed": seed}
-            if any(key.items() <= line.items() for line in _read()):
+            if any(key.items() <= line.items() for line in read_lines(LINES)):
                 continue
             line = key | _measure(method, name, seed, options)
-            with LINES.open("a", encoding="utf-8") as stream:
-                stream.write(json.dumps(line) + "\n")
-            print(json.dumps(line), flush=True)
-    table = _table(_read())
+            add_line(LINES, line)
+    table = _table(read_lines(LINES))
     (RESULTS / "diffusion_ablations.md").write_text(table, encoding="utf-8")
 
 
@@ -147,12 +146,6 @@ def _chosen(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
             wanted = not options.case or f"{method}:{name}" in options.case
             if wanted and options.only in (None, method):
                 yield method, name
-
-
-def _read() -> list[dict[str, Any]]:
-    if not LINES.exists():
-        return []
-    return [json.loads(line) for line in LINES.read_text(encoding="utf-8").splitlines()]
 
 
 def _measure(method: str, name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:

@@ -8,10 +8,10 @@ Resumable: `results/figure9.jsonl` keeps its own points. Writes `results/figure9
 """
 
 import argparse
-import json
 from dataclasses import replace
 from pathlib import Path
 
+from kept_lines import add_line, read_lines
 from utility import CASES, DATA, MOMENTS, RESULTS, Case, measure
 
 from fedtranscribe.evaluation.figures import CurvePoint, draw_privacy_accuracy
@@ -33,12 +33,10 @@ def main() -> None:
     for data in PAPER if options.only == "" else [options.only]:
         for epsilon in ROWS:
             key = {"data": data, "target": epsilon, "seed": 0}
-            if any(key.items() <= line.items() for line in _read(OWN_LINES)):
+            if any(key.items() <= line.items() for line in read_lines(OWN_LINES)):
                 continue
             line = {**key, **measure(data, "epsilon-1", _case(epsilon), 0, options)}
-            with OWN_LINES.open("a") as stream:
-                stream.write(json.dumps(line) + "\n")
-            print(json.dumps(line), flush=True)
+            add_line(OWN_LINES, line)
     curves = {data: _curve(data) for data in PAPER}
     (RESULTS / "figure9.md").write_text(_table(curves), encoding="utf-8")
     points = {
@@ -66,21 +64,15 @@ def _case(epsilon: float) -> Case:
     return replace(base, epsilon=epsilon, dpsd=dpsd)
 
 
-def _read(path: Path) -> list[dict]:
-    if not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-
-
 def _curve(data: str) -> dict[float, tuple[dict, list[float]]]:
     """Target ε -> a line that stands for all its seeds, and the accuracy of each."""
     found: dict[float, tuple[dict, list[float]]] = {}
-    shared = _read(RESULTS / "utility.jsonl")
+    shared = read_lines(RESULTS / "utility.jsonl")
     for epsilon in sorted({*ROWS, *SHARED}):
         lines = (
             [x for x in shared if (x["data"], x["case"]) == (data, SHARED[epsilon])]
             if epsilon in SHARED
-            else [x for x in _read(OWN_LINES) if (x["data"], x["target"]) == (data, epsilon)]
+            else [x for x in read_lines(OWN_LINES) if (x["data"], x["target"]) == (data, epsilon)]
         )
         if lines:
             found[epsilon] = lines[0], [line["student"] for line in lines]
@@ -89,7 +81,7 @@ def _curve(data: str) -> dict[float, tuple[dict, list[float]]]:
 
 def _moments(data: str) -> list[CurvePoint]:
     """What runs that learn from moments reach, by rising ε."""
-    lines = [x for x in _read(RESULTS / "utility.jsonl") if x["data"] == data]
+    lines = [x for x in read_lines(RESULTS / "utility.jsonl") if x["data"] == data]
     by_case = {case: [x["student"] for x in lines if x["case"] == case] for case in MOMENTS}
     rising = sorted(MOMENTS, key=MOMENTS.__getitem__)
     return [CurvePoint(MOMENTS[c], *_spread(by_case[c])) for c in rising if by_case[c]]

@@ -29,6 +29,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import torch
+from kept_lines import read_lines
 from torch import Tensor
 
 from fedtranscribe.config import TeacherSettings
@@ -67,7 +68,7 @@ CASES = [
 def main() -> None:
     options = _options()
     path = RESULTS / "inference.jsonl"
-    lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    lines = read_lines(path)
     for case in CASES:
         if options.only not in ("", case.architecture, f"{case.architecture}:{case.shards}"):
             continue

@@ -22,6 +22,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from kept_lines import add_line, read_lines
+
 RESULTS = Path(__file__).parent / "results"
 LINES = RESULTS / "methods.jsonl"
 DATA = ("digits", "mnist", "fashion-mnist")
@@ -68,13 +70,11 @@ def main() -> None:
     options = _options()
     for seed, epsilon, method in itertools.product(options.seed, options.epsilon, options.only):
         key = {"data": options.data, "method": method, "epsilon": epsilon, "seed": seed}
-        if any(key.items() <= line.items() for line in _read()):
+        if any(key.items() <= line.items() for line in read_lines(LINES)):
             continue
         line = key | _measure(key, options)
-        with LINES.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(line) + "\n")
-        print(json.dumps(line), flush=True)
-    (RESULTS / "methods.md").write_text(_table(_read()), encoding="utf-8")
+        add_line(LINES, line)
+    (RESULTS / "methods.md").write_text(_table(read_lines(LINES)), encoding="utf-8")
 
 
 def _options() -> argparse.Namespace:
@@ -91,12 +91,6 @@ def _options() -> argparse.Namespace:
     if options.data not in PACKAGED and options.data_root is None:
         parser.error(f"--data {options.data} needs --data-root")
     return options
-
-
-def _read() -> list[dict[str, Any]]:
-    if not LINES.exists():
-        return []
-    return [json.loads(line) for line in LINES.read_text(encoding="utf-8").splitlines()]
 
 
 def _measure(key: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:

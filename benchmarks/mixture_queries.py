@@ -9,11 +9,12 @@ be seen; left to itself, the plan would give them nothing here. Resumable: finis
 """
 
 import argparse
-import json
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from kept_lines import add_line, read_lines
 
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.data import load
@@ -41,7 +42,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, nargs="*", default=[0, 1, 2])
     options = parser.parse_args()
     lines = RESULTS / "mixture_queries.jsonl"
-    done = _read(lines)
+    done = read_lines(lines)
     teachers = _teachers(options.work)
     for seed in options.seed:
         for case, (_, changes) in CASES.items():
@@ -49,14 +50,8 @@ def main() -> None:
             if any(key.items() <= line.items() for line in done):
                 continue
             line = key | _measure(case, changes, seed, teachers, options.work)
-            with lines.open("a") as stream:
-                stream.write(json.dumps(line) + "\n")
-            print(json.dumps(line), flush=True)
-    (RESULTS / "mixture_queries.md").write_text(_table(_read(lines)))
-
-
-def _read(lines: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
+            add_line(lines, line)
+    (RESULTS / "mixture_queries.md").write_text(_table(read_lines(lines)))
 
 
 def _teachers(work: Path) -> Path:

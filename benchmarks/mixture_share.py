@@ -8,13 +8,13 @@ for a share of μ²; features are computed once. Resumable: finished lines in
 """
 
 import argparse
-import json
 import math
 import tempfile
 from pathlib import Path
 from typing import Any
 
 import torch
+from kept_lines import add_line, read_lines
 
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.data import ImageSet, load
@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--data", nargs="*", default=["digits"], choices=DATA)
     options = parser.parse_args()
     lines = RESULTS / "mixture_share.jsonl"
-    done = _read(lines)
+    done = read_lines(lines)
     for data in options.data:
         split = load(data, options.data_root)
         with tempfile.TemporaryDirectory() as folder:
@@ -57,14 +57,8 @@ def main() -> None:
                     continue
                 student = _student(split.train, moments, key["epsilon"], key["share"])
                 line = key | {"student": accuracy(student, split.test.images, split.test.labels)}
-                with lines.open("a") as stream:
-                    stream.write(json.dumps(line) + "\n")
-                print(json.dumps(line), flush=True)
-    (RESULTS / "mixture_share.md").write_text(_table(_read(lines)))
-
-
-def _read(lines: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
+                add_line(lines, line)
+    (RESULTS / "mixture_share.md").write_text(_table(read_lines(lines)))
 
 
 def _keys(data: str) -> list[dict[str, Any]]:

@@ -21,6 +21,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from kept_lines import add_line, read_lines
+
 RESULTS = Path(__file__).parent / "results"
 LINES = RESULTS / "pooled_holders.jsonl"
 APPS = {"dp-promise": "dp_promise_mnist", "dp-sad": "dp_sad_mnist"}
@@ -32,13 +34,11 @@ def main() -> None:
     for seed, method, holders in itertools.product(options.seed, options.method, options.holders):
         key = {"data": options.data, "method": method, "holders": holders, "seed": seed}
         key["epsilon"] = options.epsilon
-        if any(key.items() <= line.items() for line in _read()):
+        if any(key.items() <= line.items() for line in read_lines(LINES)):
             continue
         line = key | _measure(key, options)
-        with LINES.open("a", encoding="utf-8") as stream:
-            stream.write(json.dumps(line) + "\n")
-        print(json.dumps(line), flush=True)
-    (RESULTS / "pooled_holders.md").write_text(_table(_read()), encoding="utf-8")
+        add_line(LINES, line)
+    (RESULTS / "pooled_holders.md").write_text(_table(read_lines(LINES)), encoding="utf-8")
 
 
 def _options() -> argparse.Namespace:
@@ -54,12 +54,6 @@ def _options() -> argparse.Namespace:
     if options.data != "digits" and options.data_root is None:
         parser.error(f"--data {options.data} needs --data-root")
     return options
-
-
-def _read() -> list[dict[str, Any]]:
-    if not LINES.exists():
-        return []
-    return [json.loads(line) for line in LINES.read_text(encoding="utf-8").splitlines()]
 
 
 def _measure(key: dict[str, Any], options: argparse.Namespace) -> dict[str, Any]:

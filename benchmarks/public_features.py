@@ -13,7 +13,6 @@ the table goes to `results/public_features.md`.
 """
 
 import argparse
-import json
 import resource
 import time
 from pathlib import Path
@@ -21,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from kept_lines import add_line, read_lines
 from torch.nn import functional
 
 from fedtranscribe.config import TranscribeSettings
@@ -59,17 +59,11 @@ def main() -> None:
         for features in (OWN, *STEPS):
             for epsilon in EPSILONS:
                 key = {"data": task, "features": features, "epsilon": epsilon, "seed": options.seed}
-                if any(key.items() <= line.items() for line in _read(lines)):
+                if any(key.items() <= line.items() for line in read_lines(lines)):
                     continue
                 line = key | _measure(task, features, epsilon, options)
-                with lines.open("a") as stream:
-                    stream.write(json.dumps(line) + "\n")
-                print(json.dumps(line), flush=True)
-    (RESULTS / "public_features.md").write_text(_table(_read(lines)))
-
-
-def _read(lines: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
+                add_line(lines, line)
+    (RESULTS / "public_features.md").write_text(_table(read_lines(lines)))
 
 
 def _weights(source: str, options: argparse.Namespace) -> Path:

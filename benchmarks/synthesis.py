@@ -12,13 +12,14 @@ MNIST's and Fashion-MNIST's test images in sight, among two to four values each.
 """
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from kept_lines import add_line, read_lines
 
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.config.evaluation import AuditSettings, EvaluationSettings
@@ -52,7 +53,7 @@ _LITERATURE = (
 def main() -> None:
     options = _options()
     lines = RESULTS / "synthesis.jsonl"
-    done = _read(lines)
+    done = read_lines(lines)
     for data in options.data:
         for seed in options.seed:
             for epsilon, share in CASES:
@@ -62,10 +63,8 @@ def main() -> None:
                 if any(key.items() <= line.items() for line in done):
                     continue
                 line = key | _measure(data, options, epsilon, share, seed)
-                with lines.open("a") as stream:
-                    stream.write(json.dumps(line) + "\n")
-                print(json.dumps(line), flush=True)
-    (RESULTS / "synthesis.md").write_text(_table(_read(lines)))
+                add_line(lines, line)
+    (RESULTS / "synthesis.md").write_text(_table(read_lines(lines)))
 
 
 def _options() -> argparse.Namespace:
@@ -76,10 +75,6 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, nargs="*", default=[0, 1, 2])
     parser.add_argument("--images", type=int, default=40_000, help="drawn to learn from")
     return parser.parse_args()
-
-
-def _read(lines: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
 
 
 def _measure(

@@ -15,7 +15,6 @@ accuracy on the last 5,000, for sums on all 10,000, too.
 
 import argparse
 import itertools
-import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -25,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from kept_lines import add_line, read_lines
 from torch import Tensor
 from utility import UNSEEN, NoiselessHolder
 
@@ -108,7 +108,7 @@ ONCE = ("local", "label")
 def main() -> None:
     options = _options()
     lines = RESULTS / "table5.jsonl"
-    done = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
+    done = read_lines(lines)
     for seed in options.seed or range(options.seeds):
         for method in METHODS:
             if options.only not in ("", f"{options.data}:{method}", method):
@@ -122,11 +122,8 @@ def main() -> None:
                 if any(key.items() <= x.items() for x in done):
                     continue
                 line = {**key, **_measure(method, seed, options, chosen)}
-                with lines.open("a") as stream:
-                    stream.write(json.dumps(line) + "\n")
-                print(json.dumps(line), flush=True)
-    done = [json.loads(line) for line in lines.read_text().splitlines()]
-    (RESULTS / "table5.md").write_text(_table(done))
+                add_line(lines, line)
+    (RESULTS / "table5.md").write_text(_table(read_lines(lines)))
 
 
 def _options() -> argparse.Namespace:

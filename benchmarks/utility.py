@@ -16,7 +16,6 @@ ridge fails at ε = 1.
 """
 
 import argparse
-import json
 import statistics
 import sys
 import time
@@ -27,6 +26,7 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
+from kept_lines import add_line, read_lines
 from torch import Tensor
 
 from fedtranscribe.capabilities import Capabilities, Facts
@@ -182,7 +182,7 @@ def plan_of(settings: TranscribeSettings, facts: Facts) -> Plan:
 def main() -> None:
     options = _options()
     lines = RESULTS / "utility.jsonl"
-    done = [json.loads(line) for line in lines.read_text().splitlines()] if lines.exists() else []
+    done = read_lines(lines)
     for seed, data, name in _plan(options.only):
         key = {"data": data, "case": name, "seed": seed}
         if any(key.items() <= line.items() for line in done):
@@ -192,9 +192,7 @@ def main() -> None:
         else:
             line = {**key, **measure(data, name, CASES[name], seed, options)}
         done.append(line)
-        with lines.open("a") as stream:
-            stream.write(json.dumps(line) + "\n")
-        print(json.dumps(line), flush=True)
+        add_line(lines, line)
         (RESULTS / "utility.md").write_text(_table(done))
 
 
