@@ -19,7 +19,8 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from fedtranscribe.config import DpsdSettings
 from fedtranscribe.mechanisms import MomentSums
@@ -42,32 +43,27 @@ _SHARPNESS = 10.0
 _QUESTIONS = ("moments-0", "moments-1")
 
 
-def fit_public_map(student: Classifier, images: Tensor, seed: int) -> None:
-    """Set the student's centre and map from public images: their principal axes, at equal scale.
+def public_map(fixed: nn.Module, images: Tensor, width: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Principal axes of public images, at equal scale: centre [d] and map [d, k] of features.
 
     Args:
-        student: linear on fixed features; changed in place.
-        images: public, uint8 [n, ch, s, s].
+        fixed: images float [n, ch, s, s] in [0, 1] to features [n, d].
+        images: public, uint8 [n, ch, s, s], where `fixed` is.
+        width: k.
         seed: of the randomised decomposition.
     """
-    features = _features(student)
-    device = features.centre.device
     with torch.no_grad():
-        parts = [
-            features.fixed(part.to(device).float() / 255).cpu() for part in images.split(_BATCH)
-        ]
+        parts = [fixed(part.float() / 255).cpu() for part in images.split(_BATCH)]
     coefficients = torch.cat(parts)
     centre = coefficients.mean(0)
     coefficients -= centre
-    width = features.map.shape[1]
     with fixed_randomness(seed):
         _, scale, axes = torch.pca_lowrank(coefficients, min(width, *coefficients.shape), False)
     variances = scale.square() / len(coefficients)
     floor = _PUBLIC_FLOOR * coefficients.square().sum() / coefficients.numel()
     fitted = axes / (variances + floor).sqrt()
-    features.centre.copy_(centre)
     # Fewer images than axes leave some of them unused.
-    features.map.zero_()[:, : fitted.shape[1]] = fitted.to(device)
+    return centre, F.pad(fitted, (0, width - fitted.shape[1]))
 
 
 class MomentsMethod:
@@ -119,7 +115,7 @@ class MomentsMethod:
     def ask(self) -> MomentsQuery:
         """Which combinations of features do the records show at all? Then: of which class?"""
         name = f"{self._run}/{_QUESTIONS[self.round]}"
-        features = _features(self.student)
+        features = features_of(self.student)
         fixed, classes = self.student.architecture, self.student.head.out_features
         if not self._learned:
             centre, mapped = features.centre.cpu().clone(), features.map.cpu().clone()
@@ -221,7 +217,7 @@ def set_head(
         second, by_class = second + beside.second, by_class + beside.by_class
     targets = by_class - by_class.mean(1, keepdim=True)
     solved = torch.linalg.solve(second + _ridge(query, answer), targets)
-    features = _features(student)
+    features = features_of(student)
     with torch.no_grad():
         features.centre.copy_(query.centre)
         features.map.copy_(query.map)
@@ -249,7 +245,12 @@ def _noise_edge(noise_std: float, width: int) -> float:
     return noise_std * math.sqrt(2 * width)
 
 
-def _features(student: Classifier) -> UnitFeatures:
+def features_of(student: Classifier) -> UnitFeatures:
+    """A student's fixed features.
+
+    Raises:
+        ValueError: a student of others.
+    """
     if not isinstance(student.backbone, UnitFeatures):
         raise ValueError(f"Expected a student of fixed features, got {student.architecture!r}.")
     return student.backbone

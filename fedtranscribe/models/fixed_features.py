@@ -100,6 +100,11 @@ class UnitFeatures(nn.Module):
         """float [n, ch, s, s] -> float [n, k + 1]."""
         return unit_rows_of(self.fixed(images), self.centre, self.map)
 
+    def set_axes(self, centre: Tensor, mapping: Tensor) -> None:
+        """Take the mean of the features [d], and their map [d, k]."""
+        self.centre.copy_(centre)
+        self.map.copy_(mapping)
+
 
 def fixed_features(features: str, channels: int) -> nn.Module:
     """Images float [n, ch, s, s] in [0, 1] -> float [n, d].

@@ -11,11 +11,17 @@ from fedtranscribe.config import PUBLIC_SHAPES, StudentSettings
 from fedtranscribe.data import ImageSet, NamedData, draw_shapes, load_public
 from fedtranscribe.data.leaves import draw_leaves
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.methods.moments import fit_public_map
+from fedtranscribe.methods.moments import features_of, public_map
 from fedtranscribe.methods.pretraining import GeneratorPretraining, train_classifier
 from fedtranscribe.models import Classifier, Generator, build
 from fedtranscribe.models.backbones import Backbone
-from fedtranscribe.models.fixed_features import PATCHES, is_fixed, side_seen
+from fedtranscribe.models.fixed_features import (
+    FIXED,
+    PATCHES,
+    fixed_features,
+    is_fixed,
+    side_seen,
+)
 from fedtranscribe.models.generator import GENERATED
 from fedtranscribe.runs.public_features import load_weights
 from fedtranscribe.tracking import Progress, silent
@@ -101,24 +107,43 @@ def _shape_count(size: int) -> int:
     return max(_FEWEST_SHAPES, min(_PUBLIC_SHAPES, _PUBLIC_SHAPES * _USUAL_SIDE**2 // size**2))
 
 
-@lru_cache(maxsize=1)
+@lru_cache(maxsize=2)
 def _shapes(channels: int, size: int, seed: int, count: int) -> Tensor:
     # Drawing thousands takes seconds, and one run after the other asks for the same.
     return draw_shapes(count, channels, size, torch.Generator().manual_seed(seed))
 
 
-def _axes_images(
-    features: str, public: ImageSet | None, channels: int, size: int, seed: int
-) -> Tensor:
-    """Public images whose principal axes fixed features begin with: those given, or drawn ones."""
-    drawn = public is None or public.name == PUBLIC_SHAPES
+def _fit_axes(student: Classifier, public: ImageSet | None, seed: int) -> None:
+    """Set a student's centre and map by public images: those given, or drawn ones."""
+    features, name = features_of(student), student.architecture
+    size, (_, width) = side_seen(name, student.size), features.map.shape
+    device = features.map.device
+    if public is not None and public.name != PUBLIC_SHAPES:
+        fitted = public_map(features.fixed, public.images[:_AXES].to(device), width, seed)
+    elif name in FIXED:
+        fitted = _drawn_map(name, student.channels, size, width, seed, device)
+    else:  # a public network, whose weights the name does not tell
+        images = _drawn(name, student.channels, size, seed).to(device)
+        fitted = public_map(features.fixed, images, width, seed)
+    features.set_axes(*fitted)
+
+
+@lru_cache(maxsize=1)
+def _drawn_map(
+    features: str, channels: int, size: int, width: int, seed: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    # It takes seconds, and one run after the other asks for the same.
+    images = _drawn(features, channels, size, seed).to(device)
+    return public_map(fixed_features(features, channels).to(device), images, width, seed)
+
+
+def _drawn(features: str, channels: int, size: int, seed: int) -> Tensor:
+    """Images by a formula that show the axes of features: uint8 [n, ch, s, s]."""
     # What photographs are for small patches, they are for networks that learned from photographs.
-    if drawn and channels == 3 and (features == PATCHES or Backbone.parse(features)):
-        count, rng = min(_LEAVES, _shape_count(size)), torch.Generator().manual_seed(seed)
-        return draw_leaves(count, channels, size, rng)
-    if public is None:
-        return _shapes(channels, size, seed, _shape_count(size))[:_AXES]
-    return public.images[:_AXES]
+    if channels == 3 and (features == PATCHES or Backbone.parse(features)):
+        rng = torch.Generator().manual_seed(seed)
+        return draw_leaves(min(_LEAVES, _shape_count(size)), channels, size, rng)
+    return _shapes(channels, size, seed, _shape_count(size))[:_AXES]
 
 
 def build_student_side(
@@ -157,9 +182,7 @@ def build_student_side(
         latent, width = settings.dpsd.latent_dim, settings.dpsd.generator_width
         generator = Generator(latent, channels, size, width, seed=settings.seed).to(device)
     if is_fixed(architecture) and fresh:
-        seen = side_seen(architecture, size)
-        images = _axes_images(architecture, public, channels, seen, settings.seed)
-        fit_public_map(student, images, settings.seed)
+        _fit_axes(student, public, settings.seed)
     if public is not None and generator is not None and fresh and pretrain:
         steps = settings.dpsd.pretrain_steps
         course = GeneratorPretraining(generator, public.images, steps, rng)

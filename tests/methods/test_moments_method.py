@@ -8,8 +8,9 @@ from fedtranscribe.mechanisms.moments import SUM_BITS
 from fedtranscribe.methods.method import Combined
 from fedtranscribe.methods.moments import (
     MomentsMethod,
-    fit_public_map,
+    features_of,
     moments_of,
+    public_map,
     set_head,
 )
 from fedtranscribe.methods.moments_generator import MomentsMatching
@@ -37,10 +38,17 @@ def bars(n: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return images, labels
 
 
+def fit(network) -> None:
+    """Set its axes by 300 shapes."""
+    features = features_of(network)
+    images = draw_shapes(300, 1, 28, torch.Generator().manual_seed(0))
+    features.set_axes(*public_map(features.fixed, images, features.map.shape[1], seed=0))
+
+
 @pytest.fixture(scope="module")
 def student():
     network = build("scatter", CLASSES, 1, 28)
-    fit_public_map(network, draw_shapes(300, 1, 28, torch.Generator().manual_seed(0)), seed=0)
+    fit(network)
     return network
 
 
@@ -114,9 +122,9 @@ def test_the_second_question_evens_out_what_the_first_showed(student):
 
 def test_the_public_map_depends_on_public_images_and_seed_alone(student):
     again = build("scatter", CLASSES, 1, 28, seed=9)
-    fit_public_map(again, draw_shapes(300, 1, 28, torch.Generator().manual_seed(0)), seed=0)
+    fit(again)
     fresh = build("scatter", CLASSES, 1, 28)
-    fit_public_map(fresh, draw_shapes(300, 1, 28, torch.Generator().manual_seed(0)), seed=0)
+    fit(fresh)
     assert torch.equal(again.backbone.map, fresh.backbone.map)
     # 300 images cannot show more than 300 axes.
     assert not bool(fresh.backbone.map[:, 300:].any())
