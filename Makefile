@@ -10,7 +10,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 OUT    := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo test test-slow test-long test-images lint types imports images-lint dist sbom docs \
+.PHONY: demo test test-slow test-pages test-long test-images lint types imports images-lint dist sbom docs \
     docs-version check clean
 
 # Ledgers of their own: the packaged digits are public, so trying the demo twice harms nobody. A run of
@@ -26,9 +26,13 @@ test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n logical --dist loadfile
 
 test-slow: $(STAMP)
-	$(BIN)/pytest -m slow
+	$(BIN)/pytest -m slow --ignore tests/docs
 
-# Ten minutes each: by hand, after a change to what they train.
+# Tutorials, notebooks and the Python page, run as they are printed: after a change to them.
+test-pages: $(STAMP)
+	$(BIN)/pytest -m slow tests/docs
+
+# More than CI has time for: by hand, before a release or after a change to what they test.
 test-long: $(STAMP)
 	$(BIN)/pytest -m long
 

@@ -14,7 +14,7 @@ from tests.e2e.deployment import Deployment
 from tests.e2e.test_deployment import ROUND, ROWS, teachers, wait_for_rounds
 
 __all__ = ["teachers"]  # a fixture
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 NAMES = ("clinic", "hospital", "institute", "practice", "ward")
 

@@ -32,7 +32,7 @@ SMALL = (
     "teachers.steps=5",
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = pytest.mark.timeout(1800)
 
 
 def simulate(
@@ -70,6 +70,7 @@ def _marked(mark: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_dirichlet_mnist_runs_and_says_what_it_cost(tmp_path):
     done = simulate("dirichlet_mnist", tmp_path / "run")
     assert done.returncode == 0, done.stderr
@@ -80,6 +81,7 @@ def test_dirichlet_mnist_runs_and_says_what_it_cost(tmp_path):
     assert (tmp_path / "run" / "student.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_sums_start_a_run_where_nobody_names_a_student(tmp_path):
     chosen = ("student=", "noise=secagg", "rows=0", "with-generator=false")
     done = simulate("dirichlet_mnist", tmp_path / "run", *chosen)
@@ -92,6 +94,7 @@ def test_sums_start_a_run_where_nobody_names_a_student(tmp_path):
     assert result["accuracy"]["student"] > 0.85
 
 
+@pytest.mark.slow
 def test_a_baseline_runs_as_well(tmp_path):
     chosen = ("method=fedavg", "baseline.rounds=1", "baseline.local-steps=2")
     done = simulate("dirichlet_cifar10", tmp_path / "run", *chosen)
@@ -99,6 +102,7 @@ def test_a_baseline_runs_as_well(tmp_path):
     assert json.loads(done.stdout)["epsilon"] is None
 
 
+@pytest.mark.slow
 def test_a_mistake_is_one_line_and_its_exit_code(tmp_path):
     done = simulate("dirichlet_mnist", tmp_path / "run", "force=false", "shards=1")
     assert done.returncode == 5, done.stderr
@@ -107,6 +111,7 @@ def test_a_mistake_is_one_line_and_its_exit_code(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.long
 def test_a_run_outlives_a_holder_whose_process_dies_in_a_round(tmp_path):
     """Flower keeps a dead worker in its pool and goes on giving it messages, so that other holders
     may be missed as well, and on a busy machine a quorum with them: the run is resumed then. What
@@ -129,6 +134,7 @@ def test_a_run_outlives_a_holder_whose_process_dies_in_a_round(tmp_path):
             assert ledger.total(1e-5, Unit.RECORD, Adjacency.ZERO_OUT).epsilon <= 10.0 + 1e-6
 
 
+@pytest.mark.long
 def test_a_masked_run_outlives_a_holder_killed_in_every_round(tmp_path):
     """Ten workers, so that those which Flower goes on using after their death are not all there
     are; whoever was given to one is asked again. On a busy machine Flower may still give two
