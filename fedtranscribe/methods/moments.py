@@ -46,6 +46,8 @@ _QUESTIONS = ("moments-0", "moments-1")
 def public_map(fixed: nn.Module, images: Tensor, width: int, seed: int) -> tuple[Tensor, Tensor]:
     """Principal axes of public images, at equal scale: centre [d] and map [d, k] of features.
 
+    Both are on the CPU.
+
     Args:
         fixed: images float [n, ch, s, s] in [0, 1] to features [n, d].
         images: public, uint8 [n, ch, s, s], where `fixed` is.
@@ -219,8 +221,7 @@ def set_head(
     solved = torch.linalg.solve(second + _ridge(query, answer), targets)
     features = features_of(student)
     with torch.no_grad():
-        features.centre.copy_(query.centre)
-        features.map.copy_(query.map)
+        features.set_axes(query.centre, query.map)
         student.head.weight.copy_(_SHARPNESS * solved.T)
         student.head.bias.zero_()
 
