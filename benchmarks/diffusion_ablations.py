@@ -4,29 +4,37 @@
     python benchmarks/diffusion_ablations.py --data mnist --data-root DIR --only dp-promise
     python benchmarks/diffusion_ablations.py --case dp-sad:base dp-sad:lambda-0 --seed 0 1 2
 
-Every case changes one setting of the method's default at a sound ε of 10. Cases of the sampler draw
-anew from the network of `base`, which costs nothing. Resumable: runs stay in `--work`, finished
-lines in `results/diffusion_ablations.jsonl`. The table, with a row for each claim of the papers,
-goes to `results/diffusion_ablations.md`.
+Every case changes one setting of the method's default at a sound ε of 10. The cases of a method
+and a seed begin with one mixture and one network pre-trained on its samples, so that they differ by
+their setting alone; T-100 needs a pre-training of its own. Cases of the sampler draw anew from the
+network of `base`, which costs nothing. Resumable but for a pre-training: runs stay in `--work`,
+finished lines in `results/diffusion_ablations.jsonl`. The table, with a row for each claim of the
+papers, goes to `results/diffusion_ablations.md`.
 """
 
 import argparse
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import torch
 from kept_lines import add_line, read_lines
 
 from fedtranscribe.config import SynthesizeSettings, build
 from fedtranscribe.config.evaluation import EvaluationSettings
 from fedtranscribe.evaluation.evaluate import evaluate
+from fedtranscribe.mechanisms.bits import BitSource
+from fedtranscribe.mechanisms.noise import NoiseSource
 from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.runs.finished import FinishedRun
 from fedtranscribe.synthesis import prepare, synthesize
+from fedtranscribe.synthesis.method import Trainer
+from fedtranscribe.synthesis.preparation import Prepared
+from fedtranscribe.synthesis.started import MIXTURE, StartedTrainer
 
 RESULTS = Path(__file__).parent / "results"
 LINES = RESULTS / "diffusion_ablations.jsonl"
@@ -42,10 +50,32 @@ class Case:
     Attributes:
         options: of the method's own table.
         sampling: of the sampler alone.
+        apart: whether the pre-training differs, too.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
     sampling: dict[str, Any] = field(default_factory=dict)
+    apart: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Forked(Prepared):
+    """A training that goes on where another one's pre-training was about to end.
+
+    Attributes:
+        begun: that training's state, a step before.
+    """
+
+    begun: dict[str, Any] = field(default_factory=dict)
+
+    def trainer(self, noise: NoiseSource | None = None, bits: BitSource | None = None) -> Trainer:
+        """A trainer of this training's own plan, with the networks of `begun`."""
+        trainer = super().trainer(noise, bits)
+        assert isinstance(trainer, StartedTrainer)
+        own = trainer.training.state()
+        kept = {name: own[name] for name in ("plan", "discriminator") if name in own}
+        trainer.load_state({**self.begun, **kept})
+        return trainer
 
 
 CASES: dict[str, dict[str, Case]] = {
@@ -67,7 +97,7 @@ CASES: dict[str, dict[str, Case]] = {
         "lambda-0.5": Case({"adversarial_weight": 0.5}),
         "lambda-4": Case({"adversarial_weight": 4.0}),
         "teacher-loss-alone": Case({"data_weight": 0.0, "adversarial_weight": 0.0}),
-        "T-100": Case({"time_steps": 100}),
+        "T-100": Case({"time_steps": 100}, apart=True),
         "no-conditioning": Case(
             {"student_conditioning": False, "discriminator_conditioning": False}
         ),
@@ -135,7 +165,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--only", choices=list(CASES), help="one of the methods")
     parser.add_argument("--case", nargs="*", default=[], help="METHOD:CASE, …; all if left out")
     parser.add_argument("--seed", type=int, nargs="*", default=[0])
-    parser.add_argument("--samples", type=int, default=10_000, help="images to learn from")
+    parser.add_argument("--samples", type=int, default=5_000, help="images to learn from")
     parser.add_argument("--work", type=Path, default=Path("runs/diffusion-ablations"))
     return parser.parse_args()
 
@@ -190,9 +220,23 @@ def _trained(method: str, name: str, seed: int, options: argparse.Namespace) -> 
     )
     if not (folder / "metrics.json").exists():
         folder.parent.mkdir(parents=True, exist_ok=True)
-        resume = (folder / "config.toml").exists()
-        synthesize(prepare(settings), folder, resume=resume, say=print)
+        resume, prepared = (folder / "config.toml").exists(), prepare(settings)
+        if not CASES[method][name].apart:
+            begun = _begun(prepared, options.work / f"{options.data}-{method}-begun-{seed}.pt")
+            parts = {each.name: getattr(prepared, each.name) for each in fields(prepared)}
+            prepared = Forked(**parts, begun=begun)
+        synthesize(prepared, folder, resume=resume, say=print)
     return FinishedRun.open(folder)
+
+
+def _begun(prepared: Prepared, path: Path) -> dict[str, Any]:
+    """The state a step before pre-training ends; from a file, if another case left it there."""
+    if not path.exists():
+        trainer, steps = prepared.trainer(), prepared.plan.steps
+        trainer.train(steps[MIXTURE] + steps["pre-training"] - 1)
+        torch.save(trainer.state(), path.with_suffix(".part"))
+        path.with_suffix(".part").rename(path)
+    return torch.load(path, weights_only=True)
 
 
 # ---------------------------------------------------------------- the table
@@ -204,9 +248,9 @@ def _table(lines: list[dict[str, Any]]) -> str:
         "",
         "By `benchmarks/diffusion_ablations.py`. Each case changes one setting of the method's "
         f"default, with its private start, at a sound ε of {EPSILON:g} (record, zero-out, "
-        "δ = 1e-5). CNN: accuracy in per cent on all real test images after learning from the "
-        "samples alone; FID is under the project's own features. Mean over runs (lowest – "
-        "highest).",
+        "δ = 1e-5). Cases of one seed share mixture and pre-trained network. CNN: accuracy in per "
+        "cent on all real test images after learning from the samples alone; FID is under the "
+        "project's own features. Mean over runs (lowest – highest).",
     ]
     for data in DATA:
         of_data = [line for line in lines if line["data"] == data]
