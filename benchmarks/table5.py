@@ -422,6 +422,8 @@ def _table_of_sums(lines: list[dict[str, Any]]) -> list[str]:
 
 def _mean(lines: list[dict[str, Any]], name: str) -> str:
     scores = [100 * line[name] for line in lines]
+    if len(scores) == 1:
+        return f"{scores[0]:.1f}"
     return f"{sum(scores) / len(scores):.1f} ({min(scores):.1f} – {max(scores):.1f})"
 
 
