@@ -213,8 +213,9 @@ def transaction(connection: sqlite3.Connection, path: Path, *, write: bool) -> I
         CorruptLedgerError: the file is damaged.
     """
     with own_errors(path):
-        connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
         try:
+            # Inside, so that an interrupt right after it leaves no transaction open.
+            connection.execute("BEGIN IMMEDIATE" if write else "BEGIN")
             yield
             connection.execute("COMMIT")
         finally:
