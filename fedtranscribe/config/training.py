@@ -39,7 +39,10 @@ class DpPromiseOptions(RecordOptions):
     boundary: int | None = Field(
         default=None, gt=0, description="S, first time step of Phase I; T + 1 leaves Phase I out."
     )
-    phase1: bool = Field(default=True, description="Phase I; without it Phase II covers all steps.")
+    phase1: bool | None = Field(
+        default=None,
+        description="Phase I; default but with a private start. Phase II covers the rest.",
+    )
     noisy_images: Literal["fresh", "cached"] = Field(
         default="fresh", description="fresh, or cached: one per record, reused in all epochs."
     )

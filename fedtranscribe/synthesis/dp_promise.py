@@ -33,6 +33,7 @@ _NO_NOISE_YET = 1.0
 
 _PAPER_PUBLIC = {"mnist": "fashion-mnist", "fashion-mnist": "cifar10"}
 _BATCHES = ("phase1_batch", "phase2_batch")
+_PHASE1 = ("boundary", "phase1_batch", "phase1_epochs", "phase1_lr")
 _NAMED = (
     *("phase1_batch", "phase1_epochs", "phase1_lr", "phase2_batch", "phase2_epochs", "phase2_lr"),
     *("copies", "clip", "label_drop", "freeze_time_embedding"),
@@ -159,16 +160,17 @@ def _quick(settings: SynthesizeSettings, facts: Facts, *, started: bool) -> DpPr
         sampling=Sampling(25),
     )
     if started:
-        # The samples show all that Phase I could; few large steps correct what they lack.
+        # Few large steps correct what the samples lack.
         return replace(
             plain,
-            pretrain_epochs=12,
+            pretrain_batch=32,
+            pretrain_epochs=8,
             pretrain_lr=2e-3,
             phase1_epochs=0.5,
             phase2_batch=min(2_048, max(64, facts.records // 8)),
-            phase2_epochs=2,
+            phase2_epochs=4,
             phase2_lr=5e-4,
-            copies=2,
+            sampling=Sampling(25, eta=0.0),
         )
     # Under noise a step is worth more, the more records share it.
     return replace(plain, phase2_batch=400, copies=2) if settings.noise else plain
@@ -203,7 +205,7 @@ def _resolved(settings: SynthesizeSettings, facts: Facts, *, started: bool) -> D
         base,
         **changes,
         noise_multiplier=_NO_NOISE_YET if settings.noise else 0.0,
-        boundary=_boundary(settings, base.boundary),
+        boundary=_boundary(settings, base.boundary, started=started),
         phase1=PhaseOne.PUBLISHED if published else PhaseOne.SOUND,
         noisy_images=NoisyImages(own.noisy_images),
         pretrain_labels=started,
@@ -211,15 +213,25 @@ def _resolved(settings: SynthesizeSettings, facts: Facts, *, started: bool) -> D
     )
 
 
-def _boundary(settings: SynthesizeSettings, default: int) -> int:
-    asked, none = settings.dp_promise.boundary, TIME_STEPS + 1
-    if settings.dp_promise.phase1:
-        return default if asked is None else asked
-    if asked not in (None, none):
-        raise ConfigError(
-            f"Expected boundary={asked} or no Phase I, not both; leave out --boundary or "
-            "--no-phase1."
-        )
+def _boundary(settings: SynthesizeSettings, default: int, *, started: bool) -> int:
+    """S; T + 1 for no Phase I.
+
+    After a private start there is none, unless something of it was asked for: its samples show the
+    late time steps as well, and training on these alone undoes what the network knows of others.
+
+    Raises:
+        ConfigError: something of a Phase I was asked for, and to leave it out.
+    """
+    own, none = settings.dp_promise, TIME_STEPS + 1
+    asked = {name: value for name in _PHASE1 if (value := getattr(own, name)) is not None}
+    wanted = bool(asked) or not started if own.phase1 is None else own.phase1
+    if wanted and own.boundary != none:
+        return asked.get("boundary", default)
+    for name, value in asked.items():
+        if (name, value) != ("boundary", none):
+            raise ConfigError(
+                f"Expected {name}={value} or no Phase I, not both; leave one of them out."
+            )
     return none
 
 

@@ -21,6 +21,7 @@ from fedtranscribe.methods.dp_sad import (
     paper_settings,
     tiny_settings,
 )
+from fedtranscribe.models.sampling import Sampling
 from fedtranscribe.models.unet import Denoiser, UNetSize
 from fedtranscribe.privacy.diffusion import Discriminator, Teacher
 from fedtranscribe.privacy.diffusion_noise import CalibrateBy, calibrated
@@ -148,7 +149,15 @@ def _begun(base: DpSadSettings, facts: Facts, *, quick: bool) -> DpSadSettings:
     if not quick:
         return base
     batch = min(2_048, max(64, facts.records // 8))
-    return replace(base, pretrain_epochs=12, batch=batch, epochs=2, lr=5e-4, copies=2)
+    return replace(
+        base,
+        pretrain_batch=32,
+        pretrain_epochs=8,
+        batch=batch,
+        epochs=4,
+        lr=5e-4,
+        sampling=Sampling(25, eta=0.0),
+    )
 
 
 def _paper_set(facts: Facts) -> str:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from synthesis_settings import told
 
-from fedtranscribe.config import DpSadOptions, SynthesizeSettings
+from fedtranscribe.config import DpPromiseOptions, DpSadOptions, SynthesizeSettings
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.mechanisms import SeededNoise
 from fedtranscribe.mechanisms.bits import SeededBits
@@ -159,15 +159,27 @@ def test_quick_trainings_take_few_large_steps_after_a_start():
     assert start is not None
     promise = DpPromiseMethod().plan(ASKED, MNIST, start.samples, start.release)
     assert promise.settings.pretrain_labels
-    assert promise.steps == {"pre-training": 3_750, "phase I": 938, "phase II": 59}
+    assert promise.steps == {"pre-training": 5_000, "phase II": 118}
     sad = DpSadMethod().plan(ASKED, MNIST, start.samples, start.release)
     assert sad.settings.teacher is Teacher.PUBLIC
-    assert sad.steps == {"pre-training": 3_750, "student": 59}
+    assert sad.steps == {"pre-training": 5_000, "student": 118}
     for plan in (promise, sad):
         assert plan.release is not None
         event = plan.release.event(Unit.RECORD, Adjacency.ZERO_OUT)
         before = start.release.event(Unit.RECORD, Adjacency.ZERO_OUT)
         assert 9.99 <= epsilon([before, event], 1e-5) <= 10
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [({"phase1": True}, 938), ({"boundary": 900}, 938), ({"phase1_epochs": 3}, 5_625)],
+)
+def test_phase_i_comes_after_a_start_where_it_was_asked_for(options: dict[str, Any], steps: int):
+    start = mixture_start(ASKED, MNIST)
+    assert start is not None
+    settings = ASKED.model_copy(update={"dp_promise": DpPromiseOptions(**options)})
+    plan = DpPromiseMethod().plan(settings, MNIST, start.samples, start.release)
+    assert plan.steps["phase I"] == steps
 
 
 def test_dp_sad_hands_the_pre_trained_weights_to_its_student(started):
