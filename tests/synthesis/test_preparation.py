@@ -43,6 +43,7 @@ def promised(settings: SynthesizeSettings, facts: Facts) -> DpPromiseSettings:
         ({"boundary": 1002}, r"S=1002 in 1\.\.1001"),
         ({"boundary": 1000}, "Phase I would be empty"),
         ({"boundary": 900, "phase1": False}, "boundary=900 or no Phase I"),
+        ({"boundary": 1001, "phase1_epochs": 2}, "phase1_batch=4 or no Phase I"),
         ({"phase1_batch": 49}, "phase1_batch=49 <= 48 records"),
         ({"phase2_batch": 49}, "phase2_batch=49 <= 48 records"),
         ({"boundary": 300, "noisy_images": "cached"}, r"boundary=300 >= \d+: Phase I alone costs"),

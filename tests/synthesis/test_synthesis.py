@@ -179,7 +179,10 @@ def test_algorithm_1_as_printed_has_both_figures_and_no_guarantee(tiny_synthesis
 
 
 def test_as_published_without_phase_i_is_dp_sgd_and_costs_what_it_costs(tiny_synthesis):
-    prepared = prepare(told(tiny_synthesis, calibrate_by="published", boundary=None, phase1=False))
+    nothing_of_it = dict.fromkeys(("boundary", "phase1_batch", "phase1_epochs", "phase1_lr"))
+    prepared = prepare(
+        told(tiny_synthesis, calibrate_by="published", phase1=False, **nothing_of_it)
+    )
     assert prepared.plan.release is not None
     assert prepared.plan.published is not None
     assert prepared.cost.stated is not None
