@@ -232,6 +232,7 @@ def _trained(method: str, name: str, seed: int, options: argparse.Namespace) -> 
 def _begun(prepared: Prepared, path: Path) -> dict[str, Any]:
     """The state a step before pre-training ends; from a file, if another case left it there."""
     if not path.exists():
+        # Public data: each case books its whole plan, this part included, when it goes on.
         trainer, steps = prepared.trainer(), prepared.plan.steps
         trainer.train(steps[MIXTURE] + steps["pre-training"] - 1)
         torch.save(trainer.state(), path.with_suffix(".part"))

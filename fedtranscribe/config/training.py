@@ -41,7 +41,7 @@ class DpPromiseOptions(RecordOptions):
     )
     phase1: bool | None = Field(
         default=None,
-        description="Phase I; default but with a private start. Phase II covers the rest.",
+        description="Phase I; on unless there is a private start. Phase II covers the rest.",
     )
     noisy_images: Literal["fresh", "cached"] = Field(
         default="fresh", description="fresh, or cached: one per record, reused in all epochs."
