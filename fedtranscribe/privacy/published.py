@@ -25,6 +25,15 @@ TIME_STEPS = 1_000
 """T of dp-promise, over which its betas rise linearly."""
 
 
+_OF_PHASE1 = (
+    "Phase I as published has no guarantee: its regression target and the noisy image together "
+    "give back the private image exactly, so the gradient is not a function of the noisy image. "
+    "Theorem 2 also mixes two adjacencies (replace in Phase I, add-remove in Phase II), and its "
+    "central limit theorem is not an upper bound."
+)
+_OF_PHASE2 = "Theorem 2 rests on a central limit theorem, which is not an upper bound on ε."
+
+
 @dataclass(frozen=True)
 class Published:
     """A paper's figure.
@@ -230,10 +239,7 @@ def dp_promise_theorem2(
     return Published(
         gaussian_epsilon(math.sqrt(sum(squares)), delta),
         delta,
-        "Phase I as published has no guarantee: its regression target and the noisy image together "
-        "give back the private image exactly, so the gradient is not a function of the noisy "
-        "image. Theorem 2 also mixes two adjacencies (replace in Phase I, add-remove in Phase II), "
-        "and its central limit theorem is not an upper bound.",
+        _OF_PHASE1 if steps1 else _OF_PHASE2,
         f"{_DP_PROMISE}, Theorem 2",
     )
 

@@ -64,8 +64,11 @@ class StartedMethod:
         begin = self._start
         plan = self._method.plan(settings, facts, begin.samples, begin.release)
         assert plan.release is not None
+        assert plan.published is not None
+        reason = f"{plan.published.reason} The private start is not in it."
         return replace(
             plan,
+            published=replace(plan.published, reason=reason),
             steps={MIXTURE: len(begin.noise), **plan.steps},
             release=together(f"{MIXTURE}, {plan.release.mechanism}", [begin.release, plan.release]),
             words=(begin.words, *plan.words),

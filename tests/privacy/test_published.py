@@ -83,8 +83,13 @@ def test_dp_promise() -> None:
     # The privacy law has 1.006 and 2.13 for both phases of the fixed method.
     assert 0.9 < readings["phase II alone, zero-out"] < 1.006
     assert 2.0 < readings["phase II alone, replace"] < 2.13
+    assert "Phase I as published has no guarantee" in paper.reason
     without = sound_dp_promise(7, q2, steps2, 0, DELTA)
     assert without["as published"] == without["phase II alone, zero-out"]
+    paper = dp_promise_theorem2(7, 784, 900, q1, 0, q2, steps2, DELTA)
+    assert paper.epsilon < without["as published"]
+    assert "Phase I" not in paper.reason
+    assert "central limit theorem" in paper.reason
 
 
 def test_dp_promise_by_hand() -> None:

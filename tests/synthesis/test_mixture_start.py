@@ -148,6 +148,8 @@ def test_both_parts_cost_what_was_asked_for(started, method: str):
     assert prepared.plan.steps["mixture"] == 3
     assert "private start: 90% of the budget (μ²) goes to a mixture" in prepared.plan.words[0]
     assert prepared.plan.start is not None
+    assert prepared.plan.published is not None
+    assert "The private start is not in it." in prepared.plan.published.reason
     trained = prepared.trainer()
     assert isinstance(trained, StartedTrainer)
     kind = {"dp-promise": DpPromise, "dp-sad": DpSad}[method]
