@@ -47,7 +47,10 @@ class Table:
 
 
 _ABLATIONS = "not timed yet"
-_DIFFUSION = "100 minutes of one core a run of dp-promise with its start; the others not timed yet"
+_DIFFUSION = (
+    "about 100 minutes of one core for dp-promise with its start on MNIST, by the time of its steps; "
+    "the others are not timed yet"
+)
 TABLES = {
     "dpsd-table1": Table(
         about="DPSD Table I: students at ε = 1 and 10 on MNIST and Fashion-MNIST",
