@@ -48,8 +48,8 @@ class Table:
 
 _ABLATIONS = "not timed yet"
 _DIFFUSION = (
-    "about 100 minutes of one core for dp-promise with its start on MNIST, by the time of its steps; "
-    "the others are not timed yet"
+    "about 100 minutes of one core for dp-promise with its start on MNIST, by the time of its "
+    "steps; the others are not timed yet"
 )
 TABLES = {
     "dpsd-table1": Table(
