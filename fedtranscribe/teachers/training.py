@@ -32,8 +32,8 @@ BACKBONE = "backbone.safetensors"
 
 _FEATURE_BATCH = 128
 _HEAD_STEPS = 200
-# For fewer, a process takes longer to start than it saves.
-_SHARDS_PER_WORKER = 8
+# For fewer, a process takes longer to start than it saves: 8 shards of the default steps.
+_STEPS_PER_WORKER = 1_200
 _MOST_WORKERS = 8
 _IDLE_SECONDS = 30
 # Keeps the seeds of shards apart for any thinkable shard count.
@@ -77,7 +77,8 @@ def train_teachers(
     filled = assignment.unique().tolist()
     missing = [shard for shard in filled if not shard_file(folder, shard).exists()]
     parallel = backbone is None and is_small(manifest.architecture) and device.type == "cpu"
-    most = min(workers, _MOST_WORKERS, len(missing) // _SHARDS_PER_WORKER) if parallel else 1
+    worthwhile = len(missing) * manifest.settings.steps // _STEPS_PER_WORKER
+    most = min(workers, _MOST_WORKERS, worthwhile) if parallel else 1
     # Private records go to the workers through pipes: `max_nbytes` would write them to a file.
     # Workers whose parent was killed end by themselves once they have waited for so long.
     with parallel_config("loky", idle_worker_timeout=_IDLE_SECONDS):

@@ -125,7 +125,7 @@ def workers_left() -> list[psutil.Process]:
 def test_several_processes_train_the_same_teachers_and_end(
     images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("fedtranscribe.teachers.training._SHARDS_PER_WORKER", 1)
+    monkeypatch.setattr("fedtranscribe.teachers.training._STEPS_PER_WORKER", 1)
     manifest = manifest_for(images, 4)
     assert train(images, manifest, tmp_path / "alone") == [0, 1, 2, 3, 4]
     seen: list[tuple[int, int]] = []
@@ -146,7 +146,7 @@ def test_several_processes_train_the_same_teachers_and_end(
 def test_what_a_process_cannot_write_is_told_as_if_there_were_none(
     images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("fedtranscribe.teachers.training._SHARDS_PER_WORKER", 1)
+    monkeypatch.setattr("fedtranscribe.teachers.training._STEPS_PER_WORKER", 1)
     folder = tmp_path / "gone"
 
     def put_a_file_in_its_place(done: int, total: int) -> None:
