@@ -25,8 +25,12 @@ demo: $(STAMP)
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n logical --dist loadfile
 
+# Whole runs two at a time; then those that start Flower or are killed, each by itself.
+ALONE := tests/e2e tests/cli/test_simulate.py tests/federation/test_superlink.py
 test-slow: $(STAMP)
-	$(BIN)/pytest -m slow --ignore tests/docs
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow -n logical --dist loadfile \
+	    --ignore tests/docs $(addprefix --ignore ,$(ALONE))
+	$(BIN)/pytest -m slow $(ALONE)
 
 # Tutorials, notebooks and the Python page, run as they are printed: after a change to them.
 test-pages: $(STAMP)

@@ -37,6 +37,12 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return home
 
 
+@pytest.fixture
+def without_onnx(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Releases have no ONNX, whose export takes most of the time."""
+    monkeypatch.setattr("fedtranscribe.releases.writing.export_onnx", lambda _: None)
+
+
 NETWORK = "squeezenet1_1"
 """torchvision's smallest."""
 

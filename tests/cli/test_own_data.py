@@ -54,6 +54,7 @@ def unstated(tiny_data: Path) -> Path:
     return tiny_data
 
 
+@pytest.mark.usefixtures("without_onnx")
 def test_classes_and_patients_of_a_folder_reach_the_release(
     pets: Path, tiny_settings: TranscribeSettings, tmp_path: Path
 ):
@@ -119,6 +120,7 @@ def test_a_holders_records_are_read_as_its_teachers_were(unstated: Path, tmp_pat
 PATIENTS = ["--id-pattern", r"/(p\d+)\.png$"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("first", "then"), [(PATIENTS, []), ([], PATIENTS)])
 @pytest.mark.parametrize("command", ["transcribe", "synthesize"])
 def test_what_a_record_is_stays_what_it_was(

@@ -49,6 +49,7 @@ def fails(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     return check
 
 
+@pytest.mark.slow
 def test_a_private_run_as_json_and_its_samples(
     tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

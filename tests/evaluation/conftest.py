@@ -1,7 +1,6 @@
 """Tiny finished runs: on a user's own records, and on the packaged digits, declared public."""
 
 import json
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +8,6 @@ import pytest
 import torch
 
 from fedtranscribe.config import TranscribeSettings
-from fedtranscribe.data import DataSplit
-from fedtranscribe.data.packaged import load_digits
-from fedtranscribe.data.registry import PACKAGED
 from fedtranscribe.evaluation import EvaluationSettings, features
 from fedtranscribe.models import Generator, build, save_network
 from fedtranscribe.run_directory import GENERATOR, STUDENT, RunDirectory
@@ -22,18 +18,6 @@ from tests.results import result_of
 TINY = EvaluationSettings(
     samples=120, classifiers=("mlp", "lda", "gaussian-nb"), epochs=2, device="cpu"
 )
-
-
-@cache
-def digits_once() -> DataSplit:
-    """Reading the packaged digits takes seconds."""
-    return load_digits()
-
-
-@pytest.fixture(autouse=True)
-def fast_digits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test sees the same digits."""
-    monkeypatch.setitem(PACKAGED, "digits", digits_once)
 
 
 @pytest.fixture

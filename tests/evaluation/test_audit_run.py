@@ -194,6 +194,7 @@ def test_planting_transcribing_and_guessing(tiny_data, tiny_settings, tmp_path, 
     assert cli(["plant", "digits", "--out", str(tmp_path), "--kind", "odd"]) == 2
 
 
+@pytest.mark.usefixtures("without_onnx")
 def test_a_release_tells_what_was_found_and_refuses_what_is_contradicted(transcribed, tmp_path):
     audit(transcribed, TINY)
     statement = make_release(transcribed.path, tmp_path / "release").statement

@@ -42,6 +42,7 @@ def test_holders_pay_once_for_both_and_the_server_gets_a_mixture(
     assert run.synthesise(20)[0].shape == (20, 1, 28, 28)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", MODES)
 @pytest.mark.parametrize("stuck", [2, 4])
 def test_a_run_goes_on_within_its_mixture_and_pays_nothing_twice(

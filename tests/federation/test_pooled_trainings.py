@@ -66,6 +66,7 @@ def go(settings: FederationSettings, transport: InProcess, path: Path):
     return train_at_holders(settings, transport, run, test=test, declared_public=False)
 
 
+@pytest.mark.slow
 def test_each_network_is_booked_at_its_holder_and_samples_are_pooled(settings, nodes, tmp_path):
     result = go(settings, InProcess(nodes), tmp_path / "run")
     owns = [

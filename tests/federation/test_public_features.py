@@ -29,6 +29,7 @@ def asked(settings, public_weights):
     return settings.model_copy(update=chosen)
 
 
+@pytest.mark.slow
 def test_masked_sums_on_public_features(asked, split, open_nodes, tmp_path, public_weights):
     settings = with_features(asked, split.train.size)
     result = go(settings, InProcess(open_nodes(asked)), start(tmp_path / "run", settings), split)

@@ -157,6 +157,7 @@ def test_what_a_stopped_run_has_cost_is_not_changed_by_its_generator(
     assert (tmp_path / "run" / "metrics.json").read_bytes() == told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", MODES)
 def test_an_interrupted_run_pays_nothing_twice(sums, split, open_nodes, tmp_path, noise):
     settings = sums.model_copy(update={"noise": noise, "retries": 0, "quorum": 3})
@@ -185,6 +186,7 @@ def test_an_interrupted_run_pays_nothing_twice(sums, split, open_nodes, tmp_path
             assert [release.rows for release in ledger.releases("run-fixed")] == [1, 1]
 
 
+@pytest.mark.slow
 def test_teachers_get_the_share_that_is_said_and_all_of_it_adds_up(
     sums, split, open_nodes, tmp_path
 ):
@@ -203,6 +205,7 @@ def test_teachers_get_the_share_that_is_said_and_all_of_it_adds_up(
         assert len(list((tmp_path / noise).glob("*.safetensors"))) == 2
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_between_sums_and_teachers(sums, split, open_nodes, tmp_path):
     settings = sums.model_copy(update={"teachers_share": 0.5, "retries": 0, "quorum": 3})
 

@@ -75,6 +75,7 @@ def go(settings, transport, run, test=None):
     return train_at_holders(settings, transport, run, test=test, declared_public=False).to_json()
 
 
+@pytest.mark.slow
 def test_a_training_is_booked_once_and_its_network_comes_back(settings, open_node, tmp_path):
     run = RunDirectory.create(tmp_path / "run", settings)
     stages = []
@@ -106,6 +107,7 @@ def test_a_training_is_booked_once_and_its_network_comes_back(settings, open_nod
     assert str(tmp_path / "holder") not in told
 
 
+@pytest.mark.slow
 def test_whichever_process_gets_the_next_message_goes_on(settings, open_node, tmp_path):
     """A holder in two processes that take turns trains as one that was never interrupted."""
 
@@ -246,6 +248,7 @@ def test_a_server_cannot_call_files_of_the_holder_public(settings, open_node, tm
     assert "refusal" not in ask("shapes")
 
 
+@pytest.mark.slow
 def test_a_holder_compares_public_images_with_its_own_by_data_id_alone(
     settings, open_node, tmp_path, monkeypatch
 ):

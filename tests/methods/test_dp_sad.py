@@ -153,6 +153,7 @@ def test_without_adv_there_is_no_discriminator_and_switches_switch_terms_off():
         assert (moved < 1e-3) is (guidance == 0), moved
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [

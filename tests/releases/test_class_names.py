@@ -8,13 +8,10 @@ import torch
 
 import fedtranscribe
 from fedtranscribe.errors import ConfigError, PrivacyError, StorageError
-from fedtranscribe.releases import make_release, verify, writing
+from fedtranscribe.releases import make_release, verify
 from fedtranscribe.releases.statement import read_statement
 
-
-@pytest.fixture(autouse=True)
-def fast(monkeypatch):
-    monkeypatch.setattr(writing, "export_onnx", lambda _: None)
+pytestmark = pytest.mark.usefixtures("without_onnx")
 
 
 def name_classes(run: Path, names: list) -> None:

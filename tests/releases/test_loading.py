@@ -16,7 +16,7 @@ from fedtranscribe.errors import (
     PrivacyError,
     StorageError,
 )
-from fedtranscribe.releases import make_release, writing
+from fedtranscribe.releases import make_release
 from fedtranscribe.runs.finished import FinishedRun
 
 IN_A_FRESH_PROCESS = """
@@ -116,8 +116,8 @@ def test_an_absent_file_and_an_absent_release_are_named(released, tmp_path):
         fedtranscribe.load(tmp_path / "absent")
 
 
-def test_a_stamped_release_warns_and_one_without_generator_says_so(fedavg, tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "export_onnx", lambda _: None)
+@pytest.mark.usefixtures("without_onnx")
+def test_a_stamped_release_warns_and_one_without_generator_says_so(fedavg, tmp_path):
     folder = make_release(fedavg.run, tmp_path / "release", stamp_not_private=True).folder
     with pytest.warns(UserWarning, match="NOT PRIVATE") as caught:
         release = fedtranscribe.load(folder)

@@ -101,13 +101,7 @@ def test_a_missing_extra_is_named(own, tmp_path, monkeypatch):
 # ---------------------------------------------------------------- where it goes
 
 
-@pytest.fixture
-def fast(monkeypatch):
-    """Without ONNX, whose export takes most of the time."""
-    monkeypatch.setattr(writing, "export_onnx", lambda _: None)
-
-
-@pytest.mark.usefixtures("fast")
+@pytest.mark.usefixtures("without_onnx")
 def test_it_lies_in_the_run_unless_told_otherwise_and_replaces_only_itself(run):
     folder = make_release(run).folder
     assert folder == run / "release"
@@ -120,7 +114,7 @@ def test_it_lies_in_the_run_unless_told_otherwise_and_replaces_only_itself(run):
         make_release(run)
 
 
-@pytest.mark.usefixtures("fast")
+@pytest.mark.usefixtures("without_onnx")
 def test_what_is_not_an_earlier_release_of_the_run_stays(run, seeded, tmp_path):
     other = make_release(seeded.run, tmp_path / "other", stamp_not_private=True).folder
     with pytest.raises(StorageError, match="another run"):
@@ -139,14 +133,14 @@ def test_what_is_not_an_earlier_release_of_the_run_stays(run, seeded, tmp_path):
         make_release(run, full)
 
 
-@pytest.mark.usefixtures("fast")
+@pytest.mark.usefixtures("without_onnx")
 def test_an_empty_folder_and_folders_to_be_made_will_do(run, tmp_path):
     (tmp_path / "empty").mkdir()
     assert verify(make_release(run, tmp_path / "empty").folder).ok
     assert verify(make_release(run, tmp_path / "a" / "b").folder).ok
 
 
-@pytest.mark.usefixtures("fast")
+@pytest.mark.usefixtures("without_onnx")
 def test_a_failure_half_way_leaves_what_was_there(run, monkeypatch):
     before = make_release(run).folder
     stood = sha256(before / "privacy.json")
@@ -161,7 +155,7 @@ def test_a_failure_half_way_leaves_what_was_there(run, monkeypatch):
     assert sorted(entry.name for entry in run.iterdir() if "release" in entry.name) == ["release"]
 
 
-@pytest.mark.usefixtures("fast")
+@pytest.mark.usefixtures("without_onnx")
 def test_a_folder_that_cannot_be_put_in_place_leaves_the_old_one(run, monkeypatch):
     folder = make_release(run).folder
     rename = type(folder).rename
@@ -183,7 +177,7 @@ def test_places_that_cannot_be_written_are_named(run):
             make_release(run, run.__class__(place))
 
 
-@pytest.mark.usefixtures("fast")
+@pytest.mark.usefixtures("without_onnx")
 def test_others_may_read_it_as_any_new_file(run):
     before = os.umask(0o022)
     try:
@@ -196,7 +190,7 @@ def test_others_may_read_it_as_any_new_file(run):
 # ---------------------------------------------------------------- stamps
 
 
-@pytest.mark.usefixtures("fast")
+@pytest.mark.usefixtures("without_onnx")
 def test_seeded_noise_needs_a_stamp(seeded, tmp_path):
     with pytest.raises(PrivacyError, match=r"came from a seed.*--stamp-not-private"):
         make_release(seeded.run, tmp_path / "release")
@@ -210,7 +204,7 @@ def test_seeded_noise_needs_a_stamp(seeded, tmp_path):
     assert "private: false" in card.split("---")[1]
 
 
-@pytest.mark.usefixtures("fast")
+@pytest.mark.usefixtures("without_onnx")
 def test_an_uncharged_choice_needs_a_stamp(run):
     with pytest.raises(PrivacyError, match="the better of two runs"):
         make_release(run, choices=["the better of two runs"])
@@ -232,7 +226,7 @@ def test_a_choice_is_one_line(run, text):
         make_release(run, choices=[text])
 
 
-@pytest.mark.usefixtures("fast")
+@pytest.mark.usefixtures("without_onnx")
 def test_a_baseline_has_no_epsilon_and_needs_a_stamp(fedavg, tmp_path):
     with pytest.raises(PrivacyError, match="fedavg gives no guarantee"):
         make_release(fedavg.run, tmp_path / "release")
@@ -249,7 +243,7 @@ def test_a_baseline_has_no_epsilon_and_needs_a_stamp(fedavg, tmp_path):
     assert failed.name == "stamp"
 
 
-@pytest.mark.usefixtures("fast")
+@pytest.mark.usefixtures("without_onnx")
 def test_who_stamps_what_needs_none_gets_none(run):
     assert make_release(run, stamp_not_private=True).statement.stamp is None
 
@@ -257,7 +251,7 @@ def test_who_stamps_what_needs_none_gets_none(run):
 # ---------------------------------------------------------------- kinds of runs
 
 
-@pytest.mark.usefixtures("fast")
+@pytest.mark.usefixtures("without_onnx")
 def test_a_federated_release_tells_noise_trust_and_every_holder(central, tmp_path):
     folder = make_release(central.run, tmp_path / "release").folder
     said = read_statement(folder)
@@ -275,7 +269,7 @@ def test_a_federated_release_tells_noise_trust_and_every_holder(central, tmp_pat
     assert verify(folder).ok
 
 
-@pytest.mark.usefixtures("fast")
+@pytest.mark.usefixtures("without_onnx")
 def test_a_benchmark_may_tell_its_name_and_the_students_accuracy(benchmark, tmp_path):
     folder = make_release(benchmark.run, tmp_path / "release").folder
     said = read_statement(folder)
@@ -289,7 +283,7 @@ def test_a_benchmark_may_tell_its_name_and_the_students_accuracy(benchmark, tmp_
     assert "teacher |" not in card
 
 
-@pytest.mark.usefixtures("fast")
+@pytest.mark.usefixtures("without_onnx")
 def test_noise_chosen_by_the_published_formula_is_said(run):
     metrics = json.loads((run / "metrics.json").read_text())
     metrics["settings"]["calibrate_by"] = "published"

@@ -11,7 +11,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from fedtranscribe import cli
 from fedtranscribe.errors import ConfigError, HubError, PrivacyError, StorageError
-from fedtranscribe.releases import make_release, plan_push, pushing, verify, writing
+from fedtranscribe.releases import make_release, plan_push, pushing, verify
 from fedtranscribe.releases.stamp import LOUD
 
 NAME = "example/scans-student"
@@ -127,8 +127,8 @@ def test_a_release_that_was_changed_is_not_sent(released):
         plan_push(released, NAME, stamp_not_private=True)
 
 
-def test_a_stamped_release_takes_insistence(seeded, tmp_path, monkeypatch):
-    monkeypatch.setattr(writing, "export_onnx", lambda _: None)
+@pytest.mark.usefixtures("without_onnx")
+def test_a_stamped_release_takes_insistence(seeded, tmp_path):
     made = make_release(seeded.run, tmp_path / "stamped", stamp_not_private=True)
     with pytest.raises(PrivacyError, match="add --stamp-not-private"):
         plan_push(made.folder, NAME)

@@ -21,6 +21,8 @@ from tests.conftest import TINY_DPSD
 
 ROUNDS = 3
 
+pytestmark = pytest.mark.usefixtures("without_onnx")
+
 
 @pytest.fixture
 def settings(tiny_data: Path) -> TranscribeSettings:

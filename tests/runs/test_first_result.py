@@ -63,6 +63,7 @@ def test_a_generator_is_made_later_from_the_run_folder_and_costs_nothing(
     assert "this run was complete already; nothing was spent" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "after"), [(GeneratorPretraining, 2), (MomentsMatching, 0), (MomentsMatching, 2)]
 )

@@ -37,6 +37,7 @@ def settings(tmp_path: Path) -> TranscribeSettings:
     )
 
 
+@pytest.mark.slow
 def test_sums_give_a_student_and_a_mixture_of_them(settings, tmp_path, monkeypatch):
     def never(*_):
         raise AssertionError("no network is trained where a mixture is the generator")

@@ -169,6 +169,7 @@ def test_teachers_are_asked_about_images_of_the_mixture(
     assert int((images.int() - (drawn * 255).round().int()).abs().max()) <= 1
 
 
+@pytest.mark.usefixtures("without_onnx")
 def test_a_release_gives_images_with_labels_of_their_own(
     settings: TranscribeSettings, tmp_path: Path
 ):

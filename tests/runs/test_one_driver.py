@@ -65,6 +65,7 @@ def node_of(prepared: Prepared, run: Path, ledger: Path) -> Node:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", ["vote", "data", "label", "moments", "mixture", "descent"])
 def test_a_federation_of_one_gives_the_student_of_one_machine(
     asked: str, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

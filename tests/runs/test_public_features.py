@@ -65,6 +65,7 @@ def test_who_vouches_for_which_weights_is_in_plan_result_release_and_card(
     assert labels.shape == (3,)
 
 
+@pytest.mark.usefixtures("without_onnx")
 def test_without_public_weights_nobody_vouches(settings, tmp_path):
     plain = {"features": None, "features_weights": None, "features_side": None}
     plain |= {"features_declared_by": None, "descent_rounds": 0}
@@ -74,6 +75,7 @@ def test_without_public_weights_nobody_vouches(settings, tmp_path):
     assert "never saw" not in (folder / CARD).read_text()
 
 
+@pytest.mark.usefixtures("without_onnx")
 @pytest.mark.parametrize("forged", [None, "another"])
 def test_nobody_leaves_out_or_changes_on_whose_word_a_guarantee_rests(settings, tmp_path, forged):
     transcribe(prepare(settings), tmp_path / "run")

@@ -18,6 +18,8 @@ from tests.conftest import TINY_DPSD, TINY_TEACHERS
 
 WHO = "J. Doe"
 
+pytestmark = pytest.mark.usefixtures("without_onnx")
+
 
 @pytest.fixture
 def weights(tmp_path: Path) -> Path:

@@ -73,6 +73,7 @@ def booked(prepared: Prepared, adjacency: Adjacency) -> list[Event]:
     return list(flat(release.event(Unit.RECORD, adjacency)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adjacency", [Adjacency.ZERO_OUT, Adjacency.REPLACE])
 def test_the_event_of_dp_promise_is_the_steps_that_were_taken(
     tiny_synthesis: SynthesizeSettings, tmp_path: Path, seen: Seen, adjacency: Adjacency
@@ -100,6 +101,7 @@ def test_the_event_of_dp_promise_is_the_steps_that_were_taken(
     assert images.mu >= apart
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("teacher", "discriminator"), [("public", "outputs"), ("dp", "dp")])
 def test_the_event_of_dp_sad_is_the_steps_that_were_taken(
     tiny_synthesis: SynthesizeSettings,
@@ -131,6 +133,7 @@ def test_the_event_of_dp_sad_is_the_steps_that_were_taken(
     assert seen.batches == {(48, 8): taken}
 
 
+@pytest.mark.slow
 def test_patients_with_many_images_are_counted_and_booked_as_patients(tmp_path: Path, seen: Seen):
     """400 images, 10 of each patient: an ε for 400 records would be another one for 40."""
     rng = np.random.default_rng(0)

@@ -156,6 +156,7 @@ def test_both_parts_cost_what_was_asked_for(started, method: str):
     assert isinstance(trained.training, kind)
 
 
+@pytest.mark.slow
 def test_quick_trainings_take_few_large_steps_after_a_start():
     start = mixture_start(ASKED, MNIST)
     assert start is not None
@@ -172,6 +173,7 @@ def test_quick_trainings_take_few_large_steps_after_a_start():
         assert 9.99 <= epsilon([before, event], 1e-5) <= 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "steps"),
     [({"phase1": True}, 938), ({"boundary": 900}, 938), ({"phase1_epochs": 3}, 5_625)],
@@ -249,6 +251,7 @@ def test_an_unconditional_network_is_told_no_labels(started):
     assert set(trainer.training._public[1].tolist()) == {0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("after", [0, 1, 3, 4, 6])
 def test_it_goes_on_from_any_step_to_the_same_weights(started, after: int):
     whole = trainer_of(started)
@@ -262,6 +265,7 @@ def test_it_goes_on_from_any_step_to_the_same_weights(started, after: int):
     assert torch.equal(weights(other), weights(whole))
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_start_is_refused(started):
     begun = trainer_of(started)
     begun.train(2)

@@ -194,6 +194,7 @@ def test_a_torchvision_state_dict_in_torchs_own_format(folder, tmp_path):
     assert load_manifest(out).data == "npz:tiny", "the id stands for data whose place nobody named"
 
 
+@pytest.mark.usefixtures("without_onnx")
 def test_who_declares_disjoint_shards_is_in_result_statement_and_card(folder, tmp_path, tiny_data):
     out = imported(folder, tmp_path / "out")
     settings = TranscribeSettings(

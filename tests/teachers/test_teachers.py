@@ -122,6 +122,7 @@ def workers_left() -> list[psutil.Process]:
     ]
 
 
+@pytest.mark.slow
 def test_several_processes_train_the_same_teachers_and_end(
     images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -143,6 +144,7 @@ def test_several_processes_train_the_same_teachers_and_end(
         assert same(one, other)
 
 
+@pytest.mark.slow
 def test_what_a_process_cannot_write_is_told_as_if_there_were_none(
     images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -191,6 +191,7 @@ def test_weights_and_biases_gets_the_same_and_nothing_of_the_machine(run, monkey
 # ---------------------------------------------------------------- the packages themselves
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_mlflow_itself(run, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
