@@ -256,14 +256,18 @@ def _table(lines: list[dict[str, Any]]) -> str:
         "By `benchmarks/diffusion_ablations.py`. Each case changes one setting of the method's "
         f"default, with its private start, at a sound ε of {EPSILON:g} (record, zero-out, "
         "δ = 1e-5). Cases of one seed share mixture and pre-trained network. CNN: accuracy in per "
-        "cent on all real test images after learning from the samples alone; FID is under the "
-        "project's own features. Mean over runs (lowest – highest).",
+        f"cent on all real test images after learning from {_samples(lines)} samples alone; FID is "
+        "under the project's own features. Mean over runs (lowest – highest).",
     ]
     for data in DATA:
         of_data = [line for line in lines if line["data"] == data]
         if of_data:
             rows += ["", f"## {data}", "", *_figures(of_data), "", *_claims(of_data)]
     return "\n".join(rows) + "\n"
+
+
+def _samples(lines: list[dict[str, Any]]) -> str:
+    return " or ".join(f"{count:,}" for count in sorted({line["samples"] for line in lines}))
 
 
 def _figures(lines: list[dict[str, Any]]) -> list[str]:
