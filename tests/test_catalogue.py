@@ -46,6 +46,7 @@ print("code", code, "heavy", *heavy)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "code", "heavy"),
     [

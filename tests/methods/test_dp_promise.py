@@ -359,6 +359,7 @@ def test_back_ends_train_the_same_network(backend: Backend):
 # ---------------------------------------------------------------- interrupt and resume
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sigma", "kept", "after"),
     [

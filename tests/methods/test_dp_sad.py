@@ -322,6 +322,7 @@ def test_back_ends_train_the_same_student(backend: Backend):
 # ---------------------------------------------------------------- interrupt and resume
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "after"),
     [

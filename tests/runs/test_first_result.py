@@ -41,6 +41,7 @@ def booked(settings: TranscribeSettings) -> list[tuple[str, int]]:
         return [(run.run, run.rows) for run in ledger.runs()]
 
 
+@pytest.mark.slow
 def test_a_generator_is_made_later_from_the_run_folder_and_costs_nothing(
     settings: TranscribeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -113,6 +113,7 @@ import fedtranscribe.synthesis, fedtranscribe.runs, fedtranscribe.wire.frames
 """
 
 
+@pytest.mark.slow
 def test_the_base_install_needs_no_flower():
     done = subprocess.run(
         [sys.executable, "-c", HIDDEN], capture_output=True, text=True, check=False

@@ -36,6 +36,7 @@ def settings(tiny_data: Path, public_weights: Path) -> TranscribeSettings:
     )
 
 
+@pytest.mark.slow
 def test_who_vouches_for_which_weights_is_in_plan_result_release_and_card(
     settings, public_weights, tmp_path, recwarn
 ):

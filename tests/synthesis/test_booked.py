@@ -169,6 +169,7 @@ def test_patients_with_many_images_are_counted_and_booked_as_patients(tmp_path: 
     assert epsilon(booked(prepared, Adjacency.ZERO_OUT), 1e-5) <= 1.0
 
 
+@pytest.mark.slow
 def test_a_trainer_that_would_do_something_else_is_refused(tiny_synthesis: SynthesizeSettings):
     prepared = prepare(tiny_synthesis)
     longer = replace(prepared.plan.settings, phase2_epochs=0.5)
