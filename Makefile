@@ -25,7 +25,7 @@ demo: $(STAMP)
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n logical --dist loadfile
 
-# Whole runs two at a time; then those that start Flower or are killed, each by itself.
+# Whole runs, one per core; then those that start Flower or are killed, one at a time.
 ALONE := tests/e2e tests/cli/test_simulate.py tests/federation/test_superlink.py
 test-slow: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow -n logical --dist loadfile \

@@ -49,7 +49,7 @@ class Table:
 _ABLATIONS = "not timed yet"
 _DIFFUSION = (
     "with a start, on MNIST at ε = 10, by the time of its steps: 70 minutes of one core for "
-    "dp-promise and 100 for DP-SAD, and 26 for the samples; the others are not timed yet"
+    "dp-promise and 100 for DP-SAD (its fastest), and 26 for the samples; others are not timed yet"
 )
 TABLES = {
     "dpsd-table1": Table(

