@@ -170,7 +170,7 @@ def _quick(settings: SynthesizeSettings, facts: Facts, *, started: bool) -> DpPr
             phase2_batch=min(2_048, max(64, facts.records // 8)),
             phase2_epochs=4,
             phase2_lr=5e-4,
-            sampling=Sampling(25, eta=0.0),
+            sampling=Sampling(10, eta=0.0),
         )
     # Under noise a step is worth more, the more records share it.
     return replace(plain, phase2_batch=400, copies=2) if settings.noise else plain

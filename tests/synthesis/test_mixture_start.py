@@ -163,9 +163,11 @@ def test_quick_trainings_take_few_large_steps_after_a_start():
     promise = DpPromiseMethod().plan(ASKED, MNIST, start.samples, start.release)
     assert promise.settings.pretrain_labels
     assert promise.steps == {"pre-training": 5_000, "phase II": 118}
+    assert (promise.sampling.steps, promise.sampling.eta) == (10, 0)
     sad = DpSadMethod().plan(ASKED, MNIST, start.samples, start.release)
     assert sad.settings.teacher is Teacher.PUBLIC
     assert sad.steps == {"pre-training": 5_000, "student": 118}
+    assert (sad.sampling.steps, sad.sampling.eta) == (25, 0)
     for plan in (promise, sad):
         assert plan.release is not None
         event = plan.release.event(Unit.RECORD, Adjacency.ZERO_OUT)
