@@ -48,8 +48,9 @@ class Table:
 
 _ABLATIONS = "not timed yet"
 _DIFFUSION = (
-    "with a start, on MNIST at ε = 10, by the time of its steps: 70 minutes of one core for "
-    "dp-promise and 100 for DP-SAD (its fastest), and 26 for the samples; others are not timed yet"
+    "with a start, on MNIST at ε = 10, by the time of its steps: 70 minutes of one core and 10 for "
+    "the samples with dp-promise, 100 and 26 with DP-SAD (by its fastest steps); others are not "
+    "timed yet"
 )
 TABLES = {
     "dpsd-table1": Table(
