@@ -145,7 +145,7 @@ CLAIMS = (
     Claim("dp-sad", "Table 3", "λ = 1 rather than 4", BASE, "lambda-4", "fid"),
     Claim("dp-sad", "Table 4", "MSE beside MSE-T helps", "lambda-0", "teacher-loss-alone"),
     Claim("dp-sad", "Table 4", "The adversarial loss helps", BASE, "lambda-0"),
-    Claim("dp-sad", "Fig. 5", "T = 500 rather than 100", BASE, "T-100", "fid"),
+    Claim("dp-sad", "Fig. 5", "T = 500 rather than 100, same betas", BASE, "T-100", "fid"),
     Claim("dp-sad", "Fig. 5", "Both conditionings help", BASE, "no-conditioning", "fid"),
     Claim("dp-sad", "Fig. 5", "The discriminator's helps", BASE, "student-conditioning", "fid"),
     Claim("dp-sad", "4.2", "A teacher from private records helps", "teacher-dp", BASE),
