@@ -46,11 +46,13 @@ class Table:
         return any(ROOT in command for command in self.commands)
 
 
-_ABLATIONS = "not timed yet"
+_ABLATIONS = (
+    "two hours of one core per seed: 25 minutes of pre-training, then 7 to 9 per case (K-8 and "
+    "T-100 33), 1 to 11 per case of the sampler"
+)
 _DIFFUSION = (
-    "with a start, on MNIST at ε = 10, by the time of its steps: 70 minutes of one core and 10 for "
-    "the samples with dp-promise, 100 and 26 with DP-SAD (by its fastest steps); dp-promise on "
-    "Fashion-MNIST at ε = 10, 72 minutes of CPU beside other work; others are not timed yet"
+    "with a start, per run: 72 minutes of one core with dp-promise (Fashion-MNIST, ε = 10), 95 "
+    "with DP-SAD (MNIST, ε = 1), then 10 and 25 for 20,000 samples; without a start not timed yet"
 )
 TABLES = {
     "dpsd-table1": Table(
