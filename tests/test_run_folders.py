@@ -73,7 +73,6 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "train_features", lambda public: train(public, steps=2))
     features.registered.cache_clear()
     monkeypatch.setattr("fedtranscribe.runs.pooled._JUDGED", 30)
-    monkeypatch.setattr("fedtranscribe.runs.pooled._JUDGE_STEPS", 2)
 
 
 # ---------------------------------------------------------------- kinds of runs

@@ -13,6 +13,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedtranscribe.config import PUBLIC_SHAPES, FederationSettings
 from fedtranscribe.data import ImageSet, NamedData, is_published, load, load_public
 from fedtranscribe.errors import ConfigError, QuorumError
+from fedtranscribe.evaluation.judging import cnn_judge
 from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.flower.run_config import make_server_app
 from fedtranscribe.rounds.roster import quorum
@@ -69,7 +70,8 @@ def serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
     )
     report = Tracker(out, settings)
     if settings.method in TRAINERS:
-        result = train_at_holders(settings, transport, run, test=test, report=report)
+        judge = cnn_judge(settings.seed)
+        result = train_at_holders(settings, transport, run, test=test, judge=judge, report=report)
     else:
         expected = settings.holders
         # It is of a public benchmark, or there is none.

@@ -12,6 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedtranscribe.config import PUBLIC_SHAPES, FederationSettings
 from fedtranscribe.data import DataSplit, NamedData, is_published, load_public
 from fedtranscribe.errors import QuorumError
+from fedtranscribe.evaluation.judging import cnn_judge
 from fedtranscribe.flower.baselines import (
     answer_training,
     baseline_result,
@@ -91,6 +92,7 @@ def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
             OverFlower(grid, addresses, settings.timeout, settings.first_timeout),
             run,
             test=split.test,
+            judge=cnn_judge(settings.seed),
             declared_public=is_published(settings.data),
             data_id=split.train.data_id,
             report=Tracker(out, settings),

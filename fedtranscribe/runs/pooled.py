@@ -23,36 +23,38 @@ from fedtranscribe.data import DrawnFrom, ImageSet
 from fedtranscribe.errors import FedtranscribeError, ProtocolError
 from fedtranscribe.figures import draw_images, figures_available
 from fedtranscribe.files import write_atomically
-from fedtranscribe.methods.local_training import train_locally
-from fedtranscribe.models import build, pick_device
+from fedtranscribe.models import pick_device
 from fedtranscribe.models.diffusion import Synthesizer, load_synthesizer
-from fedtranscribe.models.inference import accuracy
 from fedtranscribe.privacy.units import Adjacency
 from fedtranscribe.result import Result
 from fedtranscribe.result_parts import Accuracy, Federation, StatedGuarantee
 from fedtranscribe.run_directory import DENOISER, HOLDERS, RunDirectory
 from fedtranscribe.runs.received import expect_described, expect_shape, verified
+from fedtranscribe.synthesis.run import Judge
 from fedtranscribe.synthesis.samples import ALL, chosen_labels, write_samples
+from fedtranscribe.tracking import silent
 from fedtranscribe.wire.trainings import TrainedNetwork
 
 SAMPLES = "samples.npz"
 
 _GRID = 50
-# Samples that a small CNN sees before it is tested, and its steps.
-_JUDGED, _JUDGE_STEPS = 3_000, 1_000
+# Samples that a classifier learns from before it is tested.
+_JUDGED = 3_000
 
 
 @dataclass(frozen=True)
 class Tested:
-    """What samples are measured on.
+    """How samples are measured.
 
     Attributes:
         images: held out; None measures nothing.
+        judge: what measures on them; None measures nothing.
         public: whether they belong to a public benchmark.
         data_id: of the records; a simulation knows it, a deployed server does not.
     """
 
     images: ImageSet | None
+    judge: Judge | None
     public: bool
     data_id: str | None
 
@@ -74,7 +76,7 @@ def keep(
     guarantee = verified(settings, federation.holder, trained)
     model = _written(run, federation.holder, trained).to(pick_device(settings.device))
     run.write_events([{"holder": federation.holder, "release": dict(trained.release)}])
-    judged = tested.images is not None and _named(settings, trained)
+    judged = tested.images is not None and tested.judge is not None and _named(settings, trained)
     labels = chosen_labels(ALL, _JUDGED if judged else _GRID, model.classes, settings.seed)
     images = model.draw(labels, settings.seed)
     if figures_available():
@@ -242,16 +244,12 @@ def _pooled(
 def _scores(
     settings: FederationSettings, images: Tensor, labels: Tensor, tested: Tested
 ) -> dict[str, float]:
-    """What a small CNN that learned from samples knows of held-out images."""
-    test = tested.images
-    if test is None:
+    """What a classifier that learned from samples knows of held-out images."""
+    if tested.images is None or tested.judge is None:
         return {}
     device = pick_device(settings.device)
-    network = build("cnn", test.classes, test.channels, test.size, seed=settings.seed).to(device)
-    samples = ImageSet("samples", "samples", images, labels, test.classes)
-    rng = torch.Generator().manual_seed(settings.seed)
-    train_locally(network, samples, settings.baseline, _JUDGE_STEPS, rng)
-    return {"downstream": accuracy(network, test.images, test.labels)}
+    score = tested.judge(images, labels, tested.images, device, silent)
+    return {} if score is None else {"downstream": score}
 
 
 def _class_names(

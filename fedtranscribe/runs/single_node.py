@@ -26,6 +26,7 @@ from fedtranscribe.result_parts import Federation
 from fedtranscribe.rounds.transport import Transport
 from fedtranscribe.run_directory import RunDirectory
 from fedtranscribe.runs.pooled import Tested, keep, pool
+from fedtranscribe.synthesis.run import Judge
 from fedtranscribe.tracking import Report, ignore
 from fedtranscribe.wire import Message
 from fedtranscribe.wire.trainings import (
@@ -63,6 +64,7 @@ def train_at_holders(
     run: RunDirectory,
     *,
     test: ImageSet | None,
+    judge: Judge | None = None,
     declared_public: bool = True,
     data_id: str | None = None,
     report: Report = ignore,
@@ -74,6 +76,7 @@ def train_at_holders(
         transport: reaches the holders.
         run: its folder; an interrupted run goes on where the holder is.
         test: held-out images to measure samples on, or None.
+        judge: measures samples on them; None leaves that out.
         declared_public: whether they belong to a public benchmark.
         data_id: of the records; a simulation knows it, a deployed server does not.
         report: receives progress.
@@ -106,7 +109,7 @@ def train_at_holders(
         read_trained,
     )
     trained = {holder: trained[holder] for holder in holders}  # not in the order of the replies
-    tested = Tested(test, declared_public, data_id)
+    tested = Tested(test, judge, declared_public, data_id)
     if settings.trainer != EVERY:
         (holder,) = holders
         told = Federation(holders=1, holder=holder, bytes=transport.payload)

@@ -11,6 +11,7 @@ import pytest
 from fedtranscribe.config import FederationSettings, TrainingOptions
 from fedtranscribe.data import load
 from fedtranscribe.errors import ProtocolError, QuorumError, StorageError
+from fedtranscribe.evaluation.judging import cnn_judge
 from fedtranscribe.holder.node import Node
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
@@ -55,7 +56,6 @@ def nodes(settings, tmp_path) -> list[Node]:
 @pytest.fixture(autouse=True)
 def few_samples(monkeypatch):
     monkeypatch.setattr("fedtranscribe.runs.pooled._JUDGED", 30)
-    monkeypatch.setattr("fedtranscribe.runs.pooled._JUDGE_STEPS", 2)
     monkeypatch.setattr("fedtranscribe.runs.pooled.figures_available", lambda: False)
 
 
@@ -63,7 +63,9 @@ def go(settings: FederationSettings, transport: InProcess, path: Path):
     start = RunDirectory.resume if settings.resume else RunDirectory.create
     test = load(settings.data).test
     run = start(path, settings)
-    return train_at_holders(settings, transport, run, test=test, declared_public=False)
+    return train_at_holders(
+        settings, transport, run, test=test, judge=cnn_judge(0), declared_public=False
+    )
 
 
 @pytest.mark.slow
@@ -204,7 +206,9 @@ def test_the_order_of_replies_does_not_matter(settings, nodes, tmp_path):
     made = []
     for kind in (InProcess, Reversed):
         test = load(settings.data).test
-        train_at_holders(settings, kind(nodes), run, test=test, declared_public=False)
+        train_at_holders(
+            settings, kind(nodes), run, test=test, judge=cnn_judge(0), declared_public=False
+        )
         with np.load(tmp_path / "run" / "samples.npz") as archive:
             made.append((archive["images"].tobytes(), archive["labels"].tobytes()))
         first = FinishedRun.open(tmp_path / "run" / "holders" / "0").result.federation

@@ -13,6 +13,7 @@ from fedtranscribe.config import FederationSettings, TrainingOptions
 from fedtranscribe.data import DataSplit, load
 from fedtranscribe.data.registry import PACKAGED
 from fedtranscribe.errors import HopelessPlanError, QuorumError
+from fedtranscribe.evaluation.judging import cnn_judge
 from fedtranscribe.flower.client_app import make_client_app
 from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.holder.policy import HolderPolicy
@@ -72,7 +73,9 @@ def ledger_of(tmp_path):
 
 
 def go(settings, transport, run, test=None):
-    return train_at_holders(settings, transport, run, test=test, declared_public=False).to_json()
+    return train_at_holders(
+        settings, transport, run, test=test, judge=cnn_judge(0), declared_public=False
+    ).to_json()
 
 
 @pytest.mark.slow
@@ -128,7 +131,6 @@ def test_whichever_process_gets_the_next_message_goes_on(settings, open_node, tm
 
 def test_over_flower_and_measured_on_held_out_images(settings, open_node, tmp_path, monkeypatch):
     monkeypatch.setattr("fedtranscribe.runs.pooled._JUDGED", 30)
-    monkeypatch.setattr("fedtranscribe.runs.pooled._JUDGE_STEPS", 2)
     node = open_node()
     grid = LocalGrid(make_client_app(lambda context, number: node), {7: {}})
     transport = OverFlower(grid, [(7, 0)], 60, 60)
