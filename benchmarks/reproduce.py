@@ -47,7 +47,7 @@ class Table:
 
 
 _ABLATIONS = (
-    "two hours of one core per seed: 25 minutes of pre-training, then 7 to 9 per case (K-8 and "
+    "two hours of one core per seed: 25 minutes of pre-training, then 3 to 12 per case (K-8 and "
     "T-100 33), 1 to 11 per case of the sampler"
 )
 _DIFFUSION = (
