@@ -13,7 +13,6 @@ from fedtranscribe.config import FederationSettings, TrainingOptions
 from fedtranscribe.data import DataSplit, load
 from fedtranscribe.data.registry import PACKAGED
 from fedtranscribe.errors import HopelessPlanError, QuorumError
-from fedtranscribe.evaluation.judging import cnn_judge
 from fedtranscribe.flower.client_app import make_client_app
 from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.holder.policy import HolderPolicy
@@ -27,7 +26,6 @@ from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.runs.simulation import open_holder, partitions
 from fedtranscribe.runs.single_node import asked_of, train_at_holders
 from fedtranscribe.synthesis.samples import ALL, chosen_labels, open_run
-from fedtranscribe.tracking import silent
 from fedtranscribe.wire import trainings
 from tests.federation.local_grid import LocalGrid
 
@@ -73,9 +71,9 @@ def ledger_of(tmp_path):
     return Ledger.open_read_only(tmp_path / "holder" / "ledger.sqlite")
 
 
-def go(settings, transport, run, test=None):
+def go(settings, transport, run, test=None, judge=None):
     return train_at_holders(
-        settings, transport, run, test=test, judge=cnn_judge(0), declared_public=False
+        settings, transport, run, test=test, judge=judge, declared_public=False
     ).to_json()
 
 
@@ -130,24 +128,26 @@ def test_whichever_process_gets_the_next_message_goes_on(settings, open_node, tm
     assert made[0] == made[1]
 
 
-def judged_alone(settings, run):
-    """What `evaluate`'s CNN knows of the held-out images after 30 samples of the run's network."""
-    model, _ = open_run(run.path, torch.device("cpu"))
-    labels = chosen_labels(ALL, 30, model.classes, settings.seed)
-    images = model.draw(labels, settings.seed)
-    judge = cnn_judge(settings.seed)
-    return judge(images, labels, load(settings.data).test, torch.device("cpu"), silent)
-
-
 def test_over_flower_and_measured_on_held_out_images(settings, open_node, tmp_path, monkeypatch):
     monkeypatch.setattr("fedtranscribe.runs.pooled._JUDGED", 30)
     node = open_node()
     grid = LocalGrid(make_client_app(lambda context, number: node), {7: {}})
     transport = OverFlower(grid, [(7, 0)], 60, 60)
     run = RunDirectory.create(tmp_path / "run", settings)
-    result = go(settings, transport, run, load(settings.data).test)
+    judged = []
+
+    def judge(images, labels, test, device, progress):
+        judged.append((images, labels, test.images))
+        return 0.25
+
+    held_out = load(settings.data).test
+    result = go(settings, transport, run, held_out, judge)
+    model, _ = open_run(run.path, torch.device("cpu"))
+    labels = chosen_labels(ALL, 30, model.classes, settings.seed)
+    expected = model.draw(labels, settings.seed), labels, held_out.images
+    assert [torch.equal(*pair) for pair in zip(*judged, expected, strict=True)] == [True] * 3
     assert result["accuracy"] == {}, "on somebody's own images accuracy is private"
-    assert run.read_scores() == {"downstream": judged_alone(settings, run)}
+    assert run.read_scores() == {"downstream": 0.25}
     assert result["bytes"] > len((run.path / "denoiser.safetensors").read_bytes())
 
 
