@@ -161,6 +161,7 @@ def test_samples_of_a_mixture_are_of_the_classes_that_were_asked_for(
     assert "only diffusion models have this option" in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.slow
 def test_samples_of_a_network_are_labelled_by_the_student(
     tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -41,6 +41,7 @@ CLAIM = Claim(1.0, DELTA)
 LAYOUT = EnsembleLayout(4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("answer", list(RowAnswer))
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("fault", [1.0, 0.5])

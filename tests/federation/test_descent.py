@@ -24,6 +24,7 @@ def descending(settings):
     return settings.model_copy(update={**chosen, "descent_rounds": ROUNDS})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", MODES)
 def test_holders_pay_once_and_the_run_costs_what_was_asked(
     descending, split, open_nodes, tmp_path, noise

@@ -212,6 +212,7 @@ def test_as_many_as_tolerated_may_fail_at_every_stage(masked_case, open_nodes, t
     assert result["epsilon"] <= masked.epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", wire.MASKED)
 def test_a_run_over_a_sparse_graph_ends_well_with_one_missing(masked, open_nodes, tmp_path, stage):
     nodes = open_nodes(masked)

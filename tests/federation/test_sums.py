@@ -34,6 +34,7 @@ def booked(ledger: Ledger) -> float:
     return ledger.total(1e-5, Unit.RECORD, Adjacency.ZERO_OUT).epsilon
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", MODES)
 def test_a_run_on_sums_spends_what_was_asked_for(sums, split, open_nodes, tmp_path, noise, caplog):
     caplog.set_level("INFO", "fedtranscribe")
@@ -86,6 +87,7 @@ def test_masked_shares_are_of_exact_sums_and_count_on_all_but_the_tolerated(
     assert shares[0].own_variance == pytest.approx((0.5 * 3 * 2**SUM_BITS) ** 2 / 2, rel=1e-9)
 
 
+@pytest.mark.slow
 def test_the_student_is_that_of_the_pooled_records_whatever_the_skew(
     sums, split, open_nodes, tmp_path
 ):
@@ -102,6 +104,7 @@ def test_the_student_is_that_of_the_pooled_records_whatever_the_skew(
     assert len(set(students.values())) == 1
 
 
+@pytest.mark.slow
 def test_a_generator_left_out_can_be_made_later_and_nobody_is_asked(
     sums, split, open_nodes, tmp_path
 ):
@@ -126,6 +129,7 @@ def test_a_generator_left_out_can_be_made_later_and_nobody_is_asked(
     assert all((tmp_path / "run" / name).read_bytes() == was for name, was in made.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("noise", MODES)
 def test_what_a_stopped_run_has_cost_is_not_changed_by_its_generator(
     sums, split, open_nodes, tmp_path, noise
@@ -242,6 +246,7 @@ def test_one_holder_without_sums_leaves_the_paper_s_algorithm(
     assert "no sums over the records are asked first: holder holder-1 allows no" in caplog.text
 
 
+@pytest.mark.slow
 def test_where_a_start_was_asked_for_that_holder_is_left_out(
     sums, split, open_nodes, tmp_path, caplog
 ):
@@ -272,6 +277,7 @@ def test_a_start_that_does_not_fit_is_refused_or_left_out(
         go(asked, InProcess(open_nodes(asked)), start(tmp_path / "asked", asked), split)
 
 
+@pytest.mark.slow
 def test_the_roster_decides_a_resumed_run(sums, split, open_nodes, tmp_path: Path):
     run = start(tmp_path / "run", sums)
     go(sums, InProcess(open_nodes(sums)), run, split)

@@ -240,6 +240,7 @@ def test_a_network_that_is_not_the_one_described_is_refused(settings, open_node,
     assert not (run.path / "denoiser.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_server_cannot_call_files_of_the_holder_public(settings, open_node, tmp_path):
     """What pre-training sees is not protected: a file named as public would leave unbooked."""
     other = tmp_path / "other-patients.npz"

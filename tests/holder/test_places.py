@@ -89,6 +89,7 @@ def hold() -> None:
         assert of_mixture(channels) <= 1
 
 
+@pytest.mark.slow
 def test_a_record_that_joins_moves_sums_by_no_more_than_itself():
     hold()
 

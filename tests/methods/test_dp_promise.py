@@ -258,6 +258,7 @@ def spy(method: DpPromise, monkeypatch: pytest.MonkeyPatch) -> dict[str, list]:
     return seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phase1", list(PhaseOne))
 def test_each_phase_sees_its_own_time_steps(phase1: PhaseOne, monkeypatch: pytest.MonkeyPatch):
     short = replace(TINY, schedule=Schedule(8, 0.01, 0.5), boundary=6, noise_multiplier=0.0)
@@ -345,6 +346,7 @@ def test_phase_ii_is_noisy():
     assert any(not torch.equal(first[name], second[name]) for name in first)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [Backend.OPACUS, Backend.CONTRACTED])
 def test_back_ends_train_the_same_network(backend: Backend):
     reference = to_stage(run(replace(TINY, noise_multiplier=1e-9)), Stage.DONE)
@@ -433,6 +435,7 @@ def test_running_out_of_memory_names_the_setting_to_lower(monkeypatch: pytest.Mo
 # ---------------------------------------------------------------- end to end
 
 
+@pytest.mark.slow
 def test_blobs_are_learnt_and_come_out_by_label():
     """Public blobs, then a few private steps; seconds on one core."""
     public = blobs(64, seed=5)[0]

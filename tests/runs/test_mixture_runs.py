@@ -78,6 +78,7 @@ def test_the_student_is_told_more_where_no_mixture_is_asked(
     assert isinstance(FinishedRun.open(tmp_path / "run").generator, Generator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("crash_after", range(5))
 def test_an_interrupted_run_comes_to_the_same_end_and_pays_once(
     settings: TranscribeSettings,
@@ -136,6 +137,7 @@ def test_a_share_that_nothing_can_have_is_refused(
         prepare(settings.model_copy(update=options))
 
 
+@pytest.mark.slow
 def test_teachers_are_asked_about_images_of_the_mixture(
     settings: TranscribeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

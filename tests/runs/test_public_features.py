@@ -76,6 +76,7 @@ def test_without_public_weights_nobody_vouches(settings, tmp_path):
     assert "never saw" not in (folder / CARD).read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_onnx")
 @pytest.mark.parametrize("forged", [None, "another"])
 def test_nobody_leaves_out_or_changes_on_whose_word_a_guarantee_rests(settings, tmp_path, forged):
@@ -106,6 +107,7 @@ def test_teachers_have_no_public_features(settings, public_weights, tmp_path):
         prepare(asked)
 
 
+@pytest.mark.slow
 def test_a_resumed_run_pays_once_and_wants_the_same_weights(
     settings, public_weights, tmp_path, monkeypatch
 ):

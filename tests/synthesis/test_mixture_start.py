@@ -134,6 +134,7 @@ def test_a_share_that_leaves_phase_i_nothing_names_a_boundary_that_fits(started)
         prepare(told(started, boundary=700, start_share=0.9))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["dp-promise", "dp-sad"])
 def test_both_parts_cost_what_was_asked_for(started, method: str):
     settings = told(started, method=method, dp_sad=DpSadOptions(batch=8, epochs=1))

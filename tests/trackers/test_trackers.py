@@ -211,6 +211,7 @@ def test_mlflow_itself(run, tmp_path, monkeypatch):
         importlib.import_module("fedtranscribe.trackers.mlflow").track(run)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 def test_weights_and_biases_itself(run, tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
