@@ -17,6 +17,7 @@ from fedtranscribe.deploy.certificates import make_authority
 from fedtranscribe.deploy.health import is_healthy
 from fedtranscribe.deploy.launch import Node, Server, join, serve
 from fedtranscribe.errors import ConfigError, FederationError
+from fedtranscribe.service.link import is_reachable
 
 
 class BecameError(Exception):
@@ -51,6 +52,14 @@ def service() -> Iterator[tuple[Path, health.HealthServicer]]:
 
 def option(command: list[str], name: str) -> str:
     return command[command.index(name) + 1]
+
+
+def test_whoever_answers_is_reachable(service: tuple[Path, health.HealthServicer]) -> None:
+    socket, state = service
+    assert is_reachable(socket)
+    state.enter_graceful_shutdown()
+    assert is_reachable(socket), "it need not be well"
+    assert not is_reachable(socket.with_name("nobody.sock"), timeout=0.2)
 
 
 def test_health_is_what_the_service_says(service: tuple[Path, health.HealthServicer]) -> None:
