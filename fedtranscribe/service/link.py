@@ -39,7 +39,7 @@ _RECONNECT_MS = 1_000
 _TRIES = 3
 # The service is there, but answers as many as it can at once.
 _BUSY = grpc.StatusCode.RESOURCE_EXHAUSTED
-_NOBODY = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+_UNREACHABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 def health_socket(socket: Path) -> Path:
@@ -59,9 +59,9 @@ def is_serving(socket: Path, timeout: float = _HEALTH_SECONDS) -> bool:
 
 
 def is_reachable(socket: Path, timeout: float = _HEALTH_SECONDS) -> bool:
-    """Whether this user can connect to a holder service there."""
-    # A question that no service knows: whoever answers it is there. Watching the channel instead
-    # leaves a thread of gRPC that may still look when the channel is closed, and fails aloud.
+    """Whether this user can connect to a holder service there, within `timeout` seconds."""
+    # No service knows this method, so any answer shows that one is there. `channel_ready_future`
+    # would leave a thread that can read the channel after it was closed and print a traceback.
     options = (("grpc.max_reconnect_backoff_ms", _RECONNECT_MS),)
     with grpc.insecure_channel(f"unix:{socket}", options=options) as channel:
         try:
@@ -69,7 +69,7 @@ def is_reachable(socket: Path, timeout: float = _HEALTH_SECONDS) -> bool:
                 b"", timeout=timeout, wait_for_ready=True
             )
         except grpc.RpcError as error:
-            return error.code() not in _NOBODY  # type: ignore[attr-defined]
+            return error.code() not in _UNREACHABLE  # type: ignore[attr-defined]
     return True
 
 
