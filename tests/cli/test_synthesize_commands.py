@@ -134,6 +134,7 @@ def transcribed(data: Path, folder: Path, *words: str) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_samples_of_a_mixture_are_of_the_classes_that_were_asked_for(
     tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

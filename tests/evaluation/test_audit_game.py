@@ -232,6 +232,7 @@ def sums_of(mode: NoiseMode, holders: int, stds: tuple[float, ...]) -> list[Rele
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", list(NoiseMode))
 @pytest.mark.parametrize("adjacency", [Adjacency.ZERO_OUT, Adjacency.REPLACE])
 @pytest.mark.parametrize("fault", [1.0, 0.3])

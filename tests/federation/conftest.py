@@ -1,11 +1,13 @@
 """A federation of tiny holders that lives in this process."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from fedtranscribe.config import DpsdSettings, FederationSettings, TeacherSettings
 from fedtranscribe.data import DataSplit, load
@@ -21,6 +23,13 @@ from fedtranscribe.runs.simulation import open_holder, partitions
 HOLDERS = 3
 
 OpenNodes = Callable[..., list[Node]]
+
+
+@pytest.fixture(autouse=True)
+def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drawing a grid takes as long as the rest of a tiny run."""
+    for module in ("learning", "pooled"):
+        monkeypatch.setattr(f"fedtranscribe.runs.{module}.figures_available", lambda: False)
 
 
 @pytest.fixture
@@ -75,15 +84,28 @@ class Case:
 
 @pytest.fixture(params=["votes", "sums"])
 def either(request: pytest.FixtureRequest, settings: FederationSettings) -> Iterator[Case]:
-    """Votes of teachers, or sums over records; these are short ones."""
+    """Votes of teachers, or sums over records; these are short ones, of few features."""
     if request.param == "votes":
         yield Case(settings, 3, 30, "{:06d}", DPSD, "secagg-mean-votes")
         return
     chosen = settings.model_copy(update={"student": None, "descent_rounds": 0, "mixture_share": 0})
-    with pytest.MonkeyPatch.context() as patch:
-        narrow = replace(fixed_features._FIXED["scatter"], width=20)
-        patch.setitem(fixed_features._FIXED, "scatter", narrow)
+    with _coarse_features():
         yield Case(chosen, 2, 2, "moments-{}", MomentsMethod, "secagg-moments")
+
+
+@contextmanager
+def _coarse_features() -> Iterator[None]:
+    """Instead of wavelet features, some that cost next to nothing."""
+    coarse = replace(
+        fixed_features._FIXED["scatter"],
+        make=lambda channels: nn.Sequential(nn.AvgPool2d(4), nn.Flatten()),
+        width=20,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(fixed_features._FIXED, "scatter", coarse)
+        fixed_features.coefficient_count.cache_clear()
+        yield
+    fixed_features.coefficient_count.cache_clear()
 
 
 @pytest.fixture

@@ -393,6 +393,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(sigma: float, kept: NoisyImages,
             assert torch.equal(tensor, other.state_dict()[name]), name
 
 
+@pytest.mark.slow
 def test_a_measured_physical_batch_is_part_of_the_state():
     settings = replace(TINY, phase2_batch=20)
     whole, first = run(settings, physical_batch=None), run(settings, physical_batch=None)

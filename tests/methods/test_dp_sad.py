@@ -361,6 +361,7 @@ def test_a_finished_run_comes_back_finished():
     assert same(weights(whole.ema.network), weights(again.ema.network))
 
 
+@pytest.mark.slow
 def test_a_measured_physical_batch_is_part_of_the_state():
     settings = replace(TINY, batch=20, epochs=1.5)
     whole, first = run(settings, physical_batch=None), run(settings, physical_batch=None)

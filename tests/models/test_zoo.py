@@ -8,22 +8,16 @@ from fedtranscribe.catalogue import torchvision_networks
 from fedtranscribe.errors import UnknownArchitectureError, WeightsNotFoundError
 from fedtranscribe.models import available, build
 
-TESTED = [
-    "alexnet",
-    "vgg19_bn",
-    "resnet50",
-    "wide_resnet50_2",
-    "densenet161",
-    "mobilenet_v2",
-    "shufflenet_v2_x1_0",
-    "googlenet",
-    "vit_b_16",
-]
+TESTED = ["alexnet", "resnet50", "mobilenet_v2", "shufflenet_v2_x1_0", "googlenet"]
+LARGE = ["vgg19_bn", "wide_resnet50_2", "densenet161", "vit_b_16"]
 # Families whose last layer or input is built in another way.
 ODD_ONES = ["squeezenet1_1", "inception_v3", "mnasnet0_5", "swin_t", "mobilenet_v3_small"]
 
 
-@pytest.mark.parametrize("name", [*TESTED, *ODD_ONES])
+@pytest.mark.parametrize(
+    "name",
+    [*TESTED, *ODD_ONES, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)],
+)
 def test_forward_pass_on_grey_and_colour_with_any_class_count(name):
     for channels, size, classes in ((1, 28, 2), (3, 32, 13)):
         net = build(name, classes, channels, size).eval()
@@ -67,7 +61,7 @@ def test_unknown_names_suggest_close_ones():
         build("resnet-50", 10, 1, 28)
     with pytest.raises(UnknownArchitectureError, match="known: cnn-small"):
         build("???", 10, 1, 28)
-    assert set(TESTED) < set(available())
+    assert {*TESTED, *LARGE} < set(available())
 
 
 def test_without_torchvision_the_extra_is_named(monkeypatch, request):

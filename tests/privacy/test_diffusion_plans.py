@@ -83,6 +83,7 @@ def test_a_later_boundary_costs_less() -> None:
     assert replace(SMALL, boundary=1).mu > 1_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("adjacency", [ZERO_OUT, REPLACE])
 def test_calibrated_dp_promise_reaches_its_target_from_below(adjacency: Adjacency) -> None:
     plan = calibrated(SMALL, 3.0, DELTA, adjacency)

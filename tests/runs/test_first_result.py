@@ -125,6 +125,7 @@ def test_the_student_is_told_before_its_generator_is_trained(
     assert FinishedRun.open(run).student is not None
 
 
+@pytest.mark.slow
 def test_answers_of_teachers_leave_nothing_to_train(
     settings: TranscribeSettings, tmp_path: Path
 ) -> None:

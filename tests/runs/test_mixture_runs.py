@@ -109,6 +109,7 @@ def test_an_interrupted_run_comes_to_the_same_end_and_pays_once(
     assert all((tmp_path / "run" / name).read_bytes() == was for name, was in made.items())
 
 
+@pytest.mark.slow
 def test_what_began_without_a_generator_buys_none_later(
     settings: TranscribeSettings, tmp_path: Path
 ):
@@ -191,6 +192,7 @@ def test_a_release_gives_images_with_labels_of_their_own(
     assert "other classes than the student" in failed["networks"]
 
 
+@pytest.mark.slow
 def test_evaluation_takes_the_mixture_s_own_labels(settings: TranscribeSettings, tmp_path: Path):
     transcribe(prepare(settings), tmp_path / "run")
     run = FinishedRun.open(tmp_path / "run")

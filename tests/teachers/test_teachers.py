@@ -57,7 +57,10 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
     return all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.parametrize(("arch", "mode"), [("cnn-small", "full"), ("resnet18", "heads")])
+@pytest.mark.parametrize(
+    ("arch", "mode"),
+    [("cnn-small", "full"), pytest.param("resnet18", "heads", marks=pytest.mark.slow)],
+)
 def test_one_record_reaches_one_teacher(images: ImageSet, tmp_path: Path, arch: str, mode: str):
     manifest = manifest_for(images, 4, arch, mode)
     train(images, manifest, tmp_path / "a")
@@ -91,6 +94,7 @@ def test_training_leaves_torchs_own_generator_alone(images: ImageSet, tmp_path: 
     assert torch.equal(before, torch.get_rng_state())
 
 
+@pytest.mark.slow
 def test_interrupted_training_goes_on_and_gives_the_same_teachers(
     images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -214,7 +218,10 @@ def test_teachers_of_planted_rows_are_not_for_other_ids(images: ImageSet, tmp_pa
         manifest.expect_ids(images.ids_by, tmp_path)
 
 
-@pytest.mark.parametrize(("arch", "mode"), [("cnn-small", "full"), ("mobilenet_v2", "heads")])
+@pytest.mark.parametrize(
+    ("arch", "mode"),
+    [("cnn-small", "full"), pytest.param("mobilenet_v2", "heads", marks=pytest.mark.slow)],
+)
 def test_an_empty_shard_answers_nan_and_counts(
     images: ImageSet, tmp_path: Path, arch: str, mode: str
 ):
@@ -232,6 +239,7 @@ def test_an_empty_shard_answers_nan_and_counts(
         assert bool(torch.isfinite(logits).all()) is (shard not in empty)
 
 
+@pytest.mark.slow
 def test_heads_on_a_frozen_backbone_learn(images: ImageSet, tmp_path: Path):
     # Three classes that differ in brightness: a head per shard must tell them apart.
     train(images, manifest_for(images, 2, "resnet18", "heads"), tmp_path / "a")
