@@ -88,7 +88,8 @@ def _table(lines: list[dict[str, Any]]) -> str:
         "δ = 1e-5), which is that of the whole. Where a network has a private start, it passes "
         f"over the start's samples {PRETRAIN_EPOCHS} times (the default is 8). Accuracy in per "
         "cent on all real test images of a small CNN that learned from 3,000 pooled samples: mean "
-        "over runs (lowest – highest). One holder has all records.",
+        "over runs (lowest – highest). One holder has all records. Minutes are of two cores that "
+        "other work shared.",
         "",
         "| data | method | ε, sound | holders | CNN | minutes | runs |",
         "| --- | --- | --- | --- | --- | --- | --- |",
