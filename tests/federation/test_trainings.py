@@ -47,7 +47,6 @@ def settings(tiny_data) -> FederationSettings:
     return FederationSettings(
         method="dp-promise",
         data=str(tiny_data),
-        epsilon=1.0,  # which the accountant finds quickly
         holders=1,
         shards=1,
         device="cpu",
@@ -177,7 +176,7 @@ def test_a_silent_holder_ends_the_run_and_resuming_costs_nothing(settings, open_
     [
         ({"trainers": ()}, QuorumError, "trainers"),
         ({"trainers": ("dp-sad",)}, QuorumError, "No holder offers"),
-        ({"trainers": ("dp-promise",), "epsilon": 0.5}, HopelessPlanError, "budget"),
+        ({"trainers": ("dp-promise",), "epsilon": 1.0}, HopelessPlanError, "budget"),
         ({"trainers": ("dp-promise",), "unit": "holder"}, QuorumError, "No holder offers"),
     ],
 )
