@@ -1,5 +1,6 @@
 """What several tests share: tiny private data, and settings that finish in seconds."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -9,6 +10,7 @@ import torch
 
 from fedtranscribe.config import DpsdSettings, TeacherSettings, TranscribeSettings
 from fedtranscribe.models import fixed_randomness
+from fedtranscribe.privacy import accountant
 
 # The same examples at every run: no test fails by chance. To look for new ones:
 # pytest --hypothesis-profile explore
@@ -35,6 +37,19 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     home = tmp_path / "home"
     monkeypatch.setenv("FEDTRANSCRIBE_HOME", str(home))
     return home
+
+
+@pytest.fixture(scope="module")
+def coarse_grid() -> Iterator[None]:
+    """A module's plans of DP-SGD cost a little more, and are calibrated ten times as fast.
+
+    Coarser grids are sound, too. For tests of runs; what they cost exactly is tested elsewhere.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accountant, "GRID", 10 * accountant.GRID)
+        accountant._quote.cache_clear()
+        yield
+    accountant._quote.cache_clear()
 
 
 @pytest.fixture

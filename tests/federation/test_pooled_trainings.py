@@ -23,6 +23,8 @@ from fedtranscribe.runs.simulation import open_holder, partitions
 from fedtranscribe.runs.single_node import train_at_holders
 from tests.federation.test_trainings import TINY
 
+pytestmark = pytest.mark.usefixtures("coarse_grid")
+
 HOLDERS = 2
 
 

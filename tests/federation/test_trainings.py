@@ -29,6 +29,8 @@ from fedtranscribe.synthesis.samples import ALL, chosen_labels, open_run
 from fedtranscribe.wire import trainings
 from tests.federation.local_grid import LocalGrid
 
+pytestmark = pytest.mark.usefixtures("coarse_grid")
+
 TINY = {
     "size": "tiny",
     "sampling_steps": 2,

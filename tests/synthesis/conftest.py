@@ -44,6 +44,11 @@ def tiny_synthesis(small_data: Path, tmp_path: Path) -> SynthesizeSettings:
     )
 
 
+@pytest.fixture(scope="module", autouse=True)
+def quick_accountant(coarse_grid: None) -> None:
+    """Calibrating takes longer than the training."""
+
+
 @pytest.fixture(autouse=True)
 def no_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing a grid takes longer than all the training here; tests that want one say so."""
