@@ -175,7 +175,8 @@ def _table(lines: list[dict[str, Any]]) -> str:
         "under the features named, and compares rows of one data set only. `paper`: what the "
         "method's paper prints for its CNN, or its student, at its own ε, which does not hold. "
         "Samples of dp-promise are drawn in 10 steps. Its networks on MNIST were planned with 25, "
-        "so a script drew and measured their samples by the same functions as `evaluate`.",
+        "so a script drew and measured their samples by the same functions as `evaluate`. "
+        "Minutes are of the wall clock, in part on cores that other work shared.",
         "",
         "| data | method | ε, sound | CNN | MLP | LDA | student | paper | FID | features | images "
         "| minutes | GiB | runs |",

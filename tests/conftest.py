@@ -41,7 +41,7 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="module")
 def coarse_grid() -> Iterator[None]:
-    """A module's plans of DP-SGD cost a little more, and are calibrated ten times as fast.
+    """A module's plans of DP-SGD cost a little more, and are calibrated several times as fast.
 
     Coarser grids are sound, too. For tests of runs; what they cost exactly is tested elsewhere.
     """
