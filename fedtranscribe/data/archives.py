@@ -1,5 +1,6 @@
 """A user's own data in an `.npz` archive."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -8,9 +9,9 @@ from numpy.typing import NDArray
 from fedtranscribe.config import UNSTATED, OwnData
 from fedtranscribe.data.classes import Classes, below, settled
 from fedtranscribe.data.imageset import DataSplit, DrawnFrom, ImageSet
-from fedtranscribe.data.npz import Arrays, read_arrays
+from fedtranscribe.data.npz import Arrays, keys_of, read_arrays
 from fedtranscribe.data.splits import split_by_id
-from fedtranscribe.data.validation import to_images, to_labels
+from fedtranscribe.data.validation import expect_read, to_images, to_labels
 from fedtranscribe.errors import ConfigError, InvalidDataError
 from fedtranscribe.privacy.record_note import OWN
 
@@ -21,12 +22,9 @@ where the run says one."""
 IDS_MADE = "ids_made"
 """Key of a copy that this program made: how its ids were made, see `privacy.record_note`."""
 
-KEYS = (
-    *("images", "labels", "ids", "classes", "class_names", "data_id"),
-    *("test_images", "test_labels", "test_ids"),
-    *(DRAWN_FROM, DRAWN_FROM_DATA, IDS_MADE),
-)
-"""What is read of an archive."""
+_EACH = ("images", "labels", "ids")
+_FACTS = ("classes", "class_names", "data_id", DRAWN_FROM, DRAWN_FROM_DATA, IDS_MADE)
+_KNOWN = (*_FACTS, *(part + key for part in ("", "train_", "test_") for key in _EACH))
 
 
 def load_archive(path: Path, own: OwnData = UNSTATED) -> DataSplit:
@@ -36,8 +34,8 @@ def load_archive(path: Path, own: OwnData = UNSTATED) -> DataSplit:
     (strings or integers; persistent, may repeat where one person has several records), `data_id`
     (a name), and `test_images` with `test_labels` (and `test_ids`). Samples of a generator say what
     they were drawn from (`drawn_from`, `drawn_from_data_id`), and copies how their ids were made
-    (`ids_made`). Without a test part, one
-    record in five is held out by a fixed hash of its id. All other keys stay unread.
+    (`ids_made`). Without a test part, one record in five is held out by a fixed hash of its id. A
+    validation part (`val_…`) and keys of other names stay unread; `keys_read` says which may not.
 
     Args:
         path: the archive.
@@ -49,25 +47,46 @@ def load_archive(path: Path, own: OwnData = UNSTATED) -> DataSplit:
         ConfigError: `own` contradicts the archive.
     """
     expect_own_ids(path, own)
-    arrays = read_arrays(path, KEYS, own.max_gib)
+    arrays = read_arrays(path, keys_read(keys_of(path), path), own.max_gib)
     for key in ("images", "labels"):
         required(arrays, key, path)
     classes = stated_classes(arrays, path, own)
-    train = _own(arrays, path, "", classes, own)
+    train = read_part(arrays, path, "", classes, own)
     if "test_images" in arrays:
-        return DataSplit(train, _own(arrays, path, "test_", classes, own))
+        return DataSplit(train, read_part(arrays, path, "test_", classes, own))
     return split_by_id(train)
 
 
-def expect_own_ids(path: Path, own: OwnData) -> None:
-    """Refuse ids that are not in the data themselves.
+def keys_read(there: Collection[str], path: Path, train: str = "") -> list[str]:
+    """Those keys of an archive that are read, once no other one is known or looks like ids.
+
+    Args:
+        there: all its keys.
+        path: of the archive, for messages.
+        train: what the keys of the training part begin with.
+
+    Raises:
+        InvalidDataError: `test_ids` without `test_images`, say, or `patient_id`.
+    """
+    parts = (train, "test_") if train or "test_images" in there else (train,)
+    each = [part + key for part in parts for key in _EACH]
+    # Nothing is trained or tested on the validation part.
+    used = [key for key in there if not key.startswith("val_")]
+    keys = ", ".join(map(repr, each))
+    fix = f"Rename it (what is read of each image: {keys}), or remove it."
+    expect_read(used, (*each, *_FACTS), repr(str(path)), fix, _KNOWN)
+    return [key for key in (*each, *_FACTS) if key in there]
+
+
+def expect_own_ids(path: Path, own: OwnData, key: str = "ids") -> None:
+    """Refuse ids that are not in the data themselves, under `key`.
 
     Raises:
         ConfigError: the settings say where else they are.
     """
     if own.ids is not None or own.id_pattern is not None:
         raise ConfigError(
-            f"Expected ids of {str(path)!r} under its key 'ids'; --ids and --id-pattern are for "
+            f"Expected ids of {str(path)!r} under its key {key!r}; --ids and --id-pattern are for "
             "image folders."
         )
 
@@ -108,13 +127,35 @@ def stated_classes(
         )
         raise InvalidDataError(
             f"Expected key 'classes' in {str(path)!r}: how many classes there are is public, and "
-            f"never counted from labels. For private data pass --classes N, or add the key: {fix}"
+            f"never counted from labels. For private data pass --classes N or --classes cat,dog, "
+            f"or add the key: {fix}"
         )
     return found
 
 
-def _own(arrays: Arrays, path: Path, prefix: str, classes: Classes, own: OwnData) -> ImageSet:
-    name = path.name
+def read_part(
+    arrays: Arrays,
+    path: Path,
+    prefix: str,
+    classes: Classes,
+    own: OwnData,
+    called: str | None = None,
+) -> ImageSet:
+    """The training or the test part of an archive.
+
+    Args:
+        arrays: of the archive.
+        path: of the archive.
+        prefix: what the keys of the part begin with.
+        classes: as they were stated.
+        own: how pixels are read.
+        called: name of the set, and its data id unless a key states one; those of the file, if not
+            given.
+
+    Raises:
+        InvalidDataError: keys are missing, or their content is unusable.
+    """
+    name = called or path.name
     images = required(arrays, f"{prefix}images", path)
     labels = required(arrays, f"{prefix}labels", path)
     n = len(images) if images.ndim else 0
@@ -122,9 +163,9 @@ def _own(arrays: Arrays, path: Path, prefix: str, classes: Classes, own: OwnData
     where = f"{prefix}labels in {str(path)!r}"
     return ImageSet(
         name=name,
-        data_id=data_id_of(arrays, path),
+        data_id=data_id_of(arrays, path, called),
         pixels=to_images(images, f"{name} {prefix}images", own.bit_depth),
-        labels=below(to_labels(labels, where), classes, where),
+        labels=below(to_labels(labels, where, classes.names), classes, where),
         classes=classes.count,
         record_ids=_ids(arrays, f"{prefix}ids", n, path),
         folder=path.resolve().parent,
@@ -180,10 +221,12 @@ def expect_one_each(shape: tuple[int, ...], key: str, n: int, path: Path) -> Non
         )
 
 
-def data_id_of(arrays: Arrays, path: Path) -> str:
+def data_id_of(arrays: Arrays, path: Path, called: str | None = None) -> str:
     """What an archive's ledger is bound to; raises as `load_archive`."""
     if "data_id" in arrays:
         return _text(arrays, "data_id", path)
+    if called is not None:
+        return called
     # Of the file itself: a link to the data is no other data set.
     place = path.resolve()
     return f"npz:{place.name if place.is_dir() else place.stem}"

@@ -4,13 +4,13 @@ from pathlib import Path
 
 from fedtranscribe.config import UNSTATED, OwnData
 from fedtranscribe.data.archives import (
-    KEYS,
     data_id_of,
     drawn_from,
     expect_ids,
     expect_one_each,
     expect_own_ids,
     ids_made,
+    keys_read,
     required,
     stated_classes,
 )
@@ -40,6 +40,9 @@ def is_array_folder(path: Path) -> bool:
 def load_array_folder(path: Path, own: OwnData = UNSTATED) -> DataSplit:
     """`<path>/<key>.npy` for every key of `load_archive`: an unpacked archive is such a folder.
 
+    Files that are not read are refused as keys are: `test_ids.npy` without `test_images.npy`, or
+    `patients.csv`.
+
     Images, which have to be uint8, and ids stay in their files; labels are read. The records, their
     data id and the place of their ledger are those of the archive `<path>.npz`.
 
@@ -53,7 +56,9 @@ def load_array_folder(path: Path, own: OwnData = UNSTATED) -> DataSplit:
         ConfigError: `own` contradicts the folder.
     """
     expect_own_ids(path, own)
-    files = {key: NpyFile(path / f"{key}.npy") for key in KEYS if (path / f"{key}.npy").exists()}
+    there = [file for file in path.iterdir() if not file.name.startswith(".")]
+    keys = [file.stem if file.suffix == ".npy" else file.name for file in there]
+    files = {key: NpyFile(path / f"{key}.npy") for key in keys_read(keys, path)}
     arrays = _read({key: file for key, file in files.items() if key not in _STORED}, path, own)
     classes = stated_classes(
         arrays, path, own, fix=f"python -c \"import numpy as np; np.save('{path}/classes.npy', N)\""
@@ -92,7 +97,7 @@ def _part(
         name=path.name,
         data_id=data_id_of(arrays, path),
         pixels=pixels,
-        labels=below(to_labels(labels, where), classes, where),
+        labels=below(to_labels(labels, where, classes.names), classes, where),
         classes=classes.count,
         record_ids=None if ids is None else StoredIds(ids),
         folder=path.resolve().parent,

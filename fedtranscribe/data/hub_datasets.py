@@ -4,6 +4,7 @@ import sys
 from typing import Any, Protocol, TypeGuard
 
 from fedtranscribe.data.classes import Classes
+from fedtranscribe.data.validation import expect_read
 from fedtranscribe.errors import ConfigError
 
 _IMAGE_NAMES, _LABEL_NAMES = ("image", "img", "pixel_values"), ("label", "labels")
@@ -57,20 +58,27 @@ def column_of(dataset: HubDataset, name: str) -> list[Any]:
     return [row[name] for row in dataset.select_columns([name]).with_format(None)]
 
 
-def columns_of(dataset: HubDataset, name: str) -> tuple[list[Any], list[Any], Classes | None]:
+def columns_of(
+    dataset: HubDataset, name: str, ids_needed: bool
+) -> tuple[list[Any], list[Any], Classes | None]:
     """Images and labels of a `datasets.Dataset`, and its classes where its features name them.
 
     Args:
         dataset: with one column of images and one of labels.
         name: of the data, for messages.
+        ids_needed: whether a column that looks like ids must not be left out.
 
     Raises:
         ConfigError: it is not clear which columns are meant.
+        InvalidDataError: there is such a column.
     """
     kinds = sys.modules["datasets"]
     features = dataset.features
     image = _column(features, kinds.Image, _IMAGE_NAMES, "images", name)
     label = _column(features, kinds.ClassLabel, _LABEL_NAMES, "labels", name)
+    if ids_needed:
+        fix = "Pass ids='NAME' of the column, or leave it out by dataset.remove_columns([…])."
+        expect_read(features, (image, label), f"the Dataset {name}", fix)
     stated = features[label]
     known = None
     if isinstance(stated, kinds.ClassLabel) and stated.names:

@@ -1,17 +1,18 @@
 """MedMNIST's archives, official or rebuilt."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from fedtranscribe.catalogue import MEDMNIST, absent_data
 from fedtranscribe.config import UNSTATED, OwnData
-from fedtranscribe.data.archives import required, stated_classes
-from fedtranscribe.data.classes import Classes, below
+from fedtranscribe.data.archives import expect_own_ids, keys_read, read_part, stated_classes
+from fedtranscribe.data.classes import Classes
 from fedtranscribe.data.imageset import DataSplit, ImageSet
-from fedtranscribe.data.npz import read_arrays
-from fedtranscribe.data.validation import to_images, to_labels
-from fedtranscribe.errors import ConfigError, DataNotFoundError
+from fedtranscribe.data.npz import keys_of, read_arrays
+from fedtranscribe.errors import DataNotFoundError
 
 # Of the official sets, whose sizes share them: pneumoniamnist, pneumoniamnist_64, …
+_SIZES = ("", "_64", "_128", "_224")
 _CLASSES = {
     **{"bloodmnist": 8, "breastmnist": 2, "dermamnist": 7, "octmnist": 4, "organamnist": 11},
     **{"organcmnist": 11, "organsmnist": 11, "pathmnist": 9, "pneumoniamnist": 2},
@@ -22,10 +23,6 @@ _NAMES = {
     "pneumoniamnist": ("normal", "pneumonia"),
     "breastmnist": ("malignant", "normal or benign"),
 }
-_KEYS = (
-    *("train_images", "train_labels", "test_images", "test_labels"),
-    *("classes", "class_names"),
-)
 
 
 def load_medmnist(
@@ -54,7 +51,10 @@ def load_medmnist(
 def read_medmnist(path: Path, own: OwnData = UNSTATED, flag: str | None = None) -> DataSplit:
     """One archive in MedMNIST's layout, known by its `train_images`; the file name is the id.
 
-    Official sets have a known number of classes; others state it like any own archive.
+    Optional keys are those of `load_archive`: `train_ids`, `test_ids`, `data_id` and so on.
+    Official sets have a known number of classes; others state it like any own archive. Without
+    ids, places in an official set that is loaded by name are lasting; in any other file they are
+    mere positions.
 
     Args:
         path: the archive.
@@ -63,33 +63,23 @@ def read_medmnist(path: Path, own: OwnData = UNSTATED, flag: str | None = None) 
             a link to the data is no other data set.
 
     Raises:
-        InvalidDataError: broken or multi-label content, or classes that nobody states.
+        InvalidDataError: broken or multi-label content, classes that nobody states, or keys as
+            `keys_read` refuses them.
         ConfigError: `own` contradicts the archive, or states ids.
     """
-    if own.ids is not None or own.id_pattern is not None:
-        raise ConfigError(f"Expected no --ids or --id-pattern for {path.name!r}; leave them out.")
-    arrays = read_arrays(path, _KEYS, own.max_gib)
+    expect_own_ids(path, own, "train_ids")
+    arrays = read_arrays(path, keys_read(keys_of(path), path, "train_"), own.max_gib)
     stem = (flag or path.stem).partition("_")[0]
     known = _CLASSES.get(stem)
-    flag = flag or path.resolve().stem
     classes = stated_classes(arrays, path, own, Classes(known, _NAMES.get(stem)) if known else None)
-    labels = {
-        part: to_labels(required(arrays, f"{part}_labels", path), f"{flag} {part}_labels")
-        for part in ("train", "test")
-    }
+    name = flag or path.resolve().stem
+    official = known is not None and flag in {stem + size for size in _SIZES}
 
     def part(which: str) -> ImageSet:
-        raw = required(arrays, f"{which}_images", path)
-        return ImageSet(
-            name=f"medmnist:{flag}",
-            data_id=f"medmnist:{flag}",
-            pixels=to_images(raw, f"{flag} {which}_images", own.bit_depth),
-            labels=below(labels[which], classes, f"{which}_labels in {str(path)!r}"),
-            classes=classes.count,
-            record_ids=tuple(f"{flag}-{which}-{i}" for i in range(len(raw))),
-            folder=path.resolve().parent,
-            class_names=classes.names,
-        )
+        found = read_part(arrays, path, f"{which}_", classes, own, f"medmnist:{name}")
+        if not official or not found.positional:
+            return found
+        return replace(found, record_ids=tuple(f"{flag}-{which}-{i}" for i in range(len(found))))
 
     return DataSplit(part("train"), part("test"))
 

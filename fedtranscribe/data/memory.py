@@ -32,7 +32,7 @@ Images = Tensor | NDArray[Any] | Sequence[Any] | Dataset[Any] | HubDataset
 arrays or of Pillow's pictures; or a torch or Hugging Face `Dataset`, which has labels as well."""
 
 Labels = Tensor | ArrayLike | Sequence[int]
-"""One class number per image, from 0."""
+"""One class number per image, from 0; or its class name, where names are stated."""
 
 Ids = Sequence[Any] | NDArray[Any] | Tensor | str
 """One string or whole number per image; of a Hugging Face `Dataset`, the name of their column."""
@@ -66,11 +66,11 @@ def from_memory(
             are read.
     """
     _expect_nothing_of_files(own)
-    train = _part(images, labels, data_id, ids, own)
+    train = _part(images, labels, data_id, ids, own, ids_needed=ids is None)
     if test is None:
         return split_by_id(train)
     held_images, held_labels = test if isinstance(test, tuple) and len(test) == 2 else (test, None)
-    return DataSplit(train, _part(held_images, held_labels, data_id, None, own))
+    return DataSplit(train, _part(held_images, held_labels, data_id, None, own, ids_needed=False))
 
 
 def digest_of(split: DataSplit) -> str:
@@ -94,7 +94,13 @@ def _expect_nothing_of_files(own: OwnData) -> None:
 
 
 def _part(
-    images: Images, labels: Labels | None, data_id: str, ids: Ids | None, own: OwnData
+    images: Images,
+    labels: Labels | None,
+    data_id: str,
+    ids: Ids | None,
+    own: OwnData,
+    *,
+    ids_needed: bool,
 ) -> ImageSet:
     name = repr(data_id)
     if isinstance(ids, str):
@@ -104,7 +110,7 @@ def _part(
                 "Face Dataset."
             )
         ids = column_of(images, ids)
-    raw, classes_of, known = _raw(images, labels, name, own)
+    raw, classes_of, known = _raw(images, labels, name, own, ids_needed)
     classes = settled(known, own, data_id)
     if classes is None:
         raise ConfigError(
@@ -117,26 +123,27 @@ def _part(
             f"Expected one label per image of {name}, got {len(classes_of)} labels for "
             f"{len(pixels)} images."
         )
+    numbers = to_labels(classes_of, f"the labels of {name}", classes.names)
     return ImageSet(
         name=f"{MEMORY}{data_id}",
         data_id=data_id,
         pixels=pixels,
-        labels=below(to_labels(classes_of, f"the labels of {name}"), classes, f"labels of {name}"),
+        labels=below(numbers, classes, f"labels of {name}"),
         classes=classes.count,
         record_ids=None if ids is None else _ids(ids, name),
         class_names=classes.names,
     )
 
 
-def _raw(images: Images, labels: Labels | None, name: str, own: OwnData) -> Raw:
+def _raw(images: Images, labels: Labels | None, name: str, own: OwnData, ids_needed: bool) -> Raw:
     """Images, labels, and the classes that a data set states itself."""
     if is_hub_dataset(images):
         _expect_no_labels(labels)
-        pictures, found, known = columns_of(images, name)
+        pictures, found, known = columns_of(images, name, ids_needed)
         return _stacked(pictures, name, own), np.asarray(found), known
     if isinstance(images, Dataset):
         _expect_no_labels(labels)
-        pictures, found = _items(images, name)
+        pictures, found = _items(images, name, ids_needed)
         return _stacked(pictures, name, own), np.asarray(found), None
     if labels is None:
         raise ConfigError(
@@ -151,7 +158,7 @@ def _expect_no_labels(labels: Labels | None) -> None:
         raise ConfigError("Expected no labels with a Dataset, which has its own; leave them out.")
 
 
-def _items(dataset: Dataset[Any], name: str) -> tuple[list[Any], list[int]]:
+def _items(dataset: Dataset[Any], name: str, ids_needed: bool) -> tuple[list[Any], list[int | str]]:
     """All (image, label) of a torch `Dataset`, each read once."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise ConfigError(
@@ -165,6 +172,12 @@ def _items(dataset: Dataset[Any], name: str) -> tuple[list[Any], list[int]]:
             raise InvalidDataError(
                 f"Expected items (image, label) of the torch Dataset {name}, got "
                 f"{type(item).__name__}."
+            )
+        if ids_needed and len(item) > 2:
+            raise InvalidDataError(
+                f"Expected items (image, label) of the torch Dataset {name}, got {len(item)} "
+                "values: the others would not be read. If one is an id, pass ids=…, one per image; "
+                "else leave them out."
             )
         images.append(item[0])
         labels.append(item[1].item() if isinstance(item[1], Tensor | np.ndarray) else item[1])
@@ -213,6 +226,8 @@ def _numbers(values: Any, what: str) -> NDArray[Any]:
         found = np.asarray(values)
     except ValueError:
         found = np.empty(0, dtype=object)
+    if found.dtype == object and found.size and all(isinstance(one, str) for one in found.flat):
+        found = found.astype(str)  # as pandas has strings
     if found.dtype == object:
         raise InvalidDataError(f"Expected {what} as numbers of one shape, got Python objects.")
     return found

@@ -18,7 +18,7 @@ from fedtranscribe.data.folders import stacked
 from fedtranscribe.data.imageset import DataSplit, ImageSet
 from fedtranscribe.data.pictures import decode_picture
 from fedtranscribe.data.splits import split_by_id
-from fedtranscribe.data.validation import to_labels
+from fedtranscribe.data.validation import expect_read, to_labels
 from fedtranscribe.errors import (
     ConfigError,
     DataNotFoundError,
@@ -43,7 +43,8 @@ def load_saved_dataset(path: Path, own: OwnData) -> DataSplit:
 
     Images are the column of the type `Image`, labels the one of the type `ClassLabel`, which states
     the classes, too. Where there are several, or labels are plain numbers, the settings name the
-    column. Without a test part one record in five is held out by a fixed hash of its id.
+    column. Without a test part one record in five is held out by a fixed hash of its id. Other
+    splits and columns stay unread, but a column that looks like ids is refused without `id_column`.
 
     Args:
         path: the folder.
@@ -52,7 +53,8 @@ def load_saved_dataset(path: Path, own: OwnData) -> DataSplit:
 
     Raises:
         DataNotFoundError: the package `datasets` is not installed, or there is no split `train`.
-        InvalidDataError: damaged, without pictures, or with labels that are no classes.
+        InvalidDataError: damaged, without pictures, with labels that are no classes, or with ids
+            that nobody names.
         ConfigError: the settings name no column, the wrong one, or other classes.
     """
     if own.ids is not None or own.id_pattern is not None:
@@ -85,9 +87,13 @@ def _read(part: Path, whole: Path, own: OwnData) -> ImageSet:
     try:
         table = _table(part)
         image, label = _columns(table.features, own, where)
+        if own.id_column is None:
+            fix = "Name the column of ids by --id-column, or remove it and save the data again."
+            expect_read(table.features, (image, label), where, fix)
         classes = _classes(table.features[label], own, where)
         images = stacked(_pictures(table, image, own, where), where, own)
-        labels = to_labels(np.asarray(table.with_format(None)[label][:]), f"labels in {where}")
+        values = np.asarray(table.with_format(None)[label][:])
+        labels = to_labels(values, f"labels in {where}", classes.names)
         ids = _ids(table, own.id_column, where)
     except FedtranscribeError:
         raise
@@ -174,7 +180,7 @@ def _classes(feature: Any, own: OwnData, where: str) -> Classes:
     if found is None:
         raise InvalidDataError(
             f"Expected the labels in {where} to have the type ClassLabel, which states the "
-            "classes; cast the column and save the data again, or pass --classes N."
+            "classes; cast the column and save the data again, or pass --classes N or their names."
         )
     return found
 

@@ -15,9 +15,11 @@ def split_by_id(whole: ImageSet) -> DataSplit:
     """
     tested = held_out(whole.ids)
     if tested.all() or not tested.any():
+        records = len(set(whole.ids))
+        alone = f", since all {len(whole)} images have one id" if records == 1 < len(whole) else ""
         raise InvalidDataError(
-            f"Expected more than {len(whole)} records in {whole.name!r} to hold out one in five; "
-            f"pass a separate test part."
+            f"Expected more than {records} record{'s' * (records > 1)} in {whole.name!r} to hold "
+            f"out one in five{alone}; pass a separate test part, or correct the ids."
         )
     rows = torch.arange(len(whole))
     mask = torch.from_numpy(tested)

@@ -5,12 +5,53 @@ not from the largest value seen, or else one record could rescale all others and
 teacher would move with it.
 """
 
+import re
+from collections.abc import Collection, Iterable
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtranscribe.errors import InvalidDataError
+
+# As people call what says which images are of one record: patient_id, SubjectID, mrn.
+_IDS = re.compile(
+    r"(?i:(?<![a-z])(?:[psu]?ids?|mrns?)(?![a-z])|patient|participant|person|subject)"
+    r"|(?<=[a-z])U?I[dD]s?(?![a-z])"
+)
+
+
+def expect_read(
+    names: Iterable[str],
+    read: Collection[str],
+    where: str,
+    fix: str,
+    known: Collection[str] = (),
+) -> None:
+    """Refuse keys, columns or files that are not read, and that are known or look like ids.
+
+    Args:
+        names: of all there are.
+        read: those that are read.
+        where: they are, for the message.
+        fix: what the user can do.
+        known: names that are read in other layouts; a final s and capitals do not matter.
+
+    Raises:
+        InvalidDataError: names them.
+    """
+    near = {name.rstrip("s") for name in known}
+    unread = [
+        name
+        for name in names
+        if name not in read and (name.lower().rstrip("s") in near or _IDS.search(name))
+    ]
+    if unread:
+        raise InvalidDataError(
+            f"Expected {where} without {', '.join(map(repr, unread))}, which would not be read: "
+            f"where ids are overlooked, each image of a patient counts as a record. {fix}"
+        )
 
 
 def to_images(raw: NDArray[np.generic], name: str, depth: int | None = None) -> Tensor:
@@ -25,6 +66,10 @@ def to_images(raw: NDArray[np.generic], name: str, depth: int | None = None) -> 
     Raises:
         InvalidDataError: another shape or type, NaN or infinity, a value out of range.
     """
+    if raw.ndim and len(raw) == 0:
+        raise InvalidDataError(
+            f"Expected at least one record, got none: {name} have the shape {raw.shape}."
+        )
     if raw.ndim not in (3, 4) or 0 in raw.shape:
         raise InvalidDataError(
             f"Expected {name} as [n, h, w], [n, h, w, channels] or [n, channels, h, w], "
@@ -80,21 +125,26 @@ def _to_bytes(raw: NDArray[np.generic], name: str, depth: int | None) -> NDArray
     raise InvalidDataError(f"Expected numeric pixels in {name}, got dtype {raw.dtype}.")
 
 
-def to_labels(raw: NDArray[np.generic], name: str) -> Tensor:
+def to_labels(
+    raw: NDArray[np.generic], name: str, class_names: tuple[str, ...] | None = None
+) -> Tensor:
     """Class numbers as int64 [n].
 
     Args:
-        raw: [n] or [n, 1]; integers, or floats that are whole numbers.
+        raw: [n] or [n, 1]; integers, floats that are whole numbers, or names of classes.
         name: how messages call the array.
+        class_names: as they were stated, in the order of their numbers.
 
     Raises:
-        InvalidDataError: another shape or type, NaN, fractions.
+        InvalidDataError: another shape or type, NaN, fractions, or strings that are no class names.
     """
     flat = raw[:, 0] if raw.ndim == 2 and raw.shape[1] == 1 else raw
     if flat.ndim != 1:
         raise InvalidDataError(
             f"Expected {name} as [n], one class number per image, got shape {raw.shape}."
         )
+    if flat.dtype.kind == "U":
+        return _numbered(flat, name, class_names)
     if np.issubdtype(flat.dtype, np.floating):
         values = flat.astype(np.float64)
         # The bound keeps the conversion to integers exact.
@@ -104,3 +154,21 @@ def to_labels(raw: NDArray[np.generic], name: str) -> Tensor:
     elif not np.issubdtype(flat.dtype, np.integer):
         raise InvalidDataError(f"Expected class numbers in {name}, got dtype {flat.dtype}.")
     return torch.from_numpy(flat.astype(np.int64))
+
+
+def _numbered(flat: NDArray[np.generic], name: str, class_names: tuple[str, ...] | None) -> Tensor:
+    """Names of classes as their numbers; does not say which label is none."""
+    if class_names is None:
+        raise InvalidDataError(
+            f"Expected class numbers in {name}, got strings. State the names of all classes, in "
+            "the order of their numbers: --classes cat,dog, classes=['cat', 'dog'] in Python, or "
+            "the key 'class_names'."
+        )
+    numbers = {called: number for number, called in enumerate(class_names)}
+    found = torch.tensor([numbers.get(label, -1) for label in flat.tolist()], dtype=torch.int64)
+    if bool((found < 0).any()):
+        raise InvalidDataError(
+            f"Expected {name} among the class names {', '.join(map(repr, class_names))}, and a "
+            "label is not; correct the labels, or state the names of all classes."
+        )
+    return found

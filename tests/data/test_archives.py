@@ -3,7 +3,8 @@ import io
 import numpy as np
 import pytest
 
-from fedtranscribe.data import load
+from fedtranscribe.config import OwnData
+from fedtranscribe.data import DrawnFrom, load
 from fedtranscribe.errors import DataNotFoundError, InvalidDataError
 
 
@@ -17,13 +18,16 @@ def arrays(n=40, classes=4, **more):
     }
 
 
+IDS = np.array([f"patient-{i // 2}" for i in range(40)])
+
+
 def saved(tmp_path, content, name="ward.npz"):
     np.savez(tmp_path / name, **content)
     return str(tmp_path / name)
 
 
 def test_one_in_five_is_held_out_by_id(tmp_path):
-    content = arrays(ids=np.array([f"patient-{i // 2}" for i in range(40)]))
+    content = arrays(ids=IDS, val_ids=IDS, note="read by nobody", valid=np.ones(40), grid=7)
     split = load(saved(tmp_path, content))
     assert len(split.train) + len(split.test) == 40
     assert set(split.train.ids).isdisjoint(split.test.ids)
@@ -69,6 +73,14 @@ def test_optional_keys(tmp_path):
         ({"classes": np.array(3)}, r"labels in .*ward\.npz' within 0\.\.2.* --classes"),
         ({"classes": np.array([3, 4])}, "one whole number"),
         ({"ids": np.array(["a"])}, "one value per image"),
+        ({"images": np.zeros((0, 8, 8)), "labels": np.zeros(0, int)}, "one record, got none: ward"),
+        ({"ids": np.array(["a"] * 40)}, "more than 1 record in .* all 40 images have one id"),
+        ({"labels": np.array(["cat"] * 40)}, "key 'class_names'"),
+        ({"test_ids": IDS}, "without 'test_ids', which would not be read: .*'images', 'labels'"),
+        ({"test_labels": np.zeros(40)}, "without 'test_labels'"),
+        ({"train_ids": IDS}, "without 'train_ids'"),
+        ({"id": IDS, "Label": np.zeros(40)}, "without 'id', 'Label'"),
+        *(({key: IDS}, f"without '{key}'") for key in ("patient", "SubjectID", "mrn", "image_ids")),
     ],
 )
 def test_unusable_content_is_refused(tmp_path, changes, words):
@@ -116,6 +128,37 @@ def medmnist_arrays():
     }
 
 
+def test_ids_in_medmnists_layout_are_read(tmp_path):
+    ids = {"train_ids": np.arange(9) // 3, "test_ids": np.array(list("abcde"))}
+    content = {**medmnist_arrays(), **ids, "data_id": np.array("ward 12")}
+    content |= {"drawn_from": np.array("runs/a"), "ids_made": np.array("id_pattern (.)")}
+    path = saved(tmp_path, content, "pneumoniamnist.npz")
+    own = OwnData(classes=3)
+    for name in (path, "medmnist:pneumoniamnist"):
+        train, test = (getattr(load(name, tmp_path, own=own), part) for part in ("train", "test"))
+        assert train.ids == tuple("000111222")
+        assert test.ids == tuple("abcde")
+        assert (train.data_id, train.ids_by) == ("ward 12", "id_pattern (.)")
+        assert train.drawn_from == DrawnFrom("runs/a", None)
+    for key in ("ids", "id", "labels", "train_id", "patient"):
+        saved(tmp_path, {**medmnist_arrays(), key: np.arange(9)}, "other.npz")
+        with pytest.raises(InvalidDataError, match=f"without '{key}', .*'train_ids'"):
+            load(str(tmp_path / "other.npz"))
+
+
+def test_row_numbers_are_lasting_only_in_official_sets_by_name(tmp_path):
+    content = {**medmnist_arrays(), "classes": np.array(2), "val_ids": np.arange(3)}
+    content |= {f"{part}_labels": np.zeros(n) for part, n in (("train", 9), ("test", 5))}
+    names = ["pneumoniamnist", "pneumoniamnist_64", "pneumoniamnist_mine", "toymnist"]
+    paths = {name: saved(tmp_path, content, f"{name}.npz") for name in names}
+    lasting = [name for name in names if not load(f"medmnist:{name}", tmp_path).train.positional]
+    assert lasting == names[:2]
+    assert load("medmnist:pneumoniamnist", tmp_path).train.ids[8] == "pneumoniamnist-train-8"
+    for path in (*paths.values(), f"medmnist:{paths['pneumoniamnist'].removesuffix('.npz')}"):
+        train = load(path, tmp_path).train
+        assert (train.positional, train.ids_by) == (True, "position")
+
+
 def test_medmnist_by_name_or_path_is_the_same_set(tmp_path):
     (tmp_path / "medmnist").mkdir()
     path = saved(tmp_path / "medmnist", medmnist_arrays(), "toymnist.npz")
@@ -132,7 +175,6 @@ def test_a_link_to_a_medmnist_archive_is_no_other_data_set(tmp_path):
     (tmp_path / "alias.npz").symlink_to("store/toymnist.npz")
     split = load(str(tmp_path / "alias.npz"))
     assert split.train.data_id == "medmnist:toymnist"
-    assert split.train.ids[0] == "toymnist-train-0"
     assert load("medmnist:alias", tmp_path).train.data_id == "medmnist:alias", "named, not a path"
 
 

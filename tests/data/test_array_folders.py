@@ -15,6 +15,7 @@ from fedtranscribe.data.stored import StoredPixels
 from fedtranscribe.errors import ConfigError, DataNotFoundError, InvalidDataError
 
 N = 60
+IDS = np.array([f"patient-{i // 2}" for i in range(N)])
 
 
 def arrays(**more):
@@ -22,7 +23,7 @@ def arrays(**more):
     return {
         "images": rng.integers(0, 256, (N, 8, 8), dtype=np.uint8),
         "labels": np.arange(N) % 4,
-        "ids": np.array([f"patient-{i // 2}" for i in range(N)]),
+        "ids": IDS,
         "classes": np.array(4),
         **more,
     }
@@ -54,6 +55,7 @@ def same(one, other):
         {"images": np.zeros((N, 1, 8, 8), dtype=np.uint8)},
         {"data_id": np.array("ward 12"), "class_names": np.array(list("abcd"))},
         {"test_images": np.ones((3, 8, 8), dtype=np.uint8), "test_labels": np.arange(3)},
+        {"labels": np.array(list("abcd") * 15), "class_names": np.array(list("abcd"))},
     ],
 )
 def test_an_unpacked_archive_is_the_same_data_set(tmp_path: Path, more):
@@ -127,7 +129,11 @@ def test_a_whole_set_is_read_only_within_max_gib(tmp_path: Path):
     [
         ({"images": np.zeros((N, 8, 8))}, "as uint8, got float64"),
         ({"images": np.zeros((N, 8), dtype=np.uint8)}, "got shape"),
-        ({"images": np.zeros((0, 8, 8), dtype=np.uint8)}, "got shape"),
+        (
+            {"images": np.zeros((0, 8, 8), np.uint8), "labels": np.zeros(0, int), "ids": IDS[:0]},
+            "Expected at least one record, got none: images",
+        ),
+        ({"patient_id": IDS}, "without 'patient_id', which would not be read"),
         ({"images": np.asfortranarray(np.zeros((N, 8, 8), dtype=np.uint8))}, "Fortran"),
         ({"labels": np.zeros(N - 1, dtype=np.int64)}, "one value per image"),
         ({"labels": np.full(N, 4)}, r"within 0\.\.3"),
@@ -152,6 +158,10 @@ def test_what_is_absent_is_named(tmp_path: Path):
     assert load(str(path), own=OwnData(classes=4)).train.classes == 4
     with pytest.raises(ConfigError, match="--ids"):
         load(str(path), own=OwnData(classes=4, id_pattern="(.)"))
+    (path / "ids.npy").rename(path / "ids.csv")
+    with pytest.raises(InvalidDataError, match=r"without 'ids\.csv'"):
+        load(str(path), own=OwnData(classes=4))
+    (path / "ids.csv").unlink()
     (path / "labels.npy").unlink()
     with pytest.raises(InvalidDataError, match="'labels'"):
         load(str(path), own=OwnData(classes=4))

@@ -18,6 +18,7 @@ LABELS = np.arange(30) % 3
 GREY = np.random.default_rng(0).integers(0, 256, (30, 8, 8), dtype=np.uint8)
 COLOUR = np.random.default_rng(1).integers(0, 256, (30, 8, 8, 3), dtype=np.uint8)
 IDS = [f"patient-{i // 2}" for i in range(30)]
+NAMED = [("cat", "dog", "owl")[label] for label in LABELS]
 
 
 def read(images: Any, labels: Any = LABELS, **others: Any):
@@ -81,6 +82,29 @@ def test_grey_images_are_the_same_in_every_form(images: Any):
 def test_colour_images_are_the_same_in_every_form(images: Any):
     assert whole(read(images)).equal(whole(read(COLOUR)))
     assert read(images).train.channels == 3
+
+
+class Strings:
+    """As a pandas Series has them."""
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return np.array(NAMED, dtype=object)
+
+
+@pytest.mark.parametrize("labels", [NAMED, np.array(NAMED), Strings()])
+def test_labels_may_be_the_stated_names(labels: Any):
+    """Their order is that of the names, whichever labels there are."""
+    names = ("owl", "cat", "dog", "eel")
+    split = read(GREY, labels, own=OwnData(classes=names))
+    numbers = np.array([1, 2, 0])[LABELS]
+    assert split.train.labels.equal(read(GREY, numbers).train.labels)
+    assert (split.train.classes, split.train.class_names) == (4, names)
+
+
+def test_a_label_that_is_no_class_is_not_printed():
+    with pytest.raises(DataError, match="among the class names 'cat', 'dog'") as caught:
+        read(GREY, NAMED, own=OwnData(classes=("cat", "dog")))
+    assert "owl" not in str(caught.value)
 
 
 @pytest.mark.parametrize("labels", [LABELS.tolist(), torch.from_numpy(LABELS), LABELS[:, None]])
@@ -179,6 +203,16 @@ def test_ids_may_be_a_column_of_a_hub_dataset():
         read(hub_dataset(), None, ids="doctor")
 
 
+def test_ids_that_come_with_a_dataset_are_not_overlooked():
+    with pytest.raises(DataError, match=r"without 'patient', .* Pass ids='NAME'"):
+        read(hub_dataset(patient=IDS), None)
+    patients = torch.arange(30) // 2
+    three = TensorDataset(torch.from_numpy(GREY), torch.from_numpy(LABELS), patients)
+    with pytest.raises(DataError, match=r"got 3 values: .* pass ids="):
+        read(three, None)
+    assert whole(read(three, None, ids=IDS, test=three)).equal(whole(read(GREY, test=three)))
+
+
 @pytest.mark.parametrize(
     "own", [{"id_pattern": "p(.*)_"}, {"id_column": "patient"}, {"ids": Path("ids.csv")}]
 )
@@ -216,8 +250,9 @@ NAN[3, 2, 1] = np.nan
         ({"images": GREY[:, :4]}, "square"),
         ({"images": GREY[0]}, "got shape"),
         ({"images": np.zeros((30, 2, 8, 8), np.uint8)}, "1 or 3 channels"),
-        ({"images": GREY[:0], "labels": LABELS[:0]}, "got shape"),
-        ({"images": []}, "got"),
+        ({"images": GREY[:0], "labels": LABELS[:0]}, "at least one record, got none: the images"),
+        ({"images": [], "labels": []}, "at least one record, got none"),
+        ({"ids": ["same"] * 30}, "more than 1 record in .*, since all 30 images have one id"),
         ({"images": [GREY[0], GREY[0, :4]], "labels": [0, 1]}, "one size"),
         ({"images": ["a.png"], "labels": [0]}, "got str"),
         ({"images": "digits"}, "data=…"),
@@ -226,7 +261,7 @@ NAN[3, 2, 1] = np.nan
         ({"labels": LABELS + 1}, r"within 0\.\.2"),
         ({"labels": LABELS - 1}, r"within 0\.\.2"),
         ({"labels": LABELS + 0.5}, "whole"),
-        ({"labels": ["cat"] * 30}, "class numbers"),
+        ({"labels": ["cat"] * 30}, r"got strings\. State the names .* classes=\['cat', 'dog'\]"),
         ({"labels": None}, "Expected labels"),
         ({"own": OwnData()}, "classes=N"),
         ({"ids": IDS[:29]}, "29 ids for 30 images"),

@@ -14,7 +14,7 @@ from fedtranscribe.errors import ConfigError, DataNotFoundError, InvalidDataErro
 datasets = pytest.importorskip("datasets")
 
 NAMES = ["benign", "malignant"]
-PATIENTS = 30
+PATIENTS = [f"p{i % 30}" for i in range(60)]
 
 
 def rows(n=60, side=8, mode="L"):
@@ -27,7 +27,6 @@ def rows(n=60, side=8, mode="L"):
     return {
         "scan": pictures,
         "diagnosis": [i % 2 for i in range(n)],
-        "patient": [f"p{i % PATIENTS}" for i in range(n)],
         "age": [40 + i for i in range(n)],
     }
 
@@ -36,10 +35,12 @@ FEATURES = datasets.Features(
     {
         "scan": datasets.Image(),
         "diagnosis": datasets.ClassLabel(names=NAMES),
-        "patient": datasets.Value("string"),
         "age": datasets.Value("int64"),
     }
 )
+
+
+WITH_PATIENTS = datasets.Features({**FEATURES, "patient": datasets.Value("string")})
 
 
 def dataset(features=FEATURES, **changes):
@@ -61,9 +62,11 @@ def test_columns_are_found_by_their_types(tmp_path):
 
 
 def test_a_column_of_ids_keeps_patients_together(tmp_path):
-    dataset().save_to_disk(tmp_path)
+    dataset(WITH_PATIENTS, patient=PATIENTS).save_to_disk(tmp_path)
+    with pytest.raises(InvalidDataError, match=r"without 'patient', .* by --id-column"):
+        load(str(tmp_path))
     split = load(str(tmp_path), own=OwnData(id_column="patient"))
-    assert {*split.train.ids, *split.test.ids} == {f"p{i}" for i in range(PATIENTS)}
+    assert {*split.train.ids, *split.test.ids} == set(PATIENTS)
     assert set(split.train.ids).isdisjoint(split.test.ids)
     numbered = load(str(tmp_path), own=OwnData(id_column="age"))
     assert "40" in {*numbered.train.ids, *numbered.test.ids}
@@ -103,6 +106,11 @@ def test_what_is_not_clear_is_named_by_the_user(tmp_path):
         load(str(tmp_path / "plain"), own=named)
     stated = named.model_copy(update={"classes": 2})
     assert load(str(tmp_path / "plain"), own=stated).train.classes == 2
+    text = datasets.Features({**FEATURES, "diagnosis": datasets.Value("string")})
+    dataset(text, diagnosis=[NAMES[i % 2] for i in range(60)]).save_to_disk(tmp_path / "text")
+    stated = named.model_copy(update={"classes": tuple(NAMES)})
+    labels = load(str(tmp_path / "text"), own=stated).train.labels
+    assert labels.equal(load(str(tmp_path / "two"), own=named).train.labels)
     with pytest.raises(ConfigError, match="found no 'x' among"):
         load(str(tmp_path / "plain"), own=OwnData(image_column="x"))
     with pytest.raises(ConfigError, match=r"'age' of .* to have the type Image"):
@@ -176,7 +184,8 @@ def test_labels_that_are_missing_are_no_class(tmp_path):
     dataset(diagnosis=[-1] + [0] * 59).save_to_disk(tmp_path)
     with pytest.raises(InvalidDataError, match="and a label is not"):
         load(str(tmp_path))
-    dataset(patient=[None] + ["a"] * 59).save_to_disk(tmp_path / "ids")
+    missing = dataset(WITH_PATIENTS, patient=[None] + ["a"] * 59)
+    missing.save_to_disk(tmp_path / "ids")
     with pytest.raises(InvalidDataError, match="strings or whole numbers in the column 'patient'"):
         load(str(tmp_path / "ids"), own=OwnData(id_column="patient"))
 
