@@ -10,6 +10,7 @@ from fedtranscribe.data.classes import Classes
 from fedtranscribe.data.imageset import DataSplit, ImageSet
 from fedtranscribe.data.npz import keys_of, read_arrays
 from fedtranscribe.errors import DataNotFoundError
+from fedtranscribe.privacy.record_note import OWN, TRAIN_IDS
 
 # Of the official sets, whose sizes share them: pneumoniamnist, pneumoniamnist_64, …
 _SIZES = ("", "_64", "_128", "_224")
@@ -77,9 +78,12 @@ def read_medmnist(path: Path, own: OwnData = UNSTATED, flag: str | None = None) 
 
     def part(which: str) -> ImageSet:
         found = read_part(arrays, path, f"{which}_", classes, own, f"medmnist:{name}")
-        if not official or not found.positional:
-            return found
-        return replace(found, record_ids=tuple(f"{flag}-{which}-{i}" for i in range(len(found))))
+        if not found.positional and found.ids_made == OWN:
+            return replace(found, ids_made=TRAIN_IDS)
+        if official and found.positional:
+            rows = tuple(f"{flag}-{which}-{i}" for i in range(len(found)))
+            return replace(found, record_ids=rows)
+        return found
 
     return DataSplit(part("train"), part("test"))
 

@@ -16,7 +16,7 @@ def split_by_id(whole: ImageSet) -> DataSplit:
     tested = held_out(whole.ids)
     if tested.all() or not tested.any():
         records = len(set(whole.ids))
-        alone = f", since all {len(whole)} images have one id" if records == 1 < len(whole) else ""
+        alone = f", since all {len(whole)} images share one id" if records == 1 < len(whole) else ""
         raise InvalidDataError(
             f"Expected more than {records} record{'s' * (records > 1)} in {whole.name!r} to hold "
             f"out one in five{alone}; pass a separate test part, or correct the ids."

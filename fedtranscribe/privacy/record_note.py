@@ -23,11 +23,15 @@ POSITION, OWN, PATHS, LISTED = "position", "own", "paths", "ids"
 UNSTATED = "unstated"
 """Of teachers of an earlier version, which kept only what was stated: ids of the data, or paths."""
 
+TRAIN_IDS = "key train_ids"
+"""Of an archive in MedMNIST's layout: earlier versions noted its row numbers as `OWN` instead."""
+
 _WORDS = {
     POSITION: "no ids: each image counts as a record",
     OWN: "ids that the data have",
     PATHS: "each image's path as its id",
     LISTED: "ids from the file that ids names",
+    TRAIN_IDS: "ids under the key 'train_ids'",
     UNSTATED: "ids that the data have, or each image's path as its id",
 }
 _ALIKE = {UNSTATED: {OWN, PATHS}, OWN: {UNSTATED}, PATHS: {UNSTATED}}
@@ -73,13 +77,15 @@ def expect_noted(ledger: Path, ids: str) -> None:
     if noted is None or any(alike(one, ids) for one in noted):
         return
     note = note_path(ledger)
+    by_row = OWN in noted and ids in (POSITION, TRAIN_IDS)
+    rows = " (in MedMNIST's layout, earlier versions noted row numbers so)" if by_row else ""
     raise ConfigError(
-        f"Expected records as for the ledger {ledger} before, with {words(noted[0])}; now they "
-        f"come with {words(ids)}, and what was booked hides the former. State ids as before, and "
-        "take teachers that learned with them. If ids are the same, or every record of now lies "
-        f"within one of before, add {json.dumps(ids)} to the list in {note}; from then on ε and "
-        "limit of the ledger hold for the smaller records only. If nothing was booked, and no run "
-        "is under way, remove that file."
+        f"Expected records as for the ledger {ledger} before, with {words(noted[0])}{rows}; "
+        f"now they come with {words(ids)}, and what was booked hides the former. State ids as "
+        "before, and take teachers that learned with them. If ids are the same, or every record of "
+        f"now lies within one of before, add {json.dumps(ids)} to the list in {note}; from then on "
+        "ε and limit of the ledger hold for the smaller records only. If nothing was booked, and "
+        "no run is under way, remove that file."
     )
 
 

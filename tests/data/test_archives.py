@@ -6,6 +6,7 @@ import pytest
 from fedtranscribe.config import OwnData
 from fedtranscribe.data import DrawnFrom, load
 from fedtranscribe.errors import DataNotFoundError, InvalidDataError
+from fedtranscribe.privacy.record_note import TRAIN_IDS
 
 
 def arrays(n=40, classes=4, **more):
@@ -74,7 +75,7 @@ def test_optional_keys(tmp_path):
         ({"classes": np.array([3, 4])}, "one whole number"),
         ({"ids": np.array(["a"])}, "one value per image"),
         ({"images": np.zeros((0, 8, 8)), "labels": np.zeros(0, int)}, "one record, got none: ward"),
-        ({"ids": np.array(["a"] * 40)}, "more than 1 record in .* all 40 images have one id"),
+        ({"ids": np.array(["a"] * 40)}, "more than 1 record in .* all 40 images share one id"),
         ({"labels": np.array(["cat"] * 40)}, "key 'class_names'"),
         ({"test_ids": IDS}, "without 'test_ids', which would not be read: .*'images', 'labels'"),
         ({"test_labels": np.zeros(40)}, "without 'test_labels'"),
@@ -140,6 +141,8 @@ def test_ids_in_medmnists_layout_are_read(tmp_path):
         assert test.ids == tuple("abcde")
         assert (train.data_id, train.ids_by) == ("ward 12", "id_pattern (.)")
         assert train.drawn_from == DrawnFrom("runs/a", None)
+    del content["ids_made"]
+    assert load(saved(tmp_path, content, "toymnist.npz")).train.ids_by == TRAIN_IDS
     for key in ("ids", "id", "labels", "train_id", "patient"):
         saved(tmp_path, {**medmnist_arrays(), key: np.arange(9)}, "other.npz")
         with pytest.raises(InvalidDataError, match=f"without '{key}', .*'train_ids'"):

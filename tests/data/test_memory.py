@@ -252,7 +252,7 @@ NAN[3, 2, 1] = np.nan
         ({"images": np.zeros((30, 2, 8, 8), np.uint8)}, "1 or 3 channels"),
         ({"images": GREY[:0], "labels": LABELS[:0]}, "at least one record, got none: the images"),
         ({"images": [], "labels": []}, "at least one record, got none"),
-        ({"ids": ["same"] * 30}, "more than 1 record in .*, since all 30 images have one id"),
+        ({"ids": ["same"] * 30}, "more than 1 record in .*, since all 30 images share one id"),
         ({"images": [GREY[0], GREY[0, :4]], "labels": [0, 1]}, "one size"),
         ({"images": ["a.png"], "labels": [0]}, "got str"),
         ({"images": "digits"}, "data=…"),

@@ -14,6 +14,7 @@ from fedtranscribe.privacy.record_note import (
     OWN,
     PATHS,
     POSITION,
+    TRAIN_IDS,
     UNSTATED,
     alike,
     expect_noted,
@@ -21,7 +22,7 @@ from fedtranscribe.privacy.record_note import (
     settle,
 )
 
-WAYS = (POSITION, OWN, PATHS, LISTED, UNSTATED, "id_pattern (p.*)_", "id_column patient")
+WAYS = (POSITION, OWN, PATHS, LISTED, UNSTATED, TRAIN_IDS, "id_pattern (p.*)_", "id_column patient")
 
 
 @pytest.fixture
@@ -48,6 +49,14 @@ def test_the_first_way_stays_until_the_holder_adds_another(ledger: Path, first: 
         note_path(ledger).write_text(json.dumps([first, then]))
         settle(ledger, then)
     settle(ledger, first)
+
+
+@pytest.mark.parametrize("ids", [POSITION, TRAIN_IDS])
+def test_row_numbers_that_were_noted_as_ids_are_named(ledger: Path, ids: str):
+    """An earlier version booked each image of an archive in MedMNIST's layout as a record."""
+    settle(ledger, OWN)
+    with pytest.raises(ConfigError, match=f'earlier versions noted row numbers.*add "{ids}"'):
+        settle(ledger, ids)
 
 
 def test_what_was_not_known_is_noted_once_it_is(ledger: Path):

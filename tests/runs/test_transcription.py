@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
 
+import numpy as np
 import pytest
 import torch
 
@@ -23,6 +24,7 @@ from fedtranscribe.privacy.accountant import epsilon
 from fedtranscribe.privacy.calibrate import gaussian_mu
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.record_note import note_path
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.runs import prepare, transcribe
 
@@ -61,6 +63,25 @@ def test_every_mode_runs_to_the_end_and_spends_what_it_says(
     assert result["accuracy"]["student"] >= 0
     events = [json.loads(line) for line in lines]
     assert sum(event["rows"] for event in events) == 40
+
+
+def test_row_numbers_of_an_archive_in_medmnists_layout_have_no_add_remove_figure(
+    tiny_settings: TranscribeSettings, tiny_data: Path, tmp_path: Path
+):
+    """Removing a record would move most of the others to other teachers."""
+    tiny = np.load(tiny_data)
+    own = {f"{part}_{key}": tiny[key] for part in ("train", "test") for key in ("images", "labels")}
+    np.savez(tmp_path / "pneumoniamnist.npz", **own, classes=3)
+    few = {"data": str(tmp_path / "pneumoniamnist.npz"), "shards": 2, "rows": 4}
+    settings = tiny_settings.model_copy(update=few)
+    result = go(settings, tmp_path / "run")
+    assert set(result["sound"]) == {"zero-out", "replace"}
+    path = next(tmp_path.glob("*.ledger.sqlite"))
+    assert note_path(path).read_text() == '["position"]'
+    with Ledger.open_read_only(path) as ledger:
+        costs = [release.costs[Unit.RECORD] for release in ledger.releases()]
+    assert costs
+    assert all(set(cost) == {Adjacency.ZERO_OUT, Adjacency.REPLACE} for cost in costs)
 
 
 def test_a_broken_off_run_goes_on_without_spending_twice(
