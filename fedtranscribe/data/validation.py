@@ -161,8 +161,8 @@ def _numbered(flat: NDArray[np.generic], name: str, class_names: tuple[str, ...]
     if class_names is None:
         raise InvalidDataError(
             f"Expected class numbers in {name}, got strings. State the names of all classes, in "
-            "the order of their numbers: --classes cat,dog, classes=['cat', 'dog'] in Python, or "
-            "the key 'class_names'."
+            "the order of their numbers, by --classes (cat,dog; in Python ['cat', 'dog']) or the "
+            "key 'class_names'."
         )
     numbers = {called: number for number, called in enumerate(class_names)}
     found = torch.tensor([numbers.get(label, -1) for label in flat.tolist()], dtype=torch.int64)

@@ -261,7 +261,7 @@ NAN[3, 2, 1] = np.nan
         ({"labels": LABELS + 1}, r"within 0\.\.2"),
         ({"labels": LABELS - 1}, r"within 0\.\.2"),
         ({"labels": LABELS + 0.5}, "whole"),
-        ({"labels": ["cat"] * 30}, r"got strings\. State the names .* classes=\['cat', 'dog'\]"),
+        ({"labels": ["cat"] * 30}, r"got strings\. State the names .* in Python \['cat', 'dog'\]"),
         ({"labels": None}, "Expected labels"),
         ({"own": OwnData()}, "classes=N"),
         ({"ids": IDS[:29]}, "29 ids for 30 images"),
