@@ -68,6 +68,27 @@ class StatedGuarantee(Part):
         """ε that holds: none for a baseline, and none with seeded noise, whatever was printed."""
         return self.epsilon if self.private else None
 
+    @property
+    def cost(self) -> str:
+        """What a run will cost, with both figures: printed before anything is spent."""
+        formula = ""
+        if self.published is not None:
+            figure = self.published.epsilon
+            prints = "no finite figure" if figure is None else f"{figure:.4g}"
+            formula = f"; the published formula prints {prints}, which is no guarantee"
+        if self.epsilon is None:
+            return f"this run has NO guarantee: ε is infinite{formula}; no ledger books it"
+        others = [
+            f"{adjacency} {value:.4g}"
+            for adjacency, value in self.sound.items()
+            if adjacency is not self.adjacency and value is not None
+        ]
+        return (
+            f"this run costs ε = {self.epsilon:.4g} ({self.unit}, {self.adjacency}, "
+            f"δ = {self.delta:g}, {self.accountant}{'; ' * bool(others)}{', '.join(others)})"
+            f"{formula or '; no published formula counts moments'}"
+        )
+
     def __str__(self) -> str:
         """The headline in one sentence."""
         if self.epsilon is None:

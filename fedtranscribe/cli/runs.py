@@ -1,13 +1,14 @@
 """What commands that make a run share: names are checked first, and its privacy is shown last."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from fedtranscribe.catalogue import expect_data, expect_network
-from fedtranscribe.cli.output import say, show_table
+from fedtranscribe.cli.output import emit_json, say, show_table
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.result import Result, Shown
 from fedtranscribe.result_parts import LedgerFacts, StatedGuarantee
+from fedtranscribe.stage_bars import StageBars
 
 # Classes of a table that a terminal can show.
 _MOST_SHOWN = 12
@@ -39,6 +40,22 @@ def expect_known(*data: str | None, networks: Iterable[str | None] = ()) -> None
     for name in networks:
         if name is not None and not Path(name).is_dir():
             expect_network(name)
+
+
+def print_plan(make: Callable[..., StatedGuarantee], bars: StageBars, *, as_json: bool) -> None:
+    """Print what a run would ask and cost; with `--json` its privacy as `metrics.json` has it.
+
+    Args:
+        make: passes the plan's lines to its argument `say`, and returns the cost.
+        bars: receive the lines of the plan, unless they become JSON.
+        as_json: print one JSON object instead.
+    """
+    lines: list[str] = []
+    cost = make(say=lines.append if as_json else bars.say)
+    if as_json:
+        emit_json({**cost.to_json(), "plan": lines})
+    else:
+        bars.say("nothing was spent; leave out --plan to run it")
 
 
 def show_confusion(shown: Shown) -> None:

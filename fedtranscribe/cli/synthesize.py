@@ -1,11 +1,12 @@
 """`fedtranscribe synthesize`: a differentially private diffusion model of private images."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedtranscribe.cli.options import Json, Out, Resume, SettingsFile
+from fedtranscribe.cli.options import Json, Out, Plan, Resume, SettingsFile
 from fedtranscribe.cli.output import emit, say, say_path
-from fedtranscribe.cli.runs import expect_known, show_privacy
+from fedtranscribe.cli.runs import expect_known, print_plan, show_privacy
 from fedtranscribe.cli.settings_options import settings_options
 from fedtranscribe.config import SynthesizeSettings
 from fedtranscribe.config.sources import layers, new_folder
@@ -20,6 +21,7 @@ Examples:
   fedtranscribe synthesize --epsilon 10                        # packaged digits, dp-promise
   fedtranscribe synthesize --no-noise                          # the same WITHOUT privacy
   fedtranscribe synthesize --pretrain-data shapes --epsilon 1
+  fedtranscribe synthesize --data scans.npz --epsilon 5 --plan  # what a run would train and cost
   fedtranscribe synthesize --method dp-sad --data scans.npz --out runs/scans
   fedtranscribe synthesize --data scans.npz --pretrain-data shapes --labels kmeans
   fedtranscribe synthesize --resume --out runs/scans           # continue an interrupted run
@@ -36,19 +38,23 @@ def synthesize_command(
     out: Out = None,
     config: SettingsFile = None,
     resume: Resume = False,
+    plan: Plan = False,
     as_json: Json = False,
 ) -> None:
     """Run it; the help text is `_EXAMPLES`."""
     started, given = layers(config, out, resume=resume)
     settings = synthesize_settings(typed, given, started)
     expect_known(settings.data)
-    folder = out or new_folder("synthesize")
 
     from fedtranscribe.evaluation.judging import cnn_judge
-    from fedtranscribe.synthesis import prepare, synthesize
+    from fedtranscribe.synthesis import prepare, show_plan, synthesize
 
     with StageBars() as bars:
         prepared = prepare(settings, say=bars.say)
+        if plan:
+            print_plan(partial(show_plan, prepared), bars, as_json=as_json)
+            return
+        folder = out or new_folder("synthesize")
         bars.say(f"run folder: {folder}")
         try:
             shown = synthesize(

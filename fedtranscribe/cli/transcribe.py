@@ -1,12 +1,12 @@
 """`fedtranscribe transcribe`: images in, a differentially private student and generator out."""
 
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fedtranscribe.cli.options import Force, Json, Out, Plan, Resume, SettingsFile
 from fedtranscribe.cli.output import emit, say, say_path, show_table
-from fedtranscribe.cli.runs import expect_known, show_confusion, show_privacy
+from fedtranscribe.cli.runs import expect_known, print_plan, show_confusion, show_privacy
 from fedtranscribe.cli.settings_options import settings_options
 from fedtranscribe.config import TranscribeSettings, build
 from fedtranscribe.config.sources import layers, new_folder
@@ -53,20 +53,15 @@ def transcribe_command(
     # A run that is resumed knows the student by its features' name.
     student = None if settings.features else settings.student
     expect_known(settings.data, networks=(settings.teacher, student))
-    folder = out or new_folder("transcribe")
 
     from fedtranscribe.runs import given_generator, prepare, show_plan, transcribe
 
     with StageBars() as bars:
         prepared = prepare(settings, given_generator(settings, bars))
         if plan:
-            lines: list[str] = []
-            cost = show_plan(prepared, force=force, say=lines.append if as_json else bars.say)
-            if as_json:
-                emit({**asdict(cost), "plan": lines}, as_json=True, title="")
-            else:
-                bars.say("nothing was spent; leave out --plan to run it")
+            print_plan(partial(show_plan, prepared, force=force), bars, as_json=as_json)
             return
+        folder = out or new_folder("transcribe")
         bars.say(f"run folder: {folder}")
         try:
             shown = transcribe(

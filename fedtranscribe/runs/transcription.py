@@ -100,7 +100,9 @@ def transcribe(
         return _run(prepared, run, ledger, progress, say)
 
 
-def show_plan(prepared: Prepared, *, force: bool = False, say: Say = lambda _: None) -> Guarantee:
+def show_plan(
+    prepared: Prepared, *, force: bool = False, say: Say = lambda _: None
+) -> StatedGuarantee:
     """Say what a prepared transcription would ask and cost; nothing is spent or written.
 
     Args:
@@ -109,14 +111,13 @@ def show_plan(prepared: Prepared, *, force: bool = False, say: Say = lambda _: N
         say: receives lines for the user.
 
     Returns:
-        What the run would cost, in its unit under zero-out.
+        What the run would cost, as its result states it.
 
     Raises:
         HopelessPlanError: nothing can be learned, and `force` was not given.
     """
     _say_plan(prepared, say, force=force)
-    _say_cost(prepared, say)
-    return _stated(prepared, prepared.releases)
+    return _say_cost(prepared, say)
 
 
 # ---------------------------------------------------------------- running
@@ -130,19 +131,14 @@ def _say_plan(prepared: Prepared, say: Say, *, force: bool) -> None:
     plan.refuse_if_hopeless(force=force, insist="Add --force")
 
 
-def _say_cost(prepared: Prepared, say: Say) -> None:
+def _say_cost(prepared: Prepared, say: Say) -> StatedGuarantee:
     """Both figures, before anything is spent."""
-    published, stated = prepared.plan.published, _stated(prepared, prepared.releases)
     if prepared.before:
         own = _guaranteed(prepared.settings, prepared.releases)
         say(f"its answers cost ε = {own.epsilon:.4g}, and {_why_counted(prepared)}")
-    formula = "no published formula counts moments"
-    if published is not None:
-        formula = f"the published formula prints {published.epsilon:.4g}, which is no guarantee"
-    say(
-        f"this run costs ε = {stated.epsilon:.4g} ({stated.unit}, {stated.adjacency}, "
-        f"δ = {stated.delta:g}, {stated.accountant}); {formula}"
-    )
+    stated = _guarantee(prepared, private=True)
+    say(stated.cost)
+    return stated
 
 
 def _why_counted(prepared: Prepared) -> str:
@@ -154,11 +150,6 @@ def _why_counted(prepared: Prepared) -> str:
     if seen == these:
         return "the generator was trained on these data"
     return f"the generator was trained on {seen!r}, which shares records with {these!r}"
-
-
-def _stated(prepared: Prepared, releases: tuple[Release, ...]) -> Guarantee:
-    """The headline: what the student has cost, with the generator that it learned from."""
-    return _guaranteed(prepared.settings, (*prepared.before, *releases))
 
 
 def _guaranteed(settings: TranscribeSettings, releases: tuple[Release, ...]) -> Guarantee:
@@ -274,7 +265,7 @@ def _result(prepared: Prepared, run: RunDirectory, holder: Holder, learned: Lear
         method="moments" if settings.source == "moments" else "dpsd",
         run=run.run_id,
         rows=sum(release.rows for release in releases),
-        guarantee=_guarantee(prepared, holder.private),
+        guarantee=_guarantee(prepared, private=holder.private),
         answers=Answers(
             privacy=settings.privacy if plan.teachers else Kind.MOMENTS.value,
             start=Kind.MOMENTS.value if plan.starts and settings.source == "teachers" else None,
@@ -306,10 +297,10 @@ def _result(prepared: Prepared, run: RunDirectory, holder: Holder, learned: Lear
     )
 
 
-def _guarantee(prepared: Prepared, private: bool) -> StatedGuarantee:
-    """What the student cost, with the generator that it learned from."""
-    stated, published = _stated(prepared, prepared.releases), prepared.plan.published
-    spent = [*prepared.before, *prepared.releases]
+def _guarantee(prepared: Prepared, *, private: bool) -> StatedGuarantee:
+    """What the student costs, with the generator that it learned from."""
+    spent, published = (*prepared.before, *prepared.releases), prepared.plan.published
+    stated = _guaranteed(prepared.settings, spent)
     return StatedGuarantee(
         epsilon=stated.epsilon,
         delta=stated.delta,

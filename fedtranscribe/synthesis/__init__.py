@@ -14,7 +14,7 @@ samples      images from a finished one
 """
 
 from fedtranscribe.synthesis.preparation import Prepared, prepare
-from fedtranscribe.synthesis.run import synthesize
+from fedtranscribe.synthesis.run import show_plan, synthesize
 from fedtranscribe.synthesis.training import Trained, Training
 
-__all__ = ["Prepared", "Trained", "Training", "prepare", "synthesize"]
+__all__ = ["Prepared", "Trained", "Training", "prepare", "show_plan", "synthesize"]

@@ -57,6 +57,22 @@ NOT_PRIVATE = "NOT PRIVATE"
 _GRID = 50
 
 
+def show_plan(prepared: Prepared, say: Say = lambda _: None) -> StatedGuarantee:
+    """Say what a prepared synthesis would train and cost; nothing is spent or written.
+
+    Args:
+        prepared: from `prepare`.
+        say: receives lines for the user.
+
+    Returns:
+        What the run would cost, as its result states it.
+
+    Raises:
+        ConfigError: images or labels that the method cannot take.
+    """
+    return _say_plan(prepared, prepared.trainer().caveats(), say)
+
+
 def synthesize(
     prepared: Prepared,
     out: Path,
@@ -89,10 +105,8 @@ def synthesize(
         BudgetExhaustedError: the data's ledger has no room; nothing was booked.
         StorageError, LedgerError: see their classes.
     """
-    for line in (*prepared.plan.words, prepared.memory):
-        say(line)
     trainer = prepared.trainer(noise, bits)
-    _say_cost(prepared, trainer.caveats(), say)
+    _say_plan(prepared, trainer.caveats(), say)
     if not figures_available():
         say("matplotlib is not installed: no figures; pip install 'fedtranscribe[plots]'")
     check_writable(out)
@@ -150,29 +164,16 @@ def opened_ledger(prepared: Prepared, run: str, say: Say = lambda _: None) -> Le
     return open_for_run(prepared.ledger, ids, run, settings.budget, usual, [release], say)
 
 
-def _say_cost(prepared: Prepared, caveats: tuple[str, ...], say: Say) -> None:
-    """Both figures and every caveat, before anything is spent."""
+def _say_plan(prepared: Prepared, caveats: tuple[str, ...], say: Say) -> StatedGuarantee:
+    """What is trained, both figures and every caveat, before anything is spent."""
+    steps = ", ".join(f"{stage} {count:,}" for stage, count in prepared.plan.steps.items())
+    for line in (*prepared.plan.words, f"steps: {steps}", prepared.memory):
+        say(line)
     for caveat in caveats:
         say(f"{NOT_PRIVATE}: {caveat}")
-    cost, published = prepared.cost, prepared.plan.published
-    paper = (
-        f"; the published formula prints {published.epsilon:.4g}, which is no guarantee"
-        if published is not None
-        else ""
-    )
-    if cost.stated is None:
-        say(f"this run has NO guarantee: ε is infinite{paper}; no ledger books it")
-        return
-    stated = cost.stated
-    others = ", ".join(
-        f"{adjacency} {value:.4g}"
-        for adjacency, value in cost.sound.items()
-        if adjacency is not stated.adjacency
-    )
-    say(
-        f"this run costs ε = {stated.epsilon:.4g} ({stated.unit}, {stated.adjacency}, "
-        f"δ = {stated.delta:g}, {stated.accountant}; {others}){paper}"
-    )
+    cost = _guarantee(prepared, caveats)
+    say(cost.cost)
+    return cost
 
 
 # ---------------------------------------------------------------- what came out
