@@ -1,17 +1,25 @@
 """`fedtranscribe simulate`: data holders and server as a Flower app, on one machine, in one go."""
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from fedtranscribe.cli.options import Json, Out, Resume
+from fedtranscribe.cli.options import Json, Out, Plan, Resume
 from fedtranscribe.cli.output import emit, say, say_path, show_table
-from fedtranscribe.cli.runs import show_confusion
+from fedtranscribe.cli.runs import print_plan, show_confusion
 from fedtranscribe.cli.settings_options import about
 from fedtranscribe.config import FederationSettings
 from fedtranscribe.flower.apps import find_app
-from fedtranscribe.flower.simulate import choose, nodes, require_flower, simulate
+from fedtranscribe.flower.simulate import (
+    choose,
+    expect_data,
+    expect_packaged,
+    nodes,
+    require_flower,
+    simulate,
+)
 from fedtranscribe.result import Result, Shown, with_private_scores
 from fedtranscribe.result_parts import StatedGuarantee
 from fedtranscribe.stage_bars import StageBars
@@ -22,6 +30,7 @@ _EXAMPLES = """Simulate a federation: data holders and server as a Flower app, o
 Examples:
   fedtranscribe simulate dirichlet_mnist data=digits            # 5 holders, packaged images
   fedtranscribe simulate dirichlet_mnist data=digits epsilon=5 rows=2000
+  fedtranscribe simulate dirichlet_mnist data=digits noise=secagg --plan  # what it asks and costs
   fedtranscribe simulate dirichlet_cifar10 data-root=~/data --holders 10
   fedtranscribe simulate dirichlet_cifar10 data-root=~/data download=true
   fedtranscribe simulate dirichlet_cifar10 data-root=~/data --num-gpus 0.2  # five share one GPU
@@ -51,6 +60,7 @@ def simulate_command(
     ] = None,
     out: Out = None,
     resume: Resume = False,
+    plan: Plan = False,
     as_json: Json = False,
 ) -> None:
     """Run it; the help text is `_EXAMPLES`."""
@@ -60,6 +70,14 @@ def simulate_command(
     federation = nodes(app, chosen, cpus, num_gpus, workers)
     folder = Path(str(chosen["out"]))
     with StageBars() as bars:
+        if plan:
+            expect_packaged(app)
+            expect_data(app, chosen)
+            from fedtranscribe.flower.simulated import show_plan
+
+            run_config = {**app.defaults, **chosen}
+            print_plan(partial(show_plan, run_config), bars, as_json=as_json)
+            return
         try:
             simulate(app, chosen, federation, bars, bars.say)
         except (KeyboardInterrupt, SystemExit):

@@ -41,15 +41,7 @@ def baseline_result(settings: FederationSettings, run: RunDirectory, accuracy: A
         method=settings.method,
         run=run.run_id,
         rows=0,
-        guarantee=StatedGuarantee(
-            epsilon=None,
-            delta=settings.delta,
-            unit=Unit(settings.unit),
-            adjacency=Adjacency.ZERO_OUT,
-            accountant=None,
-            published=None,
-            private=False,
-        ),
+        guarantee=no_guarantee(settings),
         federation=Federation(
             holders=settings.holders,
             trust="everybody: holders send networks that were trained without privacy",
@@ -59,6 +51,31 @@ def baseline_result(settings: FederationSettings, run: RunDirectory, accuracy: A
         accuracy=accuracy,
         settings=json.loads(settings.model_dump_json(exclude_none=True)),
     )
+
+
+def no_guarantee(settings: FederationSettings) -> StatedGuarantee:
+    """What a baseline costs."""
+    return StatedGuarantee(
+        epsilon=None,
+        delta=settings.delta,
+        unit=Unit(settings.unit),
+        adjacency=Adjacency.ZERO_OUT,
+        accountant=None,
+        published=None,
+        private=False,
+    )
+
+
+def expect_unlabelled(method: str, public: object | None) -> None:
+    """Refuse a method that distils on public images where there are none.
+
+    Raises:
+        ConfigError: FedDF without them.
+    """
+    if method == "feddf" and public is None:
+        raise ConfigError(
+            "Expected public-data with method=feddf: it distils on unlabelled images."
+        )
 
 
 # ---------------------------------------------------------------- at a holder
@@ -154,10 +171,7 @@ def run_baseline(
         ConfigError: FedDF without unlabelled images.
         QuorumError: no holder sent a network.
     """
-    if name == "feddf" and public is None:
-        raise ConfigError(
-            "Expected public-data with method=feddf: it distils on unlabelled images."
-        )
+    expect_unlabelled(name, public)
 
     def tell(stage: str, done: int, total: int) -> None:
         line: dict[str, Any] = {"stage": stage, "done": done, "total": total}
@@ -171,7 +185,7 @@ def run_baseline(
     # Both start from the mean of the networks, as FedDF does.
     load_mean(student, networks, examples)
     if name == "feddf":
-        assert public is not None  # refused above
+        assert public is not None  # expect_unlabelled refuses that
         distil(student, networks, public, settings, settings.distil_steps, rng)
         tell("distillation", 1, 1)
     else:

@@ -16,7 +16,7 @@ from fedtranscribe.catalogue import expect_root
 from fedtranscribe.config.sources import new_folder
 from fedtranscribe.errors import ConfigError, SimulationError, StorageError
 from fedtranscribe.files import unwritable
-from fedtranscribe.flower.apps import App, Scalar
+from fedtranscribe.flower.apps import App, Scalar, known_apps
 from fedtranscribe.flower.run_files import ERROR, LOG, Tail, raise_mistake
 from fedtranscribe.result import METRICS
 from fedtranscribe.tracking import PROGRESS
@@ -132,6 +132,20 @@ def expect_data(app: App, chosen: Mapping[str, Scalar]) -> None:
     asked = {**app.defaults, **chosen}
     if "data" in asked:
         expect_root(str(asked["data"]), asked.get("data-root"))
+
+
+def expect_packaged(app: App) -> None:
+    """Refuse to plan for an app whose code may ask anything.
+
+    Raises:
+        ConfigError: names those that can be planned for.
+    """
+    known = known_apps()
+    if app.folder not in {folder.resolve() for folder in known.values()}:
+        raise ConfigError(
+            f"Expected a packaged app with --plan, got {app.folder}: only its own code knows what "
+            f"it asks. Those with a plan: {', '.join(sorted(known)) or 'none are installed'}."
+        )
 
 
 def nodes(

@@ -3,30 +3,35 @@
 import logging
 import math
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
+from fedtranscribe.catalogue import expect_network
 from fedtranscribe.config import PUBLIC_SHAPES, FederationSettings
-from fedtranscribe.data import DataSplit, NamedData, is_published, load_public
+from fedtranscribe.data import DataSplit, ImageSet, NamedData, is_published, load_public
 from fedtranscribe.errors import QuorumError
 from fedtranscribe.evaluation.judging import cnn_judge
+from fedtranscribe.flower.apps import Scalar
 from fedtranscribe.flower.baselines import (
     answer_training,
     baseline_result,
+    expect_unlabelled,
     holder_of,
+    no_guarantee,
     run_baseline,
 )
 from fedtranscribe.flower.client_app import make_client_app
 from fedtranscribe.flower.over_flower import Address, OverFlower
-from fedtranscribe.flower.run_config import make_server_app
+from fedtranscribe.flower.run_config import make_server_app, settings_from
 from fedtranscribe.flower.simulated_holder import open_simulated, simulated_part
 from fedtranscribe.models import Classifier, build, pick_device, save_network
 from fedtranscribe.models.inference import accuracy
 from fedtranscribe.result import Result
-from fedtranscribe.result_parts import Accuracy
+from fedtranscribe.result_parts import Accuracy, StatedGuarantee
 from fedtranscribe.run_directory import STUDENT, RunDirectory
 from fedtranscribe.runs.federate import federate
 from fedtranscribe.runs.learning import HeldOut
@@ -37,9 +42,11 @@ from fedtranscribe.runs.simulation import (
     load_data,
     partitions,
 )
+from fedtranscribe.runs.simulation import show_plan as plan_private
 from fedtranscribe.runs.single_node import TRAINERS, train_at_holders
-from fedtranscribe.runs.student_side import build_student_side, public_images
+from fedtranscribe.runs.student_side import StudentSide, build_student_side, public_images
 from fedtranscribe.teachers import Ensemble, ensemble_accuracy
+from fedtranscribe.text import counted
 from fedtranscribe.tracking import Tracker, check_tracking
 
 log = logging.getLogger(__name__)
@@ -73,13 +80,8 @@ def simulated_server_app(name: str) -> ServerApp:
 
 def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
     log.info("run folder: %s", out)
-    check_tracking(settings)
-    split = load_data(settings)
-    # Too few records for the holders are found here, before a worker stumbles over them.
-    partitions(settings, split.train)
-    _refuse_private_images(settings, NamedData.of(settings.data, split))
+    settings, split, _ = _prepared(settings)
     starting = RunDirectory.resume if settings.resume else RunDirectory.create
-    settings = with_features(settings.settled(), split.train.size)
     run = starting(out, settings)
     wanted = settings.with_generator and settings.method == "feddpsd"
     if run.finished and not run.lacks_generator(wanted=wanted):
@@ -124,6 +126,54 @@ def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
     log.info("results, networks and figures: %s", out)
 
 
+def show_plan(run_config: Mapping[str, Scalar], say: Callable[[str], None]) -> StatedGuarantee:
+    """Say what a packaged app would ask and cost; nothing is started, trained, spent or written.
+
+    Args:
+        run_config: of the app, as `App.settings` checks it, with its defaults.
+        say: receives lines for the user.
+
+    Returns:
+        What the run would cost, as its result states it.
+
+    Raises:
+        FedtranscribeError: as the run before anybody is asked.
+    """
+    settings, split, parts = _prepared(settings_from(run_config))
+    if settings.method in ("feddpsd", *TRAINERS):
+        return plan_private(settings, parts, say)
+    _baseline_side(settings, split)
+    say(f"method={settings.method} has NO privacy: holders send their networks")
+    steps, rounds = settings.baseline.local_steps, settings.baseline.rounds
+    if settings.method != "fedavg":  # all rounds' steps in one
+        steps, rounds = steps * rounds, 1
+    say(
+        f"each of {counted(settings.holders, 'holder')} trains {steps:,} steps in each of "
+        f"{counted(rounds, 'round')}"
+    )
+    cost = no_guarantee(settings)
+    say(cost.cost)
+    return cost
+
+
+def _prepared(
+    settings: FederationSettings,
+) -> tuple[FederationSettings, DataSplit, list[ImageSet]]:
+    """Settings as a run stores them, its data, and each holder's part.
+
+    Raises:
+        FedtranscribeError: settings, records or public images that cannot be used.
+    """
+    check_tracking(settings)
+    if settings.method == "feddpsd":
+        expect_network(settings.teacher)
+    split = load_data(settings)
+    # Too few records for the holders are found here, before a worker stumbles over them.
+    parts = partitions(settings, split.train)
+    _refuse_private_images(settings, NamedData.of(settings.data, split))
+    return with_features(settings.settled(), split.train.size), split, parts
+
+
 def _formula(result: Result) -> float:
     """What the paper's formula prints; infinite where it has no value."""
     published = result.guarantee.published
@@ -154,13 +204,8 @@ def _serve_baseline(
     split: DataSplit,
 ) -> None:
     log.warning("method=%s has NO privacy: holders send their networks", settings.method)
-    train, device = split.train, pick_device(settings.device)
     report = Tracker(run.path, settings)
-    private = NamedData.of(settings.data, split)
-    public = public_images(settings, train.channels, train.size, private)
-    shape = train.classes, train.channels, train.size
-    # The generator of DENSE sees no public images: it is data-free.
-    side = build_student_side(settings, *shape, None, device)
+    public, side = _baseline_side(settings, split)
 
     def evaluate(network: Classifier) -> float:
         return accuracy(network, split.test.blocks(), split.test.labels)
@@ -188,6 +233,24 @@ def _serve_baseline(
     result.write(run.path)
     log.info("method=%s is done; its student is NOT private", settings.method)
     log.info("results: %s", run.path)
+
+
+def _baseline_side(
+    settings: FederationSettings, split: DataSplit
+) -> tuple[ImageSet | None, StudentSide]:
+    """Public images of a baseline, and its networks before any training.
+
+    Raises:
+        ConfigError: FedDF without unlabelled images, or images that no generator makes.
+    """
+    train, private = split.train, NamedData.of(settings.data, split)
+    public = public_images(settings, train.channels, train.size, private)
+    expect_unlabelled(settings.method, public)
+    shape = train.classes, train.channels, train.size
+    # The generator of DENSE sees no public images: it is data-free.
+    side = build_student_side(settings, *shape, None, pick_device(settings.device))
+    _ = side.network  # refuses sizes that it cannot make
+    return public, side
 
 
 def _addresses(grid: Grid, holders: int) -> list[Address]:

@@ -94,18 +94,12 @@ class Node:
     @property
     def facts(self) -> Capabilities:
         """What is public about the holder; messages are held against it before they are read."""
-        policy = self.policy
-        return Capabilities(
-            name=self.name,
-            **vars(self._facts()),
-            kinds=tuple(kind for kind in policy.answered if kind in self._statistics),
-            noise=policy.noise,
-            rows_per_message=policy.rows_per_message,
-            rows_per_run=policy.rows_per_run,
-            dropouts=policy.dropouts,
-            colluders=policy.colluders,
+        return self.policy.capabilities(
+            self.name,
+            self._facts(),
+            self._statistics,
             masks=self._masking is not None,
-            trainers=policy.trainings if self._trainings is not None else (),
+            trains=self._trainings is not None,
         )
 
     def expect(

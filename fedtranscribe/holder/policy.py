@@ -3,10 +3,12 @@
 The holder writes it, its node enforces it, and nothing that a server sends can change it.
 """
 
+from collections.abc import Collection
 from typing import Literal
 
 from pydantic import Field
 
+from fedtranscribe.capabilities import Capabilities, Facts
 from fedtranscribe.config import Settings
 from fedtranscribe.errors import BudgetExhaustedError
 from fedtranscribe.privacy.budget import Budget
@@ -78,6 +80,31 @@ class HolderPolicy(Settings):
     def budget(self) -> Budget:
         """The limit as the ledger keeps it."""
         return Budget(self.epsilon, self.delta, self.unit, Adjacency.ZERO_OUT)
+
+    def capabilities(
+        self, name: str, facts: Facts, kinds: Collection[Kind], *, masks: bool, trains: bool
+    ) -> Capabilities:
+        """What a holder under this policy states to a server.
+
+        Args:
+            name: of the holder.
+            facts: what is public about its private side.
+            kinds: that it can answer.
+            masks: whether it has a key and a roster for masked sums.
+            trains: whether it can carry out private trainings.
+        """
+        return Capabilities(
+            name=name,
+            **vars(facts),
+            kinds=tuple(kind for kind in self.answered if kind in kinds),
+            noise=self.noise,
+            rows_per_message=self.rows_per_message,
+            rows_per_run=self.rows_per_run,
+            dropouts=self.dropouts,
+            colluders=self.colluders,
+            masks=masks,
+            trainers=self.trainings if trains else (),
+        )
 
     def check(self, query: Query, plan: NoisePlan, rows_before: int) -> None:
         """Refuse what is not allowed; looks at public values only.

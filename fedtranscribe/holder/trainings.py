@@ -110,6 +110,16 @@ class Trainings:
         own = {"data": self._records().name, "ledger": self._ledger, "device": self._device}
         return build(SynthesizeSettings, {**asked, **own})
 
+    def prepare(self, settings: SynthesizeSettings) -> Prepared:
+        """Plan a training on the holder's records; nothing is written or spent.
+
+        Raises:
+            ConfigError: settings that make no sense for the records.
+        """
+        records = self._records()
+        # Held-out images play no part at a holder: it is measured where the network goes.
+        return prepare(settings, DataSplit(records, records), asked_by_server=True)
+
     def knows(self, run: str) -> bool:
         """Whether a training of this run has begun here."""
         return (self._folder_of(run) / "config.toml").exists()
@@ -176,11 +186,10 @@ class Trainings:
         return opened
 
     def _open(self, run: str, settings: SynthesizeSettings) -> _Open:
-        path, records = self._folder_of(run), self._records()
+        path = self._folder_of(run)
         # Before the noise is looked for, which may take a minute.
         known = RunDirectory.resume(path, settings) if self.knows(run) else None
-        # Held-out images play no part at a holder: it is measured where the network goes.
-        prepared = prepare(settings, DataSplit(records, records), asked_by_server=True)
+        prepared = self.prepare(settings)
         if known is None:
             with self._open_ledger() as ledger:
                 assert prepared.plan.release is not None

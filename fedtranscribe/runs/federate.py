@@ -2,7 +2,8 @@
 
 import json
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -12,6 +13,8 @@ from fedtranscribe.config import FederationSettings
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.files import write_atomically
 from fedtranscribe.mechanisms import NoiseSource
+from fedtranscribe.models import pick_device
+from fedtranscribe.privacy.run_ledger import Say
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.query import Kind
 from fedtranscribe.reading import read_json
@@ -24,9 +27,9 @@ from fedtranscribe.result_parts import (
     PublishedFigure,
     StatedGuarantee,
 )
-from fedtranscribe.rounds.plan import Plan
+from fedtranscribe.rounds.plan import Charged, Plan
 from fedtranscribe.rounds.planning import KINDS, Asked, make_plan
-from fedtranscribe.rounds.roster import against_start, enrol, starts
+from fedtranscribe.rounds.roster import Told, against_start, enrol, starts
 from fedtranscribe.rounds.server import Outcome
 from fedtranscribe.rounds.transport import Transport
 from fedtranscribe.run_directory import RunDirectory
@@ -39,9 +42,11 @@ from fedtranscribe.runs.learning import (
     learn,
     mixture_facts,
     needs_network,
+    with_student,
 )
 from fedtranscribe.runs.public_features import public_features
-from fedtranscribe.runs.student_side import public_images
+from fedtranscribe.runs.student_side import build_student_side, public_images
+from fedtranscribe.text import counted
 from fedtranscribe.tracking import Report, ignore
 
 log = logging.getLogger(__name__)
@@ -80,21 +85,13 @@ def federate(
         QuorumError, HopelessPlanError, ConfigError: before any holder has spent anything.
         QuorumError: in a round; the run can be resumed.
     """
-    mode, kind = NoiseMode(settings.noise), KINDS[settings.privacy]
     against_start(settings)
     if run.finished:
         roster = _stored_roster(run)  # only its generator is missing, and nobody is asked
     else:
         # A resumed run needs the transport to know its holders as well.
-        roster = _roster(run, enrol(transport.capabilities(), settings, kind, expected))
-    start, why_not = starts(settings, roster)
-    plan = make_plan(Asked(settings, kind, mode, settings.dropouts, start=start), roster)
-    expect_generator(settings, plan)
-    masks = f"trust: {plan.trust}" if mode is NoiseMode.SECAGG else ""
-    for words in (why_not, plan.words, plan.forecast.words, masks):
-        if words:
-            log.info("%s", words)
-    plan.refuse_if_hopeless(force=settings.force, insist="Set force=true")
+        roster = _roster(run, _enrolled(settings, transport.capabilities(), expected))
+    plan = _plan(settings, roster, lambda words: log.info("%s", words))
     # Where this machine knows the records, its app has compared them before anybody was asked.
     facts, shapes = plan.facts, needs_network(settings, plan)
     public = public_images(settings, facts.channels, facts.size, None, shapes=shapes)
@@ -119,12 +116,82 @@ def federate(
         result = Result.read(run.path)
     else:
         private = transport.private and (noise is None or noise.private)
-        result = _result(settings, run, plan, learned, test, transport.payload, private)
+        result = _result(settings, run, plan, learned, test, transport.payload, private=private)
         result.write(run.path)
     if settings.with_generator:
         names = None if test is None else test.images.class_names
         finish_generator(learned.method, run, progress, names)
     return result
+
+
+def show_plan(
+    settings: FederationSettings, capabilities: Told, *, expected: int, say: Say = lambda _: None
+) -> StatedGuarantee:
+    """Say what a federated run would ask and cost; nobody is asked.
+
+    Args:
+        settings: of the run.
+        capabilities: what holders state, by name.
+        expected: how many holders there should be.
+        say: receives lines for the user.
+
+    Returns:
+        What the run would cost, as its result states it.
+
+    Raises:
+        QuorumError, HopelessPlanError, ConfigError: as `federate`.
+    """
+    against_start(settings)
+    plan = _plan(settings, _enrolled(settings, capabilities, expected), say)
+    say(_asked(settings, plan))
+    # What the server would make first is refused here as there.
+    shape = plan.facts.channels, plan.facts.size
+    public_images(settings, *shape, None, shapes=False)
+    student, device = with_student(settings, plan), pick_device(settings.device)
+    build_student_side(student, plan.facts.classes, *shape, None, device, fresh=False)
+    whole = {name: [part.rows for part in plan.parts] for name in plan.roster}
+    cost = _guarantee(settings, plan, whole, private=True)
+    say(cost.cost)
+    return cost
+
+
+def _enrolled(
+    settings: FederationSettings, capabilities: Told, expected: int
+) -> dict[str, Capabilities]:
+    return enrol(capabilities, settings, KINDS[settings.privacy], expected)
+
+
+def _plan(settings: FederationSettings, roster: Mapping[str, Capabilities], say: Say) -> Plan:
+    """The plan for a roster, said line by line and refused where it is hopeless."""
+    mode, kind = NoiseMode(settings.noise), KINDS[settings.privacy]
+    start, why_not = starts(settings, roster)
+    plan = make_plan(Asked(settings, kind, mode, settings.dropouts, start=start), roster)
+    expect_generator(settings, plan)
+    for words in (why_not, plan.words, plan.forecast.words, f"trust: {plan.trust}"):
+        if words:
+            say(words)
+    plan.refuse_if_hopeless(force=settings.force, insist="Set force=true")
+    return plan
+
+
+def _asked(settings: FederationSettings, plan: Plan) -> str:
+    """How often each holder is asked, for what, and under which noise."""
+    holders, asked, stds = len(plan.roster), [], []
+    sums = [part.combined_std(holders) for part in plan.parts if part.kind.sums]
+    rounds = len(sums)
+    if sums:
+        asked.append(f"{counted(len(sums), 'noisy sum')} over its records")
+        stds.append(f"{min(sums):.4g} to {max(sums):.4g} on the sums of all holders")
+    if (part := plan.teachers) is not None:
+        rounds += math.ceil(part.rows / settings.dpsd.round_rows)
+        asked.append(f"{part.rows:,} rows of its teachers (privacy={settings.privacy})")
+        if plan.noise_std is not None:
+            stds.append(f"{part.combined_std(holders):.4g} on the mean row of all holders")
+    noise = f", std {' and '.join(stds)}" if stds else ""
+    return (
+        f"each of {counted(holders, 'holder')} is asked for {' and '.join(asked)}, in "
+        f"{counted(rounds, 'round')}; noise={plan.noise.mode}{noise}"
+    )
 
 
 def _result(
@@ -134,6 +201,7 @@ def _result(
     learned: Learned,
     test: HeldOut | None,
     payload: int,
+    *,
     private: bool,
 ) -> Result:
     outcome, curve = learned.outcome, learned.outcome.curve
@@ -141,7 +209,7 @@ def _result(
         method=settings.method,
         run=run.run_id,
         rows=outcome.rows,
-        guarantee=_guarantee(settings, plan, outcome, private),
+        guarantee=_guarantee(settings, plan, outcome.standing.rows, private=private),
         answers=Answers(
             privacy=settings.privacy if plan.teachers else Kind.MOMENTS.value,
             start=Kind.MOMENTS.value if plan.starts else None,
@@ -209,9 +277,9 @@ def _capabilities(facts: dict[str, Any]) -> Capabilities:
 
 
 def _guarantee(
-    settings: FederationSettings, plan: Plan, outcome: Outcome, private: bool
+    settings: FederationSettings, plan: Plan, rows: Charged, *, private: bool
 ) -> StatedGuarantee:
-    rows, unit, published = outcome.standing.rows, Unit(settings.unit), plan.published
+    unit, published = Unit(settings.unit), plan.published
 
     def stated(unit: Unit, adjacency: Adjacency) -> float | None:
         found = plan.guarantee(rows, unit, adjacency)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -32,6 +32,8 @@ from fedtranscribe.rounds.transport import Transport
 from fedtranscribe.run_directory import GENERATOR, STUDENT, RunDirectory
 from fedtranscribe.runs.student_side import StudentSide, build_student_side
 from fedtranscribe.tracking import Progress, Report, ignore, silent
+
+S = TypeVar("S", bound=StudentSettings)
 
 # Images of a figure, and out of how many they are picked.
 _GRID, _POOL = 50, 200
@@ -105,6 +107,14 @@ def expect_generator(settings: StudentSettings, plan: Plan) -> None:
     )
 
 
+def with_student(settings: S, plan: Plan) -> S:
+    """The settings with the student that a plan's sums set, where it asks for any."""
+    if not plan.starts:
+        return settings
+    student = features_for(settings.student, plan.facts.channels)
+    return settings.model_copy(update={"student": student})
+
+
 def learn(
     settings: StudentSettings,
     rounds: RoundSettings,
@@ -146,9 +156,7 @@ def learn(
             f"Expected held-out images of at most {facts.classes} classes, as the holders have, "
             f"got {test.images.classes} in {test.images.name!r}; name another data set."
         )
-    if plan.starts:
-        student = features_for(settings.student, facts.channels)
-        settings = settings.model_copy(update={"student": student})
+    settings = with_student(settings, plan)
     side = build_student_side(
         settings,
         facts.classes,

@@ -32,15 +32,24 @@ from fedtranscribe.holder.trainings import Trainings
 from fedtranscribe.mechanisms import BitSource, NoiseSource
 from fedtranscribe.models import pick_device
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.run_ledger import Say
 from fedtranscribe.privacy.units import NoiseMode, Unit
+from fedtranscribe.query import Kind
+from fedtranscribe.result_parts import StatedGuarantee
 from fedtranscribe.rounds.roster import against_start
+from fedtranscribe.runs.federate import show_plan as show_federated
 from fedtranscribe.runs.picking import training_mode
+from fedtranscribe.runs.pooled import largest
 from fedtranscribe.runs.preparation import make_manifest
 from fedtranscribe.runs.public_features import given_backbones
-from fedtranscribe.runs.single_node import TRAINERS
+from fedtranscribe.runs.single_node import TRAINERS, asked_of, training_holders
 from fedtranscribe.secagg.key_files import SUFFIX, Identity, new_pair
 from fedtranscribe.statistics import Moments, of_records, of_teachers
+from fedtranscribe.synthesis import show_plan as show_training
 from fedtranscribe.teachers import Ensemble, Manifest, train_teachers
+from fedtranscribe.text import counted
+
+_LEDGER = "ledger.sqlite"
 
 # What simulated holders bear in masked sums, unless the settings say otherwise.
 _DROPOUTS, _COLLUDERS = 1, 1
@@ -104,36 +113,14 @@ def open_holder(
         moments: of these records, from an earlier run that has computed their features.
     """
     policy = policy or policy_of(settings)
-    ledger = folder / "ledger.sqlite"
-    open_ledger = partial(Ledger.open, ledger, part.data_id, policy.budget)
+    open_ledger = partial(Ledger.open, folder / _LEDGER, part.data_id, policy.budget)
     if settings.method in TRAINERS:
-        trainings = Trainings(
-            lambda: part,
-            ledger,
-            open_ledger,
-            folder / "trainings",
-            settings.device,
-            least_seconds=0.0,
-            noise=noise,
-            bits=bits,
-        )
+        trainings = _trainings(settings, part, folder, policy, noise, bits)
         return Node(
             holder_name(number), {}, trainings.facts, policy, open_ledger, trainings=trainings
         )
-    device = pick_device(settings.device)
-    mode = settings.teacher_mode
-    if mode == "auto":
-        mode = training_mode(settings.teacher, None)
-    described = TranscribeSettings(
-        teacher=settings.teacher,
-        data=part.name,
-        # Each holder's teachers start from weights of their own, as strangers' would.
-        seed=settings.seed * 1_000 + number,
-        teachers=settings.teachers,
-    )
-    manifest = make_manifest(described, part, settings.shards, mode)
-    backbones = given_backbones(settings)
-    teachers = TrainedWhenAsked(part, manifest, folder / "teachers", device, backbones.names)
+    device, backbones = pick_device(settings.device), given_backbones(settings)
+    teachers = _teachers(settings, part, number, folder, backbones.names)
     if against_start(settings) or settings.teachers_share:
         teachers.train()
     sums = of_records(part, device, folder, moments, backbones=backbones)
@@ -147,6 +134,99 @@ def open_holder(
         bits=bits,
         masking=_masking(settings, number, folder) if settings.noise == NoiseMode.SECAGG else None,
     )
+
+
+def show_plan(
+    settings: FederationSettings, parts: list[ImageSet], say: Say = lambda _: None
+) -> StatedGuarantee:
+    """Say what a private simulation would ask and cost; nobody is asked, nothing is written.
+
+    Args:
+        settings: of the simulation, with `with_features`.
+        parts: each holder's records.
+        say: receives lines for the user.
+
+    Returns:
+        What the run would cost, as its result states it.
+
+    Raises:
+        QuorumError, HopelessPlanError, ConfigError: as the run.
+    """
+    policy, names = policy_of(settings), [holder_name(i) for i in range(len(parts))]
+    records = ", ".join(f"{len(part):,}" for part in parts)
+    say(
+        f"{counted(len(parts), 'holder')} with records: {records}; each has a new ledger, with "
+        f"room for ε = {policy.epsilon:g} ({policy.unit})"
+    )
+    nowhere = Path()  # nothing is written there
+    if settings.method in TRAINERS:
+        trainings = {
+            name: _trainings(settings, part, nowhere, policy)
+            for name, part in zip(names, parts, strict=True)
+        }
+        roster = {
+            name: policy.capabilities(name, own.facts(), (), masks=False, trains=True)
+            for name, own in trainings.items()
+        }
+        costs = []
+        for name in training_holders(roster, settings):
+            say(f"{name} trains a network of its own:")
+            own = trainings[name]
+            costs.append(show_training(own.prepare(own.settings(asked_of(settings))), say))
+        if len(costs) == 1:
+            return costs[0]
+        cost = largest(costs)
+        say(f"no record is with two holders, so the largest ε counts: {cost.epsilon:.4g}")
+        return cost
+    backbones, masks = given_backbones(settings), settings.noise == NoiseMode.SECAGG
+    roster = {}
+    for number, (name, part) in enumerate(zip(names, parts, strict=True)):
+        facts = _teachers(settings, part, number, nowhere, backbones.names).facts
+        roster[name] = policy.capabilities(name, facts, tuple(Kind), masks=masks, trains=False)
+    return show_federated(settings, roster, expected=settings.holders, say=say)
+
+
+def _trainings(
+    settings: FederationSettings,
+    part: ImageSet,
+    folder: Path,
+    policy: HolderPolicy,
+    noise: NoiseSource | None = None,
+    bits: BitSource | None = None,
+) -> Trainings:
+    ledger = folder / _LEDGER
+    return Trainings(
+        lambda: part,
+        ledger,
+        partial(Ledger.open, ledger, part.data_id, policy.budget),
+        folder / "trainings",
+        settings.device,
+        least_seconds=0.0,
+        noise=noise,
+        bits=bits,
+    )
+
+
+def _teachers(
+    settings: FederationSettings,
+    part: ImageSet,
+    number: int,
+    folder: Path,
+    features: tuple[str, ...],
+) -> "TrainedWhenAsked":
+    mode = settings.teacher_mode
+    if mode == "auto":
+        mode = training_mode(settings.teacher, None)
+    described = TranscribeSettings(
+        teacher=settings.teacher,
+        data=part.name,
+        # Each holder's teachers start from weights of their own, as strangers' would.
+        seed=settings.seed * 1_000 + number,
+        teachers=settings.teachers,
+    )
+    manifest = make_manifest(described, part, settings.shards, mode)
+    device = pick_device(settings.device)
+    return TrainedWhenAsked(part, manifest, folder / "teachers", device, features)
 
 
 class TrainedWhenAsked:
@@ -215,7 +295,7 @@ def _masking(settings: FederationSettings, number: int, folder: Path) -> Masking
                 write_atomically(keys / name, secret)
                 write_atomically(keys / f"{name}{SUFFIX}", public)
     identity = Identity.read(holder_name(number), keys / holder_name(number), keys)
-    return Masking(identity, RoundStore(folder / "ledger.sqlite.rounds"))
+    return Masking(identity, RoundStore(folder / f"{_LEDGER}.rounds"))
 
 
 def holders_folder(run: Path) -> Path:

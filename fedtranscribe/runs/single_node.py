@@ -23,6 +23,7 @@ from fedtranscribe.reading import read_json
 from fedtranscribe.refusals import Refusal, RefusalCode
 from fedtranscribe.result import Result
 from fedtranscribe.result_parts import Federation
+from fedtranscribe.rounds.roster import Told
 from fedtranscribe.rounds.transport import Transport
 from fedtranscribe.run_directory import RunDirectory
 from fedtranscribe.runs.pooled import Tested, keep, pool
@@ -89,7 +90,7 @@ def train_at_holders(
         ConfigError, HopelessPlanError: a holder refused.
         ProtocolError: what one sent cannot be read, or does not fit the others' networks.
     """
-    holders = _fixed(run, _able(transport.capabilities(), settings), settings)
+    holders = _fixed(run, transport.capabilities(), settings)
     log.info("%s with %s", settings.method, ", ".join(holders))
     asked = asked_of(settings)
 
@@ -133,27 +134,28 @@ def asked_of(settings: FederationSettings) -> dict[str, Any]:
     return {**chosen, **own}
 
 
-def _able(told: dict[str, Any], settings: FederationSettings) -> list[str]:
+def _able(capabilities: Told, settings: FederationSettings) -> list[str]:
     return [
         name
-        for name, facts in sorted(told.items())
+        for name, facts in sorted(capabilities.items())
         if isinstance(facts, Capabilities) and settings.method in facts.trainers
     ]
 
 
-def _fixed(run: RunDirectory, able: list[str], settings: FederationSettings) -> list[str]:
+def _fixed(run: RunDirectory, capabilities: Told, settings: FederationSettings) -> list[str]:
     """Who trains: settled when the run first starts, because another holder would pay anew."""
     path = run.path / TRAINING_HOLDERS
     if not path.exists():
-        chosen = _chosen(able, settings)
-        told = {"holders": chosen}
-        expect_allowed(TRAINING_HOLDERS, told)
-        write_atomically(path, json.dumps(told, indent=2).encode())
+        chosen = training_holders(capabilities, settings)
+        content = {"holders": chosen}
+        expect_allowed(TRAINING_HOLDERS, content)
+        write_atomically(path, json.dumps(content, indent=2).encode())
         return chosen
     try:
         chosen = [expect_name("holder", name) for name in read_json(path)["holders"]]
     except (OSError, ConfigError, KeyError, TypeError, ValueError):
         raise StorageError(f"{path} is damaged; start a new run with another out.") from None
+    able = _able(capabilities, settings)
     if away := [holder for holder in chosen if holder not in able]:
         raise QuorumError(
             f"Holder {', '.join(away)} began to train in this run, and does not offer "
@@ -162,7 +164,13 @@ def _fixed(run: RunDirectory, able: list[str], settings: FederationSettings) -> 
     return chosen
 
 
-def _chosen(able: list[str], settings: FederationSettings) -> list[str]:
+def training_holders(capabilities: Told, settings: FederationSettings) -> list[str]:
+    """Who trains in a run that begins now.
+
+    Raises:
+        QuorumError: no holder can, or not the one that was named, or not all.
+    """
+    able = _able(capabilities, settings)
     named = None if settings.trainer == EVERY else settings.trainer
     if named is not None and named not in able:
         raise QuorumError(
