@@ -8,7 +8,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
-OUT    := runs/demo-$(shell date +%Y%m%d-%H%M%S)
+OUT    := runs/demo-$(shell date +%Y%m%d-%H%M%S-$$$$)
 
 .PHONY: demo test test-slow test-pages test-long test-images lint types imports images-lint dist sbom docs \
     docs-version check clean

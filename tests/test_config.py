@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from fedtranscribe.config import (
     marked,
     read_toml,
 )
+from fedtranscribe.config.sources import new_folder
 from fedtranscribe.errors import ConfigError
 
 
@@ -75,3 +78,20 @@ def test_a_name_bears_the_same_marks_in_all_runs():
         for name in marked(mark, *OF_RUNS):
             having = [kind for kind in OF_RUNS if name in kind.model_fields]
             assert all(name in marked(mark, kind) for kind in having), name
+
+
+_EIGHT = """
+from multiprocessing import get_context
+from fedtranscribe.config.sources import new_folder
+with get_context("fork").Pool(8) as pool:
+    print(len({*pool.map(new_folder, ["transcribe"] * 8, chunksize=1)}))
+"""
+
+
+def test_runs_that_begin_at_once_get_folders_of_their_own() -> None:
+    """Also those of several processes, and nothing is made before a run begins."""
+    done = subprocess.run(
+        [sys.executable, "-c", _EIGHT], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == "8\n"
+    assert not new_folder("transcribe").exists()

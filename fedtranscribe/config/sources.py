@@ -4,6 +4,7 @@ The command line and Python ask for runs in the same way: what they are given wi
 file, and that wins over the settings of the run that is resumed.
 """
 
+import secrets
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -38,5 +39,8 @@ def layers(config: Path | None, out: Path | None, *, resume: bool) -> Layers:
 
 
 def new_folder(name: str) -> Path:
-    """The folder of a run that nobody has named: `runs/<name>-<date>-<time>`."""
-    return Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    """The folder of a run that nobody has named: `runs/<name>-<date>-<time>-<8 random digits>`.
+
+    The digits keep runs of the same second apart, and nothing is made before a run begins.
+    """
+    return Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
