@@ -22,7 +22,7 @@ import torch
 
 from fedtranscribe.data import load
 from fedtranscribe.data.partitions import holder_name
-from fedtranscribe.flower.run_config import settings_from
+from fedtranscribe.flower.apps import settings_from
 from fedtranscribe.run_directory import RunDirectory
 from fedtranscribe.runs.federate import federate
 from fedtranscribe.runs.in_process import InProcess

@@ -1,12 +1,19 @@
-"""Names of data sets and networks, known before torch is imported, which takes seconds."""
+"""What names and paths show before torch is imported, which takes seconds."""
 
 import difflib
 import importlib.util
 import re
+import zipfile
 from functools import cache
 from pathlib import Path
 
-from fedtranscribe.errors import DataNotFoundError, UnknownArchitectureError
+from fedtranscribe.errors import (
+    ConfigError,
+    DataNotFoundError,
+    InvalidDataError,
+    StorageError,
+    UnknownArchitectureError,
+)
 
 MEDMNIST = "medmnist:"
 DATA_SETS = (
@@ -45,6 +52,18 @@ MEMORY = "memory:"
 NETWORKS = ("cnn-small", "cnn", "cnn-wide", "scatter", "patches")
 """Our own; torchvision's classifiers come on top where it is installed."""
 
+SPLITS, STATE, INFO = "dataset_dict.json", "state.json", "dataset_info.json"
+"""Files of a folder that the package `datasets` has saved."""
+
+MANIFEST = "manifest.json"
+"""Of a folder of teachers."""
+
+DECLARATION = "networks.toml"
+"""Of a folder of networks that were trained elsewhere."""
+
+STATEMENT = "privacy.json"
+"""Of a release."""
+
 # torchvision marks each function that makes a network.
 _REGISTERED = re.compile(
     r"^@register_model\((?:name=\"(\w+)\")?\)\n(?:@.*\n(?:[ )].*\n)*)*def (\w+)", re.MULTILINE
@@ -63,14 +82,32 @@ def torchvision_networks() -> tuple[str, ...]:
 
 
 def expect_data(spec: str) -> None:
-    """Refuse a name that no data set has, and a path that leads nowhere.
+    """Refuse a name that no data set has, and a path to neither an archive nor a full folder.
 
     Raises:
-        DataNotFoundError: suggests close names.
+        DataNotFoundError: suggests close names, or the folder is empty.
+        InvalidDataError: a file `.npz` is no archive.
     """
-    if spec in DATA_SETS or spec.startswith(MEDMNIST) or Path(spec).expanduser().exists():
+    if spec in DATA_SETS or spec.startswith(MEDMNIST):
         return
-    raise unknown_data(spec)
+    path = Path(spec).expanduser()
+    if path.suffix == ".npz" and path.is_file():
+        if not zipfile.is_zipfile(path):
+            raise InvalidDataError(
+                f"Expected {spec!r} as an .npz archive, not one array or another file; write it "
+                "with numpy.savez."
+            )
+    elif not path.is_dir():
+        raise unknown_data(spec)
+    elif not any(path.iterdir()):
+        raise DataNotFoundError(
+            f"No class subfolders in {spec!r}, nor any other data: the folder is empty."
+        )
+
+
+def is_saved_dataset(path: Path) -> bool:
+    """Whether a folder looks as `save_to_disk` of the package `datasets` leaves it."""
+    return (path / SPLITS).is_file() or all((path / n).is_file() for n in (STATE, INFO))
 
 
 def unknown_data(spec: str) -> DataNotFoundError:
@@ -114,14 +151,19 @@ def absent_data(spec: str, root: Path | None, why: str = "") -> DataNotFoundErro
     )
 
 
-def expect_root(spec: str, root: object) -> None:
-    """Refuse a named set that is in no package where nobody says in which folder it lies.
+def expect_root(spec: str, root: str | Path | None, download: bool = False) -> None:
+    """Refuse a named set that is in no package, and in no folder that somebody names.
 
     Raises:
         DataNotFoundError: says where its files go.
     """
-    if not root and files_of(spec) is not None:
+    if files_of(spec) is None:
+        return
+    if not root:
         raise absent_data(spec, None)
+    folder = Path(root)
+    if not download and not (folder.is_dir() and any(folder.iterdir())):
+        raise absent_data(spec, folder)
 
 
 def expect_network(name: str) -> None:
@@ -132,6 +174,36 @@ def expect_network(name: str) -> None:
     """
     if name not in NETWORKS and name not in torchvision_networks():
         raise unknown_network(name)
+
+
+def expect_teachers(folder: Path) -> None:
+    """Refuse a folder without teachers.
+
+    Raises:
+        StorageError: it has no manifest.
+    """
+    if not (folder / MANIFEST).is_file():
+        raise no_teachers(folder)
+
+
+def no_teachers(folder: Path) -> StorageError:
+    """The error for a folder whose manifest cannot be read."""
+    return StorageError(
+        f"No {MANIFEST} in {folder}; make teachers with `fedtranscribe teacher train`."
+    )
+
+
+def expect_declaration(folder: Path) -> None:
+    """Refuse a folder of networks of which nobody declares anything.
+
+    Raises:
+        ConfigError: says how to begin.
+    """
+    if not (folder / DECLARATION).is_file():
+        raise ConfigError(
+            f"Expected {DECLARATION} in {folder}: it says on what the networks were trained, and "
+            "who declares that. `fedtranscribe teacher import --template` prints one."
+        )
 
 
 def unknown_network(name: str) -> UnknownArchitectureError:
@@ -146,4 +218,37 @@ def unknown_network(name: str) -> UnknownArchitectureError:
     hint = f"did you mean {' or '.join(close)}?" if close else f"known: {', '.join(NETWORKS)}, …"
     return UnknownArchitectureError(
         f"No architecture {name!r}; {hint} Any torchvision classifier works by its name."
+    )
+
+
+def release_in(path: Path) -> Path:
+    """The folder of a release: the path itself, or the release of a run's folder.
+
+    Raises:
+        StorageError: there is none.
+    """
+    inside = path / "release"
+    if not (path / STATEMENT).is_file() and (inside / STATEMENT).is_file():
+        return inside
+    if not (path / STATEMENT).is_file() and (path / "config.toml").is_file():
+        raise StorageError(f"The run in {path} has no release; run: fedtranscribe release {path}")
+    expect_release(path)
+    return path
+
+
+def expect_release(folder: Path) -> None:
+    """Refuse a folder without a release.
+
+    Raises:
+        StorageError: it has no statement.
+    """
+    if not (folder / STATEMENT).is_file():
+        raise no_release(folder, "no such file")
+
+
+def no_release(folder: Path, why: str | None) -> StorageError:
+    """The error for a folder whose statement cannot be read."""
+    return StorageError(
+        f"No release in {folder} ({STATEMENT}: {why}); give a folder made by `fedtranscribe "
+        "release`."
     )

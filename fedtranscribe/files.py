@@ -53,6 +53,16 @@ def unwritable(path: Path, error: OSError) -> StorageError:
     )
 
 
+def expect_free(out: Path) -> None:
+    """Refuse a path at which something would be overwritten.
+
+    Raises:
+        StorageError: there is a file, or a folder that holds something.
+    """
+    if out.is_file() or (out.is_dir() and any(out.iterdir())):
+        raise StorageError(f"{out} exists already; choose another --out.")
+
+
 def open_private(path: Path, flags: int) -> int:
     """Descriptor of a file for its owner alone; it is made if it is not there.
 

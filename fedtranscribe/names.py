@@ -4,11 +4,14 @@ They end in the ledger, in tables and in logs, so one rule holds for all of them
 and again where they are kept.
 """
 
+import re
+
 from fedtranscribe.errors import ConfigError
 
 LONGEST_NAME = 200
 
 _SHOWN = 40
+_REPOSITORY = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}", re.ASCII)
 
 
 def expect_name(what: str, value: str) -> str:
@@ -28,3 +31,13 @@ def expect_name(what: str, value: str) -> str:
             f"got {len(value)}."
         )
     return value
+
+
+def expect_repository(name: str) -> None:
+    """Refuse what names no repository on a hub.
+
+    Raises:
+        ConfigError: it is not OWNER/NAME.
+    """
+    if _REPOSITORY.fullmatch(name) is None:
+        raise ConfigError(f"Expected the repository as OWNER/NAME, got {name[:200]!r}.")

@@ -26,6 +26,7 @@ import torch
 
 from fedtranscribe.allowed import expect_allowed
 from fedtranscribe.config import Mark, Settings, marked, read_toml
+from fedtranscribe.config.sources import expect_new_run
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.files import unwritable, write_atomically
 from fedtranscribe.query import Query, query_from
@@ -87,17 +88,13 @@ class RunDirectory:
         Raises:
             StorageError: the folder holds something, or cannot be written.
         """
-        config = path / "config.toml"
-        if config.exists():
-            raise StorageError(
-                f"{path} holds another run; add --resume to go on with it, or choose another --out."
-            )
-        if path.is_dir() and any(path.iterdir()):
-            raise StorageError(f"{path} is not empty; choose another --out.")
+        expect_new_run(path)
         # 128 random bits: query ids are bound for ever in the ledger, so they must not come back.
         run = cls(path, settings, run_id or f"run-{os.urandom(16).hex()}")
         dumped = settings.model_dump(mode="json", exclude_none=True)
-        write_atomically(config, tomli_w.dumps({"run": run.run_id, **dumped}).encode())
+        write_atomically(
+            path / "config.toml", tomli_w.dumps({"run": run.run_id, **dumped}).encode()
+        )
         return run
 
     @classmethod

@@ -29,6 +29,7 @@ def test_torchvisions_networks_are_read_from_its_source():
 
 
 def test_unknown_names_are_refused_and_close_ones_suggested(tmp_path):
+    (tmp_path / "class").mkdir()
     catalogue.expect_data(str(tmp_path))
     catalogue.expect_network("resnet50")
     with pytest.raises(DataNotFoundError, match="did you mean mnist or kmnist"):
@@ -40,45 +41,97 @@ def test_unknown_names_are_refused_and_close_ones_suggested(tmp_path):
 _HEAVY = """
 import sys
 from fedtranscribe import cli
-code = cli.run(sys.argv[1:])
-heavy = sorted({"dp_accounting", "scipy.stats", "torch", "torchvision"} & set(sys.modules))
-print("code", code, "heavy", *heavy)
+for line in sys.stdin:
+    code = cli.run(line.split())
+    heavy = {"dp_accounting", "flwr", "scipy.stats", "torch", "torchvision"} & set(sys.modules)
+    print("\\ncode", code, *sorted(heavy), flush=True)
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "code", "heavy"),
-    [
-        ("--help", 0, ""),
-        ("--version", 0, ""),
-        ("transcribe --help", 0, ""),
-        ("transcribe --epsilon -1", 2, ""),
-        ("transcribe --teacher resnet999", 4, ""),
-        ("transcribe --student nothing", 4, ""),
-        ("transcribe --data nothing", 3, ""),
-        ("synthesize --data nothing", 3, ""),
-        ("teacher train --arch resnet999 --out t --data digits", 4, ""),
-        ("simulate nothing", 2, ""),
-        ("privacy account dpsd --noise-std 1 --rows 10 --teachers 10", 0, ""),
-        (
-            "privacy account dp-sgd --records 1000 --batch 50 --epochs 1 --sigma 2",
-            0,
-            "dp_accounting scipy.stats",
-        ),
-    ],
-)
-def test_who_only_asks_does_not_wait_for_torch(command, code, heavy):
+def codes(*commands: str, folder: Path) -> list[str]:
+    """Exit code of each command line, and what heavy it has loaded; one process runs them all."""
     done = subprocess.run(
-        [sys.executable, "-c", _HEAVY, *command.split()],
+        [sys.executable, "-c", _HEAVY],
+        input="\n".join(commands),
         capture_output=True,
         text=True,
-        check=False,
+        encoding="utf-8",
+        check=True,
+        cwd=folder,
     )
-    assert done.stderr.count("Traceback") == 0, done.stderr
-    last = done.stdout.splitlines()[-1].split()
-    assert int(last[1]) == code, done.stderr
-    assert " ".join(last[3:]) == heavy
+    lines = done.stdout.splitlines()
+    return [line.removeprefix("code ") for line in lines if line.startswith("code ")]
+
+
+def test_refusals_do_not_wait_for_torch(tmp_path: Path) -> None:
+    """Whatever names, paths and settings show is refused before torch or Flower are imported."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file.txt").write_text("no data", encoding="utf-8")
+    (tmp_path / "file.npz").write_text("no archive", encoding="utf-8")
+    refused = {
+        "transcribe --epsilon -1": 2,
+        "transcribe --data digits --id-column patient": 2,
+        "transcribe --data digits --ids ids.csv": 2,
+        "transcribe --data digits --tracker absent": 2,
+        "transcribe --data absent": 3,
+        "transcribe --data file.txt": 3,
+        "transcribe --data file.npz": 3,
+        "transcribe --data empty": 3,
+        "transcribe --data mnist": 3,
+        "transcribe --data mnist --data-root empty": 3,
+        "transcribe --public-data absent": 3,
+        "transcribe --teacher resnet999": 4,
+        "transcribe --student absent": 4,
+        "transcribe --teacher empty": 7,
+        "transcribe --generator empty": 7,
+        "transcribe --out .": 7,
+        "synthesize --data file.txt": 3,
+        "synthesize --pretrain-data absent": 3,
+        "synthesize --out .": 7,
+        "simulate absent": 2,
+        "simulate dirichlet_mnist data=digits epsilon=-1": 2,
+        "simulate dirichlet_mnist data=absent": 3,
+        "simulate dirichlet_mnist data-root=empty": 3,
+        "teacher train --data digits --arch resnet999 --out t": 4,
+        "teacher train --data file.txt --out t": 3,
+        "teacher info empty": 7,
+        "teacher import": 2,
+        "teacher import empty": 2,
+        "teacher import file.txt": 2,
+        "teacher import absent": 4,
+        "data pack absent --out packed": 3,
+        "data pack . --out .": 7,
+        "plant file.txt --out planted": 3,
+        "plant digits --out planted --kind absent": 2,
+        "report absent": 7,
+        "evaluate empty": 7,
+        "audit absent": 7,
+        "compare absent": 7,
+        "sample absent --num 1 --out samples.npz": 7,
+        "release absent": 7,
+        "release verify empty": 7,
+        "release push empty owner/name": 7,
+        "release push empty name": 2,
+        "holder status": 2,
+        "holder serve": 2,
+        "holder ledger show absent": 7,
+    }
+    found = codes(*refused, folder=tmp_path)
+    assert dict(zip(refused, found, strict=True)) == {k: str(v) for k, v in refused.items()}
+    assert {entry.name for entry in tmp_path.iterdir()} == {"empty", "file.txt", "file.npz"}
+
+
+def test_who_only_asks_does_not_wait_for_torch(tmp_path: Path) -> None:
+    asked = {
+        "--help": "0",
+        "--version": "0",
+        "transcribe --help": "0",
+        "privacy account dpsd --noise-std 1 --rows 10 --teachers 10": "0",
+        "privacy account dp-sgd --records 1000 --batch 50 --epochs 1 --sigma 2": (
+            "0 dp_accounting scipy.stats"
+        ),
+    }
+    assert codes(*asked, folder=tmp_path) == [*asked.values()]
 
 
 def test_the_guide_has_the_layout_of_every_set_in_one_table() -> None:
@@ -91,7 +144,7 @@ def test_the_guide_has_the_layout_of_every_set_in_one_table() -> None:
 
 
 @pytest.mark.parametrize("name", [*LAYOUT, "medmnist:pneumoniamnist"])
-def test_absent_files_are_named_with_where_they_go(name: str) -> None:
+def test_absent_files_are_named_with_where_they_go(name: str, tmp_path: Path) -> None:
     for root in (None, Path("/data")):
         words = str(absent_data(name, root))
         assert str(files_of(name)) in words
@@ -100,6 +153,10 @@ def test_absent_files_are_named_with_where_they_go(name: str) -> None:
     for there in ("", None):
         with pytest.raises(DataNotFoundError, match="needs a folder"):
             expect_root(name, there)
-    expect_root(name, "/data")
+    with pytest.raises(DataNotFoundError, match="No "):
+        expect_root(name, tmp_path)
+    expect_root(name, tmp_path, download=True)
+    (tmp_path / "some").touch()
+    expect_root(name, tmp_path)
     expect_root("digits", None)
     expect_root("none", "")

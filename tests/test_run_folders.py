@@ -25,7 +25,7 @@ from fedtranscribe.errors import PrivacyError
 from fedtranscribe.evaluation import EvaluationSettings, evaluate, features
 from fedtranscribe.evaluation.audit import AuditSettings, audit
 from fedtranscribe.evaluation.comparison import compare
-from fedtranscribe.flower.run_config import settings_from
+from fedtranscribe.flower.apps import settings_from
 from fedtranscribe.flower.run_files import report_mistake
 from fedtranscribe.flower.simulated import _serve, simulated_client_app
 from fedtranscribe.releases import make_release

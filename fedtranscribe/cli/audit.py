@@ -5,11 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedtranscribe.catalogue import expect_data, expect_root
 from fedtranscribe.cli.options import Json, Runs
 from fedtranscribe.cli.output import emit_json, say, show_table
+from fedtranscribe.cli.runs import expect_finished
 from fedtranscribe.cli.settings_options import settings_options
 from fedtranscribe.config import OwnData, RunOptions, Topic, build
-from fedtranscribe.config.evaluation import AuditSettings
+from fedtranscribe.config.evaluation import AuditSettings, CanaryKind
+from fedtranscribe.config.sources import expect_readable
 from fedtranscribe.stage_bars import StageBars
 
 if TYPE_CHECKING:
@@ -47,6 +50,7 @@ planted set keeps its data id; pass the ledger of the original as `--ledger`.
 def audit_command(typed: dict[str, Any], runs: Runs, as_json: Json = False) -> None:
     """Run it; the help text is `_EXAMPLES`."""
     settings = build(AuditSettings, typed)
+    expect_finished(*runs)
 
     from fedtranscribe.evaluation.audit import audit, expect_sound
     from fedtranscribe.runs.finished import FinishedRun
@@ -81,8 +85,8 @@ def plant_command(
         int, typer.Option("--canaries", help="Number of canaries; about half of them are planted.")
     ] = 500,
     kind: Annotated[
-        str, typer.Option(metavar="[pattern|mislabelled]", help="What a canary looks like.")
-    ] = "pattern",
+        CanaryKind, typer.Option(help="What a canary looks like.")
+    ] = CanaryKind.PATTERN,
     seed: Annotated[
         int,
         typer.Option(
@@ -91,15 +95,16 @@ def plant_command(
     ] = 0,
 ) -> None:
     """Run it; the help text is `_PLANT`."""
-    from fedtranscribe.data import load
-    from fedtranscribe.errors import ConfigError
-    from fedtranscribe.evaluation.audit import CanaryKind, plant, save_planted
-
-    if kind not in list(CanaryKind):
-        raise ConfigError(f"Expected --kind {kind!r} to be one of {', '.join(CanaryKind)}.")
     settings = build(RunOptions, typed)
+    expect_readable(data, settings.own_data)
+    expect_data(data)
+    expect_root(data, settings.data_root)
+
+    from fedtranscribe.data import load
+    from fedtranscribe.evaluation.audit import plant, save_planted
+
     split = load(data, settings.data_root, own=settings.own_data)
-    planted, canaries = plant(split.train, count, CanaryKind(kind), seed=seed)
+    planted, canaries = plant(split.train, count, kind, seed=seed)
     save_planted(split, planted, canaries, out)
     say(
         f"Planted: about half of {count:,} canaries among {len(split.train):,} records: {out}. "

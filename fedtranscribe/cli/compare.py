@@ -7,6 +7,7 @@ import typer
 
 from fedtranscribe.cli.options import Json, Runs
 from fedtranscribe.cli.output import emit, say, say_path, show_table
+from fedtranscribe.cli.runs import expect_finished
 
 if TYPE_CHECKING:
     from fedtranscribe.evaluation import Comparison
@@ -31,6 +32,8 @@ def compare_command(
     as_json: Json = False,
 ) -> None:
     """Run it; the help text is `_EXAMPLES`."""
+    expect_finished(*runs)
+
     from fedtranscribe.evaluation import compare
 
     comparison = compare(runs)

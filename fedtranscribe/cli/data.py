@@ -5,10 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
+from fedtranscribe.catalogue import expect_data
 from fedtranscribe.cli.options import Json, group
 from fedtranscribe.cli.output import emit
 from fedtranscribe.cli.settings_options import GroupedCommand, settings_options
 from fedtranscribe.config import OwnData, TranscribeSettings, build
+from fedtranscribe.files import expect_free
 from fedtranscribe.stage_bars import StageBars
 
 data_app = group("Prepare data sets of your own.")
@@ -38,6 +40,8 @@ def pack_command(
     """Pack an image folder."""
     place = typed.pop("ledger", None)
     own = build(OwnData, typed)
+    expect_data(str(folder))
+    expect_free(out)
 
     from fedtranscribe.data.packing import pack
 

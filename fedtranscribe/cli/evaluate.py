@@ -5,6 +5,7 @@ from typing import Any
 
 from fedtranscribe.cli.options import Json, Runs
 from fedtranscribe.cli.output import emit, emit_json, say, say_path, show_table
+from fedtranscribe.cli.runs import expect_finished
 from fedtranscribe.cli.settings_options import settings_options
 from fedtranscribe.config import build
 from fedtranscribe.config.evaluation import EvaluationSettings
@@ -30,6 +31,7 @@ and says so.
 def evaluate_command(typed: dict[str, Any], runs: Runs, as_json: Json = False) -> None:
     """Run it; the help text is `_EXAMPLES`."""
     settings = build(EvaluationSettings, typed)
+    expect_finished(*runs)
 
     from fedtranscribe.evaluation import check_libraries, evaluate
     from fedtranscribe.runs.finished import FinishedRun

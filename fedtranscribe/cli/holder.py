@@ -11,6 +11,7 @@ import typer
 
 from fedtranscribe.cli.options import Json, group
 from fedtranscribe.cli.output import emit, emit_json, say_path, show_table
+from fedtranscribe.config import read_toml
 from fedtranscribe.errors import ConfigError, FederationError
 from fedtranscribe.text import counted
 
@@ -20,7 +21,16 @@ policy_app = group("Check a holder's policy file.")
 holder_app.add_typer(ledger_app, name="ledger")
 holder_app.add_typer(policy_app, name="policy")
 
-PolicyFile = Annotated[Path, typer.Option("--policy", help="The holder's file.")]
+
+def _readable(policy: Path) -> Path:
+    """Refuse a file that is absent or no TOML before torch is loaded."""
+    read_toml(policy)
+    return policy
+
+
+PolicyFile = Annotated[
+    Path, typer.Option("--policy", help="The holder's file.", callback=_readable)
+]
 LedgerFile = Annotated[Path, typer.Argument(help="The ledger's SQLite file.")]
 
 _NEEDED = ("grpc", "grpc_health", "prometheus_client")
@@ -134,9 +144,10 @@ def show(ledger: LedgerFile, as_json: Json = False) -> None:
       fedtranscribe holder ledger show ledger.sqlite --json
     """
     from fedtranscribe.privacy.ledger import Ledger
-    from fedtranscribe.service.readiness import budget_left, limits
 
     with Ledger.open_read_only(ledger) as book:
+        from fedtranscribe.service.readiness import budget_left, limits
+
         head = book.head
         told = {
             "data": book.data_id,

@@ -63,6 +63,7 @@ Plan = Annotated[
 
 # Of what is done with finished runs.
 Runs = Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of finished runs.")]
+Run = Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")]
 
 
 def group(purpose: str) -> typer.Typer:

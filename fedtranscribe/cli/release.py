@@ -6,9 +6,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from fedtranscribe.cli.options import Json
+from fedtranscribe.catalogue import expect_release, release_in
+from fedtranscribe.cli.options import Json, Run
 from fedtranscribe.cli.output import emit, say, say_path, show_table, warn
+from fedtranscribe.cli.runs import expect_finished
 from fedtranscribe.errors import PrivacyError
+from fedtranscribe.names import expect_repository
 
 _PURPOSE = "Hand a finished run over in a form that others can use and check."
 _MAKE, _VERIFY, _PUSH = "RUN", "verify", "push"
@@ -79,7 +82,7 @@ release_app = typer.Typer(
 
 @release_app.command(_MAKE, help=_EXAMPLES)
 def make(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    run: Run,
     out: Annotated[
         Path | None, typer.Option(help="Folder for the release; RUN/release if left out.")
     ] = None,
@@ -100,6 +103,8 @@ def make(
     as_json: Json = False,
 ) -> None:
     """Make a release."""
+    expect_finished(run)
+
     from fedtranscribe.releases import make_release
 
     made = make_release(run, out, choices=choice or [], stamp_not_private=stamp_not_private)
@@ -137,6 +142,8 @@ def verify_command(
     as_json: Json = False,
 ) -> None:
     """Check a release."""
+    expect_release(folder)
+
     from fedtranscribe.releases import verify
 
     verification = verify(folder)
@@ -178,6 +185,9 @@ def push_command(
     as_json: Json = False,
 ) -> None:
     """Push a release."""
+    expect_repository(repository)
+    folder = release_in(folder)
+
     from fedtranscribe.releases import plan_push, push
 
     plan = plan_push(

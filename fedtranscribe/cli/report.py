@@ -7,6 +7,7 @@ import typer
 
 from fedtranscribe.cli.options import Runs
 from fedtranscribe.cli.output import say_path
+from fedtranscribe.cli.runs import expect_finished
 from fedtranscribe.errors import ConfigError
 
 _EXAMPLES = """Write a finished run as one HTML page: verdict, figures, ε, samples, audits.
@@ -32,16 +33,18 @@ def report_command(
     ] = None,
 ) -> None:
     """Run it; the help text is `_EXAMPLES`."""
+    if len(runs) > 1 and out is None:
+        raise ConfigError(f"Expected --out FILE for one page over {len(runs)} runs.")
+    if len(runs) > 1 and ledger is not None:
+        raise ConfigError("Expected --ledger with a single run; a comparison shows no ledger.")
+    expect_finished(*runs)
+
     from fedtranscribe.report import write_comparison, write_report
 
-    if len(runs) == 1:
-        written = write_report(runs[0], out, ledger)
-    elif out is None:
-        raise ConfigError(f"Expected --out FILE for one page over {len(runs)} runs.")
-    elif ledger is not None:
-        raise ConfigError("Expected --ledger with a single run; a comparison shows no ledger.")
-    else:
+    if len(runs) > 1 and out is not None:
         written = write_comparison(runs, out)
+    else:
+        written = write_report(runs[0], out, ledger)
     say_path("Report", written)
 
 

@@ -1,14 +1,17 @@
 """What commands that make a run share: names are checked first, and its privacy is shown last."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
-from fedtranscribe.catalogue import expect_data, expect_network
+from fedtranscribe.catalogue import expect_data, expect_network, expect_root, expect_teachers
 from fedtranscribe.cli.output import emit_json, say, show_table
+from fedtranscribe.config import PUBLIC_SHAPES, SynthesizeSettings, TranscribeSettings
+from fedtranscribe.config.sources import expect_readable
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.result import Result, Shown
 from fedtranscribe.result_parts import LedgerFacts, StatedGuarantee
 from fedtranscribe.stage_bars import StageBars
+from fedtranscribe.tracking import check_tracking
 
 # Classes of a table that a terminal can show.
 _MOST_SHOWN = 12
@@ -24,22 +27,48 @@ _CHANGES = {
 }
 
 
-def expect_known(*data: str | None, networks: Iterable[str | None] = ()) -> None:
-    """Refuse unknown names before torch or any data are loaded, which takes seconds.
+def expect_known(
+    settings: TranscribeSettings | SynthesizeSettings,
+    *,
+    network: str | None = None,
+    teacher: str | None = None,
+    public: str | None = None,
+) -> None:
+    """Refuse what names, paths and settings show, before torch or any data are loaded.
 
     Args:
-        data: data sets by name or path; None for those that nobody named.
-        networks: architectures, or folders of teachers.
+        settings: of the run; their data may be None.
+        network: an architecture.
+        teacher: an architecture, or a folder of teachers, which may say where the data lie.
+        public: images.
 
     Raises:
-        DataNotFoundError, UnknownArchitectureError: suggest close names.
+        FedtranscribeError: as the run itself would.
     """
-    for name in data:
+    check_tracking(settings)
+    folder = Path(teacher) if teacher is not None and Path(teacher).is_dir() else None
+    if folder is not None:
+        expect_teachers(folder)
+    for name in (network, None if folder else teacher):
         if name is not None:
-            expect_data(name)
-    for name in networks:
-        if name is not None and not Path(name).is_dir():
             expect_network(name)
+    if settings.data is not None:
+        expect_readable(settings.data, settings.own_data)
+    for name in (settings.data, public):
+        if name not in (None, "none", PUBLIC_SHAPES):
+            expect_data(name)
+            if folder is None:
+                expect_root(name, settings.data_root, settings.download)
+
+
+def expect_finished(*runs: Path) -> None:
+    """Refuse folders without a finished run before torch is loaded.
+
+    Raises:
+        StorageError: as `Result.read`.
+    """
+    for run in runs:
+        Result.read(run)
 
 
 def print_plan(make: Callable[..., StatedGuarantee], bars: StageBars, *, as_json: bool) -> None:

@@ -5,10 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from fedtranscribe.cli.options import Json
+from fedtranscribe.cli.options import Json, Run
 from fedtranscribe.cli.output import emit
+from fedtranscribe.cli.runs import expect_finished
 from fedtranscribe.cli.settings_options import settings_options
 from fedtranscribe.config import Place, Topic, build
+from fedtranscribe.files import expect_free
 from fedtranscribe.stage_bars import StageBars
 
 _EXAMPLES = """Draw labelled images from the generator of a finished run; this costs no privacy.
@@ -30,7 +32,7 @@ samples do not count as public images.
 @settings_options(Place, only=("device",))
 def sample_command(
     typed: dict[str, Any],
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.")],
+    run: Run,
     num: Annotated[int, typer.Option(help="Images to draw.")],
     out: Annotated[Path, typer.Option(help="A file .npz, or a folder.")],
     labels: Annotated[
@@ -52,14 +54,17 @@ def sample_command(
     as_json: Json = False,
 ) -> None:
     """Run it; the help text is `_EXAMPLES`."""
+    expect_finished(run)
+    expect_free(out)
+
     from fedtranscribe.models import pick_device
     from fedtranscribe.runs.sampling import Sampler
-    from fedtranscribe.synthesis.samples import drawn_from, expect_free, write_samples
+    from fedtranscribe.synthesis.samples import drawn_from, expect_writable, write_samples
 
     device = pick_device(build(Place, typed).device)
     sampler = Sampler(run, labels, num, seed, device, steps, guidance)
     result = sampler.result
-    expect_free(out)
+    expect_writable(out)
     with StageBars() as bars:
         for caveat in result.guarantee.caveats:
             bars.say(f"NOT PRIVATE: {caveat}")

@@ -14,8 +14,8 @@ from fedtranscribe.config import FederationSettings
 from fedtranscribe.flower.apps import find_app
 from fedtranscribe.flower.simulate import (
     choose,
-    expect_data,
     expect_packaged,
+    expect_settings,
     nodes,
     require_flower,
     simulate,
@@ -72,7 +72,7 @@ def simulate_command(
     with StageBars() as bars:
         if plan:
             expect_packaged(app)
-            expect_data(app, chosen)
+            expect_settings(app, chosen)
             from fedtranscribe.flower.simulated import show_plan
 
             run_config = {**app.defaults, **chosen}

@@ -44,7 +44,7 @@ def synthesize_command(
     """Run it; the help text is `_EXAMPLES`."""
     started, given = layers(config, out, resume=resume)
     settings = synthesize_settings(typed, given, started)
-    expect_known(settings.data)
+    expect_known(settings, public=settings.pretrain_data)
 
     from fedtranscribe.evaluation.judging import cnn_judge
     from fedtranscribe.synthesis import prepare, show_plan, synthesize

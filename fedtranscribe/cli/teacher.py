@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fedtranscribe.catalogue import expect_declaration, expect_teachers
 from fedtranscribe.cli.options import Json, group
 from fedtranscribe.cli.output import emit, say_path
 from fedtranscribe.cli.runs import expect_known
 from fedtranscribe.cli.settings_options import GroupedCommand, about, settings_options
 from fedtranscribe.config import OwnData, Topic, TranscribeSettings, build, read_toml
-from fedtranscribe.errors import ConfigError, HopelessPlanError
+from fedtranscribe.errors import ConfigError, HopelessPlanError, WeightsNotFoundError
 from fedtranscribe.privacy.calibrate import EnsembleLayout
 from fedtranscribe.privacy.forecasts import Forecast, forecast
 from fedtranscribe.privacy.units import NoiseMode, RowAnswer
@@ -71,7 +72,7 @@ def train(
     given = read_toml(config) if config else {}
     own = {"data": data, "teacher": arch, "shards": shards}
     settings = build(TranscribeSettings, {**given, **typed, **own})
-    expect_known(settings.data, networks=[settings.teacher])
+    expect_known(settings, network=settings.teacher)
 
     from joblib import cpu_count
 
@@ -137,18 +138,19 @@ def import_command(
     as_json: Json = False,
 ) -> None:
     """Import teachers."""
-    from fedtranscribe.teachers.importing import TEMPLATE, import_networks, read_networks
-
-    if template:
-        typer.echo(TEMPLATE, nl=False)
-        return
-    if networks is None:
+    if networks is None and not template:
         raise ConfigError("Expected a folder of networks, or the file of one; see --help.")
     settings = build(TranscribeSettings, typed)
-    expect_known(settings.data)
+    expect_known(settings, network=arch)
+    if networks is not None:
+        _expect_networks(networks, arch)
+
+    from fedtranscribe.teachers.importing import TEMPLATE, import_networks, read_networks
+
+    if networks is None:
+        typer.echo(TEMPLATE, nl=False)
+        return
     if networks.is_dir():
-        if arch is not None:
-            raise ConfigError("Expected no --arch with a folder: its networks.toml says it.")
         found = read_networks(networks, _records(settings), settings)
         alone = found.manifest.shards == 1
     else:
@@ -162,6 +164,18 @@ def import_command(
         import_networks(found, out, lambda done, total: bars("networks", done, total))
     m = found.manifest
     _describe(out, as_json, forecast=_forecast(settings, m.shards, m.classes).words)
+
+
+def _expect_networks(path: Path, arch: str | None) -> None:
+    """Refuse a path at which no networks can be, before torch is loaded."""
+    if path.is_dir():
+        if arch is not None:
+            raise ConfigError("Expected no --arch with a folder: its networks.toml says it.")
+        expect_declaration(path)
+    elif not path.is_file():
+        raise WeightsNotFoundError(f"No weights file {str(path)!r}; check the path.")
+    elif arch is None:
+        raise ConfigError("Expected --arch with the file of one network: resnet18, …")
 
 
 def _records(settings: TranscribeSettings) -> "DataSplit | None":
@@ -192,9 +206,7 @@ def _alone(
     from fedtranscribe.models.registry import class_count
     from fedtranscribe.teachers.importing import one_network
 
-    if arch is None:
-        raise ConfigError("Expected --arch with the file of one network: resnet18, …")
-    expect_known(networks=[arch])
+    assert arch is not None  # `_expect_networks`, or the declaration
     classes = class_count(arch, path)
     expected = _forecast(settings, 1, classes)
     ways = _ways_out(path, arch, settings)
@@ -256,6 +268,8 @@ def info(
 
 
 def _describe(folder: Path, as_json: bool, **more: str) -> None:
+    expect_teachers(folder)
+
     import torch
 
     from fedtranscribe.teachers import Ensemble

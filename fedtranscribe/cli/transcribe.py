@@ -6,7 +6,13 @@ from typing import Any
 
 from fedtranscribe.cli.options import Force, Json, Out, Plan, Resume, SettingsFile
 from fedtranscribe.cli.output import emit, say, say_path, show_table
-from fedtranscribe.cli.runs import expect_known, print_plan, show_confusion, show_privacy
+from fedtranscribe.cli.runs import (
+    expect_finished,
+    expect_known,
+    print_plan,
+    show_confusion,
+    show_privacy,
+)
 from fedtranscribe.cli.settings_options import settings_options
 from fedtranscribe.config import TranscribeSettings, build
 from fedtranscribe.config.sources import layers, new_folder
@@ -48,11 +54,13 @@ def transcribe_command(
     as_json: Json = False,
 ) -> None:
     """Run it; the help text is `_EXAMPLES`."""
-    started, given = layers(config, out, resume=resume)
+    started, given = layers(config, out, resume=resume, plan=plan)
     settings = build(TranscribeSettings, {**started, **given, **typed})
     # A run that is resumed knows the student by its features' name.
     student = None if settings.features else settings.student
-    expect_known(settings.data, networks=(settings.teacher, student))
+    expect_known(settings, network=student, teacher=settings.teacher, public=settings.public_data)
+    if settings.generator is not None:
+        expect_finished(settings.generator)
 
     from fedtranscribe.runs import given_generator, prepare, show_plan, transcribe
 

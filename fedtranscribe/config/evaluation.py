@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -44,6 +45,16 @@ QUICK = (
 ATTACKS = ("game", "loss", "reference", "generator", "inversion", "canaries")
 ON_RECORDS = ATTACKS[1:]
 """Those that rest on private records."""
+
+
+class CanaryKind(StrEnum):
+    """What a canary looks like."""
+
+    PATTERN = "pattern"
+    """Random pixels with a random label: nothing else teaches them."""
+    MISLABELLED = "mislabelled"
+    """A copy of a private record under a wrong label."""
+
 
 # Typed as a user would: validators turn the words into names.
 _QUICK: Any = "quick"

@@ -1,4 +1,4 @@
-"""Where a run's settings come from, and where its folder is if nobody names one.
+"""Where a run's settings come from, whether they fit data and folder, and where it goes unnamed.
 
 The command line and Python ask for runs in the same way: what they are given wins over a settings
 file, and that wins over the settings of the run that is resumed.
@@ -9,23 +9,26 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from fedtranscribe.catalogue import DATA_SETS, is_saved_dataset
 from fedtranscribe.config.base import read_toml
+from fedtranscribe.config.run import OwnData
 from fedtranscribe.errors import ConfigError, StorageError
 
 Layers = tuple[dict[str, Any], dict[str, Any]]
 
 
-def layers(config: Path | None, out: Path | None, *, resume: bool) -> Layers:
+def layers(config: Path | None, out: Path | None, *, resume: bool, plan: bool = False) -> Layers:
     """Settings of the run that is resumed, and of the settings file.
 
     Args:
         config: the settings file.
         out: the run's folder, which a resumed run was started with.
         resume: whether it goes on.
+        plan: whether nothing will be written, so that it may be anybody's folder.
 
     Raises:
         ConfigError: nothing says which run to go on with, or a file is absent or is not TOML.
-        StorageError: there is no run to go on with.
+        StorageError: there is no run to go on with, or no room for a new one.
     """
     if resume and out is None:
         raise ConfigError("Expected --out with --resume: it names the run to go on with.")
@@ -35,7 +38,50 @@ def layers(config: Path | None, out: Path | None, *, resume: bool) -> Layers:
             raise StorageError(f"No run in {out} to resume; leave out --resume to start one.")
         started = read_toml(out / "config.toml")
         started.pop("run", None)
+    elif out is not None and not plan:
+        expect_new_run(out)
     return started, read_toml(config) if config is not None else {}
+
+
+def expect_readable(spec: str, own: OwnData) -> None:
+    """Refuse what is said about data of one kind where they are of another.
+
+    Args:
+        spec: name or path of the data.
+        own: what is said about them.
+
+    Raises:
+        ConfigError: columns, but no saved dataset; ids, but a set that has its own.
+    """
+    columns = {
+        "--image-column": own.image_column,
+        "--label-column": own.label_column,
+        "--id-column": own.id_column,
+    }
+    for option, column in columns.items():
+        if column is not None and not is_saved_dataset(Path(spec).expanduser()):
+            raise ConfigError(
+                f"Expected no {option} for data={spec!r}: it is for folders that the package "
+                "datasets has saved."
+            )
+    if spec in DATA_SETS and (own.ids is not None or own.id_pattern is not None):
+        raise ConfigError(
+            f"Expected no --ids or --id-pattern for {spec!r}, which has ids of its own."
+        )
+
+
+def expect_new_run(folder: Path) -> None:
+    """Refuse a folder in which no run can begin.
+
+    Raises:
+        StorageError: it holds something.
+    """
+    if (folder / "config.toml").exists():
+        raise StorageError(
+            f"{folder} holds another run; add --resume to go on with it, or choose another --out."
+        )
+    if folder.is_dir() and any(folder.iterdir()):
+        raise StorageError(f"{folder} is not empty; choose another --out.")
 
 
 def new_folder(name: str) -> Path:

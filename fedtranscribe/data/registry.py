@@ -5,8 +5,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from fedtranscribe.catalogue import DATA_SETS, MEDMNIST, MEMORY, unknown_data
+from fedtranscribe.catalogue import DATA_SETS, MEDMNIST, MEMORY, expect_data, is_saved_dataset
 from fedtranscribe.config import UNSTATED, OwnData
+from fedtranscribe.config.sources import expect_readable
 from fedtranscribe.data.archives import load_archive
 from fedtranscribe.data.array_folders import is_array_folder, load_array_folder
 from fedtranscribe.data.cifar10_jpeg import load_cifar10_jpeg
@@ -17,9 +18,8 @@ from fedtranscribe.data.imageset import DataSplit
 from fedtranscribe.data.medmnist_sets import load_medmnist, read_medmnist
 from fedtranscribe.data.npz import keys_of
 from fedtranscribe.data.packaged import load_digits, load_uci_digits
-from fedtranscribe.data.saved_datasets import is_saved_dataset, load_saved_dataset
+from fedtranscribe.data.saved_datasets import load_saved_dataset
 from fedtranscribe.data.torchvision_sets import TORCHVISION_SETS, load_torchvision_set
-from fedtranscribe.errors import ConfigError
 
 PACKAGED: dict[str, Callable[[], DataSplit]] = {
     "digits": load_digits,
@@ -54,9 +54,8 @@ def load(
         InvalidDataError: present but unusable.
         ConfigError: `own` contradicts what the set states itself.
     """
-    _expect_no_columns(spec, own)
-    if spec.startswith(MEMORY):
-        raise unknown_data(spec)
+    expect_readable(spec, own)
+    expect_data(spec)
     if spec.startswith(MEDMNIST):
         return load_medmnist(spec.removeprefix(MEDMNIST), root, download, own)
     if spec in available():
@@ -70,24 +69,7 @@ def load(
         return load_saved_dataset(path, own)
     if is_array_folder(path):
         return load_array_folder(path, own)
-    if path.is_dir():
-        return load_folder(path, own)
-    raise unknown_data(spec)
-
-
-def _expect_no_columns(spec: str, own: OwnData) -> None:
-    """Columns are those of a saved dataset; for any other data a name of one is a mistake."""
-    named = {
-        "--image-column": own.image_column,
-        "--label-column": own.label_column,
-        "--id-column": own.id_column,
-    }
-    given = [option for option, column in named.items() if column is not None]
-    if given and not is_saved_dataset(Path(spec).expanduser()):
-        raise ConfigError(
-            f"Expected no {given[0]} for data={spec!r}: it is for folders that the package "
-            "datasets has saved."
-        )
+    return load_folder(path, own)
 
 
 def _named(spec: str, root: Path | None, download: bool) -> DataSplit:
@@ -103,10 +85,6 @@ def _named(spec: str, root: Path | None, download: bool) -> DataSplit:
 def _as_stated(split: DataSplit, own: OwnData) -> DataSplit:
     """A named set brings classes and ids; the settings may only give its classes names."""
     train = split.train
-    if own.ids is not None or own.id_pattern is not None:
-        raise ConfigError(
-            f"Expected no --ids or --id-pattern for {train.name!r}, which has ids of its own."
-        )
     classes = settled(Classes(train.classes, train.class_names), own, train.name)
     if classes is None or classes.names is None:
         return split

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from fedtranscribe.catalogue import SPLITS, STATE
 from fedtranscribe.config import OwnData
 from fedtranscribe.data.classes import Classes, below, settled
 from fedtranscribe.data.folders import stacked
@@ -28,14 +29,8 @@ from fedtranscribe.errors import (
 from fedtranscribe.privacy.record_note import OWN, stated
 from fedtranscribe.reading import read_object
 
-_SPLITS, _STATE, _INFO = "dataset_dict.json", "state.json", "dataset_info.json"
 _TRAIN, _TEST = "train", "test"
 _BATCH = 64
-
-
-def is_saved_dataset(path: Path) -> bool:
-    """Whether a folder looks as `save_to_disk` leaves it."""
-    return (path / _SPLITS).is_file() or all((path / n).is_file() for n in (_STATE, _INFO))
 
 
 def load_saved_dataset(path: Path, own: OwnData) -> DataSplit:
@@ -67,9 +62,9 @@ def load_saved_dataset(path: Path, own: OwnData) -> DataSplit:
             f"{str(path)!r} is read by the package datasets, which is not installed; "
             "run: pip install 'fedtranscribe[datasets]'"
         )
-    if not (path / _SPLITS).is_file():
+    if not (path / SPLITS).is_file():
         return split_by_id(_read(path, path, own))
-    names = (_object(path / _SPLITS)).get("splits")
+    names = (_object(path / SPLITS)).get("splits")
     if not isinstance(names, list) or _TRAIN not in names:
         shown = ", ".join(map(repr, names)) if isinstance(names, list) else "none"
         raise DataNotFoundError(
@@ -116,7 +111,7 @@ def _read(part: Path, whole: Path, own: OwnData) -> ImageSet:
 
 def _table(part: Path) -> Any:
     """The columns of one split, on disk; nothing is decoded yet."""
-    files = _object(part / _STATE).get("_data_files")
+    files = _object(part / STATE).get("_data_files")
     names = [file.get("filename") for file in files or [] if isinstance(file, dict)]
     for name in names:
         # A file elsewhere is not part of these data.

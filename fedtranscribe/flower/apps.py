@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from fedtranscribe.config import FederationSettings, read_toml
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from fedtranscribe.config import FederationSettings, build, read_toml
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.reading import parse_toml
 
@@ -89,6 +92,11 @@ class App:
         return next((key for key in self.defaults if key.replace("_", "-") == wanted), None)
 
 
+def is_packaged(app: App) -> bool:
+    """Whether it is one of ours, whose settings are those of `FederationSettings`."""
+    return app.folder in {folder.resolve() for folder in known_apps().values()}
+
+
 def find_app(name: str) -> App:
     """Find an app by the path of its folder or by its name.
 
@@ -128,6 +136,46 @@ def known_apps() -> dict[str, Path]:
 
 def _is_app(folder: Path) -> bool:
     return (folder / "pyproject.toml").is_file()
+
+
+def settings_from(run_config: Mapping[str, Any]) -> FederationSettings:
+    """Settings out of Flower's flat run-config, whose keys look like `dpsd.round-rows`.
+
+    Raises:
+        ConfigError: names every wrong value.
+    """
+    values: dict[str, Any] = {}
+    for key, value in run_config.items():
+        *tables, name = key.replace("-", "_").split(".")
+        if _is_unset(_field(tables, name), value):
+            continue
+        inner = values
+        for table in tables:
+            inner = inner.setdefault(table, {})
+        inner[name] = value
+    return build(FederationSettings, values)
+
+
+def _field(tables: list[str], name: str) -> FieldInfo | None:
+    """What a setting may be; None where there is no such setting."""
+    kind: type[BaseModel] = FederationSettings
+    for table in tables:
+        inner = kind.model_fields.get(table)
+        found = None if inner is None else inner.annotation
+        if not (isinstance(found, type) and issubclass(found, BaseModel)):
+            return None
+        kind = found
+    return kind.model_fields.get(name)
+
+
+def _is_unset(field: FieldInfo | None, value: Any) -> bool:
+    """Whether a value stands for null, which run-config lacks: "", or 0 or -1 if out of bounds."""
+    if field is None or type(None) not in get_args(field.annotation):
+        return False
+    bounds = [bound for bound in field.metadata if hasattr(bound, "ge") or hasattr(bound, "gt")]
+    if isinstance(value, bool | str) or not bounds:
+        return value == ""
+    return value == (-1 if any(getattr(bound, "ge", None) == 0 for bound in bounds) else 0)
 
 
 def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:

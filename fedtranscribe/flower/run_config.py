@@ -2,17 +2,15 @@
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, get_args
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
-from pydantic import BaseModel
-from pydantic.fields import FieldInfo
 
-from fedtranscribe.config import FederationSettings, build
+from fedtranscribe.config import FederationSettings
 from fedtranscribe.errors import ConfigError, FedtranscribeError
+from fedtranscribe.flower.apps import settings_from
 from fedtranscribe.flower.run_files import ERROR, report_mistake
 from fedtranscribe.run_directory import check_writable
 from fedtranscribe.text import printable
@@ -20,46 +18,6 @@ from fedtranscribe.text import printable
 log = logging.getLogger(__name__)
 
 Serve = Callable[[Grid, FederationSettings, Path], None]
-
-
-def settings_from(run_config: Mapping[str, Any]) -> FederationSettings:
-    """Settings out of Flower's flat run-config, whose keys look like `dpsd.round-rows`.
-
-    Raises:
-        ConfigError: names every wrong value.
-    """
-    values: dict[str, Any] = {}
-    for key, value in run_config.items():
-        *tables, name = key.replace("-", "_").split(".")
-        if _is_unset(_field(tables, name), value):
-            continue
-        inner = values
-        for table in tables:
-            inner = inner.setdefault(table, {})
-        inner[name] = value
-    return build(FederationSettings, values)
-
-
-def _field(tables: list[str], name: str) -> FieldInfo | None:
-    """What a setting may be; None where there is no such setting."""
-    kind: type[BaseModel] = FederationSettings
-    for table in tables:
-        inner = kind.model_fields.get(table)
-        found = None if inner is None else inner.annotation
-        if not (isinstance(found, type) and issubclass(found, BaseModel)):
-            return None
-        kind = found
-    return kind.model_fields.get(name)
-
-
-def _is_unset(field: FieldInfo | None, value: Any) -> bool:
-    """Whether a value stands for null, which run-config lacks: "", or 0 or -1 if out of bounds."""
-    if field is None or type(None) not in get_args(field.annotation):
-        return False
-    bounds = [bound for bound in field.metadata if hasattr(bound, "ge") or hasattr(bound, "gt")]
-    if isinstance(value, bool | str) or not bounds:
-        return value == ""
-    return value == (-1 if any(getattr(bound, "ge", None) == 0 for bound in bounds) else 0)
 
 
 def run_folder(settings: FederationSettings, name: str, run_id: int) -> Path:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.filesize import decimal
 
-from fedtranscribe.catalogue import expect_root
+from fedtranscribe import catalogue
 from fedtranscribe.config.sources import new_folder
 from fedtranscribe.errors import ConfigError, SimulationError, StorageError
 from fedtranscribe.files import unwritable
-from fedtranscribe.flower.apps import App, Scalar, known_apps
+from fedtranscribe.flower.apps import App, Scalar, is_packaged, known_apps, settings_from
 from fedtranscribe.flower.run_files import ERROR, LOG, Tail, raise_mistake
 from fedtranscribe.result import METRICS
-from fedtranscribe.tracking import PROGRESS
+from fedtranscribe.tracking import PROGRESS, check_tracking
 
 if TYPE_CHECKING:
     from fedtranscribe.flower.superlink import PrivateSuperLink, RunStatus
@@ -58,12 +58,12 @@ def simulate(
         The run's folder.
 
     Raises:
-        DataNotFoundError: the data set needs a folder, and none was given.
+        ConfigError, DataError: as `expect_settings`.
         StorageError: the folder holds another run, or none to go on with, or cannot be written.
         SimulationError: Flower or Ray did not carry the run to its end; names the log.
         FedtranscribeError: the app refused the run.
     """
-    expect_data(app, chosen)
+    expect_settings(app, chosen)
     folder = Path(str(chosen["out"]))
     prepare(folder, chosen.get("resume") is True)
     say(f"run folder: {folder}")
@@ -123,15 +123,20 @@ def choose(
     return chosen
 
 
-def expect_data(app: App, chosen: Mapping[str, Scalar]) -> None:
-    """Refuse a data set that needs a folder and has none, before Flower starts.
+def expect_settings(app: App, chosen: Mapping[str, Scalar]) -> None:
+    """Refuse wrong settings, and data that are not there, before Flower starts.
 
     Raises:
-        DataNotFoundError: says which files go where, or how to fetch them.
+        ConfigError: names every wrong value.
+        DataError: as `catalogue.expect_data` and `expect_root`.
     """
     asked = {**app.defaults, **chosen}
+    if is_packaged(app):
+        check_tracking(settings_from(asked))
     if "data" in asked:
-        expect_root(str(asked["data"]), asked.get("data-root"))
+        data, root = str(asked["data"]), str(asked.get("data-root", ""))
+        catalogue.expect_data(data)
+        catalogue.expect_root(data, root, asked.get("download") is True)
 
 
 def expect_packaged(app: App) -> None:
@@ -140,8 +145,8 @@ def expect_packaged(app: App) -> None:
     Raises:
         ConfigError: names those that can be planned for.
     """
-    known = known_apps()
-    if app.folder not in {folder.resolve() for folder in known.values()}:
+    if not is_packaged(app):
+        known = known_apps()
         raise ConfigError(
             f"Expected a packaged app with --plan, got {app.folder}: only its own code knows what "
             f"it asks. Those with a plan: {', '.join(sorted(known)) or 'none are installed'}."

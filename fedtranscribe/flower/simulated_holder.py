@@ -9,7 +9,8 @@ from flwr.app import Context
 from fedtranscribe.config import FederationSettings
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.flower.run_config import run_folder, settings_from
+from fedtranscribe.flower.apps import settings_from
+from fedtranscribe.flower.run_config import run_folder
 from fedtranscribe.holder.node import Node
 from fedtranscribe.runs.simulation import (
     holder_name,

@@ -8,20 +8,20 @@ Guarantee
 
 import hashlib
 import importlib.util
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedtranscribe.catalogue import release_in
 from fedtranscribe.errors import ConfigError, HubError, PrivacyError, StorageError
+from fedtranscribe.names import expect_repository
 from fedtranscribe.releases.digests import HUB_CARD, HUB_FILES
 from fedtranscribe.releases.stamp import stamp_of
 from fedtranscribe.releases.statement import CARD, STATEMENT, PrivacyStatement, read_statement
 from fedtranscribe.releases.verification import verify
 
-_REPOSITORY = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}", re.ASCII)
 _MAIN = "main"
 
 
@@ -74,11 +74,10 @@ def plan_push(
         StorageError: there is no release.
         PrivacyError: the release is not what it says, or is stamped and nobody insists.
     """
-    if _REPOSITORY.fullmatch(repository) is None:
-        raise ConfigError(f"Expected the repository as OWNER/NAME, got {repository[:200]!r}.")
+    expect_repository(repository)
     if importlib.util.find_spec("huggingface_hub") is None:
         raise ConfigError("A push needs huggingface-hub: pip install 'fedtranscribe[hub]'.")
-    folder = _release_in(path)
+    folder = release_in(path)
     _expect_verified(folder, stamp_not_private)
     statement = read_statement(folder)
     files = _contents(folder, statement)
@@ -135,16 +134,6 @@ def push(plan: PushPlan, api: Any = None) -> str:
             revision=plan.revision,
         )
     return str(commit.commit_url)
-
-
-def _release_in(path: Path) -> Path:
-    """The folder itself, or the release of a run's folder."""
-    inside = path / "release"
-    if not (path / STATEMENT).is_file() and (inside / STATEMENT).is_file():
-        return inside
-    if not (path / STATEMENT).is_file() and (path / "config.toml").is_file():
-        raise StorageError(f"The run in {path} has no release; run: fedtranscribe release {path}")
-    return path
 
 
 def _expect_verified(folder: Path, stamp_not_private: bool) -> None:

@@ -14,15 +14,15 @@ from pydantic import (
     model_validator,
 )
 
+from fedtranscribe.catalogue import STATEMENT, no_release
 from fedtranscribe.config import LONGEST_NAME, is_name
-from fedtranscribe.errors import FedtranscribeError, PrivacyError, StorageError
+from fedtranscribe.errors import FedtranscribeError, PrivacyError
 from fedtranscribe.privacy.events import MOST_COUNT
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.reading import read_bounded
 from fedtranscribe.text import printable
 
-STATEMENT = "privacy.json"
 CARD = "card.md"
 SCHEMA = "fedtranscribe-privacy-1"
 SCHEMA_FILE = Path(__file__).with_name("privacy.schema.json")
@@ -228,10 +228,7 @@ def read_statement(folder: Path) -> PrivacyStatement:
     try:
         content = read_bounded(path)
     except OSError as error:
-        raise StorageError(
-            f"No release in {folder} ({STATEMENT}: {error.strerror}); "
-            "give a folder made by `fedtranscribe release`."
-        ) from None
+        raise no_release(folder, error.strerror) from None
     except ValueError as error:
         raise PrivacyError(f"{path} is no {SCHEMA}: {error}; fetch the release again.") from None
     try:

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedtranscribe.catalogue import expect_release
 from fedtranscribe.errors import FedtranscribeError
 from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.models.mixture import GaussianMixture
@@ -75,8 +76,7 @@ def verify(folder: Path) -> Verification:
             checks.append(Check(name, False, str(error).rstrip(".")))
         return checks[-1].ok
 
-    if not (folder / STATEMENT).is_file():
-        read_statement(folder)  # says what is missing
+    expect_release(folder)
     if check("statement", lambda: _statement(folder)):
         said = read_statement(folder)
         check("files", lambda: _files(folder, said))

@@ -13,7 +13,7 @@ from torch import Tensor
 from fedtranscribe.data import DrawnFrom, is_benchmark
 from fedtranscribe.data.archives import DRAWN_FROM, DRAWN_FROM_DATA
 from fedtranscribe.errors import ConfigError, StorageError
-from fedtranscribe.files import unwritable, write_atomically
+from fedtranscribe.files import expect_free, unwritable, write_atomically
 from fedtranscribe.models.diffusion import Synthesizer, load_synthesizer
 from fedtranscribe.result import Result
 from fedtranscribe.run_directory import DENOISER
@@ -96,14 +96,13 @@ def _parsed(words: str, classes: int) -> list[int]:
 # ---------------------------------------------------------------- files
 
 
-def expect_free(out: Path) -> None:
+def expect_writable(out: Path) -> None:
     """Fail before any work where samples could not be written.
 
     Raises:
         StorageError: something is there already, or the folder cannot be written.
     """
-    if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise StorageError(f"{out} exists already; choose another --out.")
+    expect_free(out)
     if out.suffix != ".npz" and out.suffix:
         raise ConfigError(f"Expected --out {out} as a file .npz, or a folder without an ending.")
     if out.suffix != ".npz":

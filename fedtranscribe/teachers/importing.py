@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from fedtranscribe.capabilities import MOST_SHARDS
-from fedtranscribe.catalogue import expect_network
+from fedtranscribe.catalogue import DECLARATION, expect_declaration, expect_network
 from fedtranscribe.config import (
     LONGEST_NAME,
     OwnData,
@@ -48,8 +48,6 @@ from fedtranscribe.models.headers import MOST_CHANNELS, MOST_CLASSES, MOST_SIDE
 from fedtranscribe.reading import read_bounded
 from fedtranscribe.teachers.manifest import Imported, Manifest
 from fedtranscribe.teachers.training import shard_file
-
-DECLARATION = "networks.toml"
 
 TEMPLATE = f"""\
 # {DECLARATION}: what you declare of the networks in this folder. Nothing here can be seen from
@@ -155,7 +153,8 @@ def read_networks(folder: Path, split: DataSplit | None, settings: TranscribeSet
         ConfigError: the declaration is absent or incomplete, or what it declares is not so.
         ModelMismatchError: it describes other records than these.
     """
-    declared = build(Declaration, _declared_in(folder))
+    expect_declaration(folder)
+    declared = build(Declaration, read_toml(folder / DECLARATION))
     expect_network(declared.architecture)
     shards = declared.shards or len(declared.networks)
     if len(declared.networks) > shards:
@@ -253,16 +252,6 @@ def import_networks(networks: Networks, out: Path, progress: Progress) -> None:
 
 
 # ---------------------------------------------------------------- what is checked
-
-
-def _declared_in(folder: Path) -> dict[str, object]:
-    path = folder / DECLARATION
-    if not path.is_file():
-        raise ConfigError(
-            f"Expected {DECLARATION} in {folder}: it says on what the networks were trained, and "
-            "who declares that. `fedtranscribe teacher import --template` prints one."
-        )
-    return read_toml(path)
 
 
 def _expect_different(files: tuple[Path, ...]) -> None:

@@ -10,16 +10,14 @@ from typing import Literal
 from pydantic import Field, ValidationError, field_validator
 
 from fedtranscribe.capabilities import MOST_SHARDS
+from fedtranscribe.catalogue import MANIFEST, no_teachers
 from fedtranscribe.config import LONGEST_NAME, OwnData, Settings, TeacherSettings
-from fedtranscribe.errors import ModelError, ModelMismatchError, StorageError
+from fedtranscribe.errors import ModelError, ModelMismatchError
 from fedtranscribe.files import write_atomically
 from fedtranscribe.models.backbones import Backbone
 from fedtranscribe.models.headers import MOST_CHANNELS, MOST_CLASSES, MOST_SIDE
 from fedtranscribe.privacy.record_note import POSITION, UNSTATED, alike, stated, words
 from fedtranscribe.reading import read_json
-
-FILE = "manifest.json"
-"""Every shard is a file, and is looked for whenever teachers are opened."""
 
 
 class Imported(Settings):
@@ -122,7 +120,7 @@ class Manifest(Settings):
 
     def save(self, folder: Path) -> None:
         """Write to `folder/manifest.json`, atomically."""
-        write_atomically(folder / FILE, self.model_dump_json(indent=2).encode())
+        write_atomically(folder / MANIFEST, self.model_dump_json(indent=2).encode())
 
 
 def load_manifest(folder: Path) -> Manifest:
@@ -132,13 +130,11 @@ def load_manifest(folder: Path) -> Manifest:
         StorageError: there is none.
         ModelError: it is not a manifest of ours.
     """
-    path = folder / FILE
+    path = folder / MANIFEST
     try:
         return Manifest.model_validate(read_json(path))
     except OSError:
-        raise StorageError(
-            f"No {FILE} in {folder}; make teachers with `fedtranscribe teacher train`."
-        ) from None
+        raise no_teachers(folder) from None
     except (ValueError, ValidationError):
         raise ModelError(
             f"{path} is not a manifest of fedtranscribe 1; train the teachers again."

@@ -19,12 +19,13 @@ from joblib.externals.loky import get_reusable_executor
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fedtranscribe.catalogue import MANIFEST
 from fedtranscribe.config import TeacherSettings
 from fedtranscribe.data import ImageSet, assign_shards, augment
 from fedtranscribe.errors import StorageError
 from fedtranscribe.models import Classifier, build, is_small, load_state, restore, save
 from fedtranscribe.teachers.frozen import FrozenBackbone
-from fedtranscribe.teachers.manifest import FILE, Manifest, load_manifest
+from fedtranscribe.teachers.manifest import Manifest, load_manifest
 
 Progress = Callable[[int, int], None]
 
@@ -138,7 +139,7 @@ def _threads(count: int) -> Iterator[None]:
 
 def _begin(manifest: Manifest, folder: Path) -> bool:
     """Claim the folder for these teachers; whether they are complete already."""
-    if not (folder / FILE).exists():
+    if not (folder / MANIFEST).exists():
         if folder.is_dir() and any(folder.iterdir()):
             raise StorageError(f"{folder} is not empty; choose another --out for the teachers.")
         manifest.save(folder)

@@ -15,7 +15,7 @@ from fedtranscribe.data import load
 from fedtranscribe.data.ledgers import ledger_of
 from fedtranscribe.errors import ConfigError, DataNotFoundError, InvalidDataError
 from fedtranscribe.evaluation.audit import plant, save_planted
-from fedtranscribe.flower.run_config import settings_from
+from fedtranscribe.flower.apps import settings_from
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.ledger import Ledger

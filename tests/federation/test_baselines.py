@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 from fedtranscribe.config import BaselineSettings
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError, QuorumError
+from fedtranscribe.flower.apps import settings_from
 from fedtranscribe.flower.baselines import (
     answer_training,
     holder_of,
@@ -18,7 +19,6 @@ from fedtranscribe.flower.baselines import (
     run_baseline,
     train_locally,
 )
-from fedtranscribe.flower.run_config import settings_from
 from fedtranscribe.flower.simulated import _serve, simulated_client_app
 from fedtranscribe.methods import ensemble_distillation
 from fedtranscribe.models import Classifier, Generator, build

@@ -3,7 +3,7 @@
 import pytest
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.flower.run_config import settings_from
+from fedtranscribe.flower.apps import settings_from
 
 
 @pytest.mark.parametrize(

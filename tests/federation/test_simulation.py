@@ -13,8 +13,8 @@ from fedtranscribe.config import FederationSettings
 from fedtranscribe.data import DataSplit, load, overlap
 from fedtranscribe.errors import ConfigError, DataNotFoundError, StorageError
 from fedtranscribe.flower import deployed
-from fedtranscribe.flower.apps import find_app, known_apps
-from fedtranscribe.flower.run_config import run_folder, settings_from
+from fedtranscribe.flower.apps import find_app, known_apps, settings_from
+from fedtranscribe.flower.run_config import run_folder
 from fedtranscribe.flower.simulated import _serve, simulated_client_app
 from fedtranscribe.runs.simulation import (
     load_data,

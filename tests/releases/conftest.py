@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from fedtranscribe.config import TranscribeSettings
-from fedtranscribe.flower.run_config import settings_from
+from fedtranscribe.flower.apps import settings_from
 from fedtranscribe.flower.simulated import _serve, simulated_client_app
 from fedtranscribe.mechanisms import SeededNoise
 from fedtranscribe.releases import make_release

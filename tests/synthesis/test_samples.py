@@ -15,7 +15,7 @@ from fedtranscribe.result_parts import Diffusion
 from fedtranscribe.synthesis import prepare, synthesize
 from fedtranscribe.synthesis.samples import (
     chosen_labels,
-    expect_free,
+    expect_writable,
     open_run,
     write_samples,
 )
@@ -121,12 +121,12 @@ def test_places_that_samples_cannot_go(tmp_path: Path):
     (tmp_path / "folder" / "notes.txt").write_text("mine")
     for taken in ("there.npz", "folder"):
         with pytest.raises(StorageError, match="exists already"):
-            expect_free(tmp_path / taken)
+            expect_writable(tmp_path / taken)
     with pytest.raises(StorageError, match=r"there\.npz"):
-        expect_free(tmp_path / "there.npz" / "x.npz")
+        expect_writable(tmp_path / "there.npz" / "x.npz")
     with pytest.raises(ConfigError, match=r"\.npz"):
-        expect_free(tmp_path / "samples.csv")
-    expect_free(tmp_path / "new" / "samples.npz")
+        expect_writable(tmp_path / "samples.csv")
+    expect_writable(tmp_path / "new" / "samples.npz")
 
 
 def test_runs_that_have_no_model(tmp_path: Path, run: Path):

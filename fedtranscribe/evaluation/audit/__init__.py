@@ -14,9 +14,9 @@ risk         ε in words
 audit        one finished run -> all of it, and what of it may be published
 """
 
-from fedtranscribe.config.evaluation import AuditSettings
+from fedtranscribe.config.evaluation import AuditSettings, CanaryKind
 from fedtranscribe.evaluation.audit.audit import Audit, audit
-from fedtranscribe.evaluation.audit.canaries import Canaries, CanaryKind, plant, save_planted
+from fedtranscribe.evaluation.audit.canaries import Canaries, plant, save_planted
 from fedtranscribe.evaluation.audit.findings import Check, Claim, Finding, expect_sound
 from fedtranscribe.evaluation.audit.game import play
 

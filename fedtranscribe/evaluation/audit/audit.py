@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from fedtranscribe.allowed import expect_allowed
+from fedtranscribe.catalogue import MANIFEST
 from fedtranscribe.config.evaluation import ATTACKS, ON_RECORDS, AuditSettings
 from fedtranscribe.data import DataSplit
 from fedtranscribe.errors import ConfigError, LedgerError, StorageError
@@ -48,7 +49,6 @@ from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.runs.finished import FinishedRun
-from fedtranscribe.teachers.manifest import FILE as MANIFEST
 from fedtranscribe.tracking import Progress, silent
 
 AUDIT = "audit.json"

@@ -6,7 +6,6 @@ run suffices for a lower bound on ε with a stated confidence (Steinke, Nasr and
 
 import io
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from fedtranscribe.config.evaluation import CanaryKind
 from fedtranscribe.data import DataSplit, ImageSet
 from fedtranscribe.data.npz import keys_of, read_arrays
 from fedtranscribe.errors import ConfigError, InvalidDataError
@@ -29,15 +29,6 @@ PLANTED = "planted.npz"
 CANARIES = "canaries.npz"
 _ID = "canary-{}"
 _FIELDS = {"images", "labels", "used"}
-
-
-class CanaryKind(StrEnum):
-    """What a canary looks like."""
-
-    PATTERN = "pattern"
-    """Random pixels with a random label: nothing else teaches them."""
-    MISLABELLED = "mislabelled"
-    """A copy of a private record under a wrong label."""
 
 
 @dataclass(frozen=True, eq=False)
