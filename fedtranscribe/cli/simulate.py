@@ -23,6 +23,7 @@ from fedtranscribe.flower.simulate import (
 from fedtranscribe.result import Result, Shown, with_private_scores
 from fedtranscribe.result_parts import StatedGuarantee
 from fedtranscribe.stage_bars import StageBars
+from fedtranscribe.text import counted
 
 _EXAMPLES = """Simulate a federation: data holders and server as a Flower app, on this machine.
 
@@ -97,7 +98,10 @@ simulate_command.__doc__ = _EXAMPLES
 def show(shown: Shown, folder: Path) -> None:
     """Print a finished run: accuracy, then privacy, then where things are."""
     result = shown.result
-    words = [f"method {result.method}", f"rows {result.rows}"]
+    words = [f"method {result.method}"]
+    if result.answers is not None:
+        sums = result.answers.privacy == "moments"
+        words.append(counted(result.rows, "noisy sum" if sums else "row"))
     if result.federation is not None:
         words.append(f"holders {result.federation.holders}")
     say(", ".join(words))

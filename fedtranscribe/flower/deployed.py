@@ -77,8 +77,8 @@ def serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
         # It is of a public benchmark, or there is none.
         tested = None if test is None else HeldOut(test, public=True)
         result = federate(settings, transport, run, expected=expected, test=tested, report=report)
-    stated = result.guarantee
-    log.info("sound ε %s (%s); run folder %s", stated.epsilon, stated.unit, out)
+    log.info("%s", result.guarantee)
+    log.info("results and networks: %s", out)
 
 
 def _test_images(settings: FederationSettings) -> ImageSet | None:

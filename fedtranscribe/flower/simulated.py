@@ -1,7 +1,6 @@
 """The ServerApp and ClientApp of a simulation; the folders under `simulations/` only name them."""
 
 import logging
-import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,7 +29,6 @@ from fedtranscribe.flower.run_config import make_server_app, settings_from
 from fedtranscribe.flower.simulated_holder import open_simulated, simulated_part
 from fedtranscribe.models import Classifier, build, pick_device, save_network
 from fedtranscribe.models.inference import accuracy
-from fedtranscribe.result import Result
 from fedtranscribe.result_parts import Accuracy, StatedGuarantee
 from fedtranscribe.run_directory import STUDENT, RunDirectory
 from fedtranscribe.runs.federate import federate
@@ -79,7 +77,6 @@ def simulated_server_app(name: str) -> ServerApp:
 
 
 def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
-    log.info("run folder: %s", out)
     settings, split, _ = _prepared(settings)
     starting = RunDirectory.resume if settings.resume else RunDirectory.create
     run = starting(out, settings)
@@ -89,7 +86,7 @@ def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
         return
     addresses = _addresses(grid, settings.holders)
     if settings.method in TRAINERS:
-        train_at_holders(
+        result = train_at_holders(
             settings,
             OverFlower(grid, addresses, settings.timeout, settings.first_timeout),
             run,
@@ -99,6 +96,7 @@ def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
             data_id=split.train.data_id,
             report=Tracker(out, settings),
         )
+        log.info("%s", result.guarantee)
         log.info("results and network: %s", out)
         return
     if settings.method != "feddpsd":
@@ -115,14 +113,11 @@ def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
         report=Tracker(out, settings),
     )
     if result.accuracy is not None and result.accuracy.student is not None:
-        log.info("student %.1f %%", 100 * result.accuracy.student)
-    stated = result.guarantee
-    log.info(
-        "sound ε %s (%s); published formula %.4g, no guarantee",
-        stated.epsilon,
-        stated.unit,
-        _formula(result),
-    )
+        log.info("accuracy of the student: %s", f"{result.accuracy.student:.1%}")
+    published = result.guarantee.published
+    log.info("%s", result.guarantee)
+    if published is not None and published.epsilon is not None:
+        log.info("the published formula prints %.4g, which is no guarantee", published.epsilon)
     log.info("results, networks and figures: %s", out)
 
 
@@ -172,12 +167,6 @@ def _prepared(
     parts = partitions(settings, split.train)
     _refuse_private_images(settings, NamedData.of(settings.data, split))
     return with_features(settings.settled(), split.train.size), split, parts
-
-
-def _formula(result: Result) -> float:
-    """What the paper's formula prints; infinite where it has no value."""
-    published = result.guarantee.published
-    return math.inf if published is None or published.epsilon is None else published.epsilon
 
 
 def _refuse_private_images(settings: FederationSettings, private: NamedData) -> None:

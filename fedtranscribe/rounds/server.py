@@ -353,7 +353,15 @@ class Server:
             self._curve[1].append(value)
         stated = self._plan.guarantee(self._standing.rows, self._unit, Adjacency.ZERO_OUT)
         spent = stated.epsilon if stated else None
-        log.info("%s: %d rows, accuracy %s, ε %s", query.id, method.rows, value, spent)
+        log.info(
+            "%s: %s %s/%s%s, %s",
+            query.id,
+            method.stage,
+            f"{method.rows:,}",
+            f"{self._plan.rows:,}",
+            "" if value is None else f", accuracy {value:.1%}",
+            "no guarantee" if spent is None else f"ε = {spent:.4g}",
+        )
         self._report(
             {
                 "stage": method.stage,
