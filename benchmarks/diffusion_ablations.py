@@ -1,30 +1,22 @@
 """The ablations of dp-promise and DP-SAD in small, and what becomes of the papers' claims.
 
-    python benchmarks/diffusion_ablations.py                              # the packaged digits
-    python benchmarks/diffusion_ablations.py --data mnist --data-root DIR --only dp-promise
-    python benchmarks/diffusion_ablations.py --case dp-sad:base dp-sad:lambda-0 --seed 0 1 2
-
 Every case changes one setting of the method's default at a sound ε of 10, with 25 sampling steps.
 The cases of a method and a seed begin with one mixture and one network pre-trained on its samples,
 so that they differ by their setting alone; T-100 needs a pre-training of its own. `start-alone` is
 all but the pre-trained network: it sees an eighth of the records, once. Cases of the sampler draw
-anew from the network of `base`, which costs nothing. Resumable but for a pre-training: runs stay in
-`--work`, finished lines in `results/diffusion_ablations.jsonl`. The table, with a row for each
-claim of the papers, goes to `results/diffusion_ablations.md`.
+anew from the network of `base`, which costs nothing. Runs and pre-trained networks stay in
+`--work`. The table has a row for each claim of the papers.
 """
 
-import argparse
 import statistics
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import torch
-from kept_lines import add_line, read_lines
 
+from benchmarks.harness import Benchmark, Case, Line, Options, grid, page, select, spread
 from fedtranscribe.config import SynthesizeSettings, build
 from fedtranscribe.config.evaluation import EvaluationSettings
 from fedtranscribe.evaluation.evaluate import evaluate
@@ -37,17 +29,18 @@ from fedtranscribe.synthesis.method import Trainer
 from fedtranscribe.synthesis.preparation import Prepared
 from fedtranscribe.synthesis.started import MIXTURE, StartedTrainer
 
-RESULTS = Path(__file__).parent / "results"
-LINES = RESULTS / "diffusion_ablations.jsonl"
 DATA = ("digits", "mnist", "fashion-mnist")
 EPSILON = 10.0
 # DP-SAD's default; more than dp-promise's, so that only its cases of the sampler depend on it.
 SAMPLING_STEPS = 25
 BASE = "base"
+SAMPLES = 2_000
+"""Images to learn from."""
+QUICK = {"pretrain_epochs": 0.05, "sampling_steps": 2, "size": "tiny"}
 
 
 @dataclass(frozen=True)
-class Case:
+class Change:
     """What differs from the method's default.
 
     Attributes:
@@ -76,38 +69,38 @@ class Forked(Prepared):
         trainer = super().trainer(noise, bits)
         assert isinstance(trainer, StartedTrainer)
         own = trainer.training.state()
-        kept = {name: own[name] for name in ("plan", "discriminator") if name in own}
-        trainer.load_state({**self.begun, **kept})
+        apart = {name: own[name] for name in ("plan", "discriminator") if name in own}
+        trainer.load_state({**self.begun, **apart})
         return trainer
 
 
-CASES: dict[str, dict[str, Case]] = {
+CHANGES: dict[str, dict[str, Change]] = {
     "dp-promise": {
-        BASE: Case(),
-        "start-alone": Case({"phase2_epochs": 0.125}),
-        "phase1": Case({"phase1": True}),
+        BASE: Change(),
+        "start-alone": Change({"phase2_epochs": 0.125}),
+        "phase1": Change({"phase1": True}),
         # 800, as in the paper, takes more than is left beside the start.
-        "S-850": Case({"boundary": 850}),
-        "K-8": Case({"copies": 8}),
-        "time-embedding-trained": Case({"freeze_time_embedding": False}),
-        "steps-10": Case(sampling={"steps": 10}),
-        "steps-100": Case(sampling={"steps": 100}),
-        "rho-1": Case(sampling={"eta": 1.0}),
-        "w-1": Case(sampling={"guidance": 1.0}),
+        "S-850": Change({"boundary": 850}),
+        "K-8": Change({"copies": 8}),
+        "time-embedding-trained": Change({"freeze_time_embedding": False}),
+        "steps-10": Change(sampling={"steps": 10}),
+        "steps-100": Change(sampling={"steps": 100}),
+        "rho-1": Change(sampling={"eta": 1.0}),
+        "w-1": Change(sampling={"guidance": 1.0}),
     },
     "dp-sad": {
-        BASE: Case(),
-        "start-alone": Case({"epochs": 0.125}),
-        "lambda-0": Case({"adversarial_weight": 0.0}),
-        "lambda-0.5": Case({"adversarial_weight": 0.5}),
-        "lambda-4": Case({"adversarial_weight": 4.0}),
-        "teacher-loss-alone": Case({"data_weight": 0.0, "adversarial_weight": 0.0}),
-        "T-100": Case({"time_steps": 100}, apart=True),
-        "no-conditioning": Case(
+        BASE: Change(),
+        "start-alone": Change({"epochs": 0.125}),
+        "lambda-0": Change({"adversarial_weight": 0.0}),
+        "lambda-0.5": Change({"adversarial_weight": 0.5}),
+        "lambda-4": Change({"adversarial_weight": 4.0}),
+        "teacher-loss-alone": Change({"data_weight": 0.0, "adversarial_weight": 0.0}),
+        "T-100": Change({"time_steps": 100}, apart=True),
+        "no-conditioning": Change(
             {"student_conditioning": False, "discriminator_conditioning": False}
         ),
-        "student-conditioning": Case({"discriminator_conditioning": False}),
-        "teacher-dp": Case({"teacher": "dp"}),
+        "student-conditioning": Change({"discriminator_conditioning": False}),
+        "teacher-dp": Change({"teacher": "dp"}),
     },
 }
 
@@ -153,71 +146,49 @@ CLAIMS = (
 )
 
 
-def main() -> None:
-    options = _options()
-    for seed in options.seed:
-        for method, name in _chosen(options):
-            key = {"data": options.data, "method": method, "case": name, "seed": seed}
-            if any(key.items() <= line.items() for line in read_lines(LINES)):
-                continue
-            line = key | _measure(method, name, seed, options)
-            add_line(LINES, line)
-    table = _table(read_lines(LINES))
-    (RESULTS / "diffusion_ablations.md").write_text(table, encoding="utf-8")
+CASES = [
+    {"data": data, "method": method, "case": name, "seed": 0}
+    for data in DATA
+    for method, changes in CHANGES.items()
+    for name in changes
+]
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data", default="digits", choices=DATA)
-    parser.add_argument("--data-root", type=Path, help="where MNIST and Fashion-MNIST are")
-    parser.add_argument("--only", choices=list(CASES), help="one of the methods")
-    parser.add_argument("--case", nargs="*", default=[], help="METHOD:CASE, …; all if left out")
-    parser.add_argument("--seed", type=int, nargs="*", default=[0])
-    parser.add_argument("--samples", type=int, default=2_000, help="images to learn from")
-    parser.add_argument("--work", type=Path, default=Path("runs/diffusion-ablations"))
-    return parser.parse_args()
-
-
-def _chosen(options: argparse.Namespace) -> Iterator[tuple[str, str]]:
-    for method, cases in CASES.items():
-        for name in cases:
-            wanted = not options.case or f"{method}:{name}" in options.case
-            if wanted and options.only in (None, method):
-                yield method, name
-
-
-def _measure(method: str, name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
-    case, began = CASES[method][name], time.process_time()
-    run = _trained(method, BASE if case.sampling else name, seed, options)
-    if case.sampling:
+def measure(case: Case, options: Options) -> Line:
+    """A training, or another sampler for the network of `base`."""
+    change = CHANGES[case["method"]][case["case"]]
+    run = _trained({**case, "case": BASE} if change.sampling else case, options)
+    if change.sampling:
         assert isinstance(run.generator, Synthesizer)
-        sampling = replace(run.generator.sampling, **case.sampling)
+        sampling = replace(run.generator.sampling, **change.sampling)
         run = replace(run, generator=replace(run.generator, sampling=sampling))
-    chosen = EvaluationSettings(
-        classifiers=("cnn",),
-        samples=options.samples,
-        seed=seed,
-        data_root=options.data_root,
+    samples = 100 if options.quick else SAMPLES
+    found = evaluate(
+        run,
+        EvaluationSettings(
+            classifiers=("cnn",),
+            samples=samples,
+            seed=case["seed"],
+            data_root=options.data_root,
+        ),
     )
-    found = evaluate(run, chosen)
     return {
         # A student without labels gives images that a classifier cannot learn from.
         "cnn": found.get("downstream", {}).get("cnn"),
         "fid": found["fidelity"]["fid"],
         "sound": run.result.guarantee.epsilon,
-        "samples": options.samples,
-        "cpu_seconds": round(time.process_time() - began),
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "samples": samples,
     }
 
 
-def _trained(method: str, name: str, seed: int, options: argparse.Namespace) -> FinishedRun:
-    folder = options.work / f"{options.data}-{method}-{name}-{seed}"
+def _trained(case: Case, options: Options) -> FinishedRun:
+    data, method, name, seed = (case[key] for key in ("data", "method", "case", "seed"))
+    folder, change = options.work / f"{data}-{method}-{name}-{seed}", CHANGES[method][name]
     settings = build(
         SynthesizeSettings,
         {
             "method": method,
-            "data": options.data,
+            "data": data,
             "data_root": options.data_root,
             "epsilon": EPSILON,
             "seed": seed,
@@ -225,14 +196,14 @@ def _trained(method: str, name: str, seed: int, options: argparse.Namespace) -> 
             "evaluate": False,
             # The data are public, so every run may have a ledger of its own.
             "ledger": folder.with_suffix(".sqlite"),
-            method.replace("-", "_"): CASES[method][name].options,
+            method.replace("-", "_"): change.options,
+            **(QUICK if options.quick else {}),
         },
     )
     if not (folder / "metrics.json").exists():
-        folder.parent.mkdir(parents=True, exist_ok=True)
         resume, prepared = (folder / "config.toml").exists(), prepare(settings)
-        if not CASES[method][name].apart:
-            begun = _begun(prepared, options.work / f"{options.data}-{method}-begun-{seed}.pt")
+        if not change.apart:
+            begun = _begun(prepared, options.work / f"{data}-{method}-begun-{seed}.pt")
             parts = {each.name: getattr(prepared, each.name) for each in fields(prepared)}
             prepared = Forked(**parts, begun=begun)
         synthesize(prepared, folder, resume=resume, say=print)
@@ -253,90 +224,75 @@ def _begun(prepared: Prepared, path: Path) -> dict[str, Any]:
 # ---------------------------------------------------------------- the table
 
 
-def _table(lines: list[dict[str, Any]]) -> str:
-    rows = [
+def table(lines: list[Line]) -> str:
+    """For each data set the figures, then the claims."""
+    samples = " or ".join(f"{count:,}" for count in sorted({line["samples"] for line in lines}))
+    parts = []
+    for data in DATA:
+        if of_data := select(lines, {"data": data}):
+            head = ("method", "case", "CNN", "FID", "runs")
+            claims = grid(("paper", "claim", "here", "by"), (_row(of_data, c) for c in CLAIMS))
+            parts += [f"## {data}", grid(head, _figures(of_data)), claims]
+    return page(
         "# Ablations of dp-promise and DP-SAD in small",
-        "",
         "By `benchmarks/diffusion_ablations.py`. Each case changes one setting of the method's "
         f"default, with its private start, at a sound ε of {EPSILON:g} (record, zero-out, "
         f"δ = 1e-5) and with {SAMPLING_STEPS} sampling steps. Cases of one seed share mixture and "
         "pre-trained network. CNN: accuracy in per cent on all real test images after learning "
-        f"from {_samples(lines)} samples alone; FID is under the project's own features. Mean over "
+        f"from {samples} samples alone; FID is under the project's own features. Mean over "
         "runs (lowest – highest). A claim is judged by runs that began from one pre-trained "
         "network. Seed 0 of dp-sad has two: the cases of conditioning and teacher began from the "
         "second, lambda-0.5 and T-100 from the first, all others once from each.",
-    ]
-    for data in DATA:
-        of_data = [line for line in lines if line["data"] == data]
-        if of_data:
-            rows += ["", f"## {data}", "", *_figures(of_data), "", *_claims(of_data)]
-    return "\n".join(rows) + "\n"
+        *parts,
+    )
 
 
-def _samples(lines: list[dict[str, Any]]) -> str:
-    return " or ".join(f"{count:,}" for count in sorted({line["samples"] for line in lines}))
+def _figures(lines: list[Line]) -> Iterator[tuple[object, ...]]:
+    for method, changes in CHANGES.items():
+        for name in changes:
+            if fid := list(_by_network(lines, method, name, "fid").values()):
+                scores = _by_network(lines, method, name, "cnn").values()
+                cnn = spread([100 * score for score in scores]) if scores else "no labels"
+                yield method, name, cnn, spread(fid), len(fid)
 
 
-def _figures(lines: list[dict[str, Any]]) -> list[str]:
-    rows = ["| method | case | CNN | FID | runs |", "| --- | --- | --- | --- | --- |"]
-    for method, cases in CASES.items():
-        for name in cases:
-            if fid := _scores(lines, method, name, "fid"):
-                cnn = [100 * score for score in _scores(lines, method, name, "cnn")]
-                shown = _spread(cnn) if cnn else "no labels"
-                rows.append(f"| {method} | {name} | {shown} | {_spread(fid)} | {len(fid)} |")
-    return rows
-
-
-def _claims(lines: list[dict[str, Any]]) -> list[str]:
-    rows = ["| paper | claim | here | by |", "| --- | --- | --- | --- |"]
-    for claim in CLAIMS:
-        better = _by_network(lines, claim.method, claim.better, claim.metric)
-        worse = _by_network(lines, claim.method, claim.worse, claim.metric)
-        shared = sorted(better.keys() & worse.keys())
-        verdict = _verdict(claim, [better[key] for key in shared], [worse[key] for key in shared])
-        rows.append(f"| {claim.method}, {claim.where} | {claim.words} | {verdict} |")
-    return rows
-
-
-def _verdict(claim: Claim, better: list[float], worse: list[float]) -> str:
+def _row(lines: list[Line], claim: Claim) -> tuple[str, ...]:
     """Whether a claim holds, by as many runs of either case; ranges that overlap show nothing."""
+    better = _by_network(lines, claim.method, claim.better, claim.metric)
+    worse = _by_network(lines, claim.method, claim.worse, claim.metric)
     unit, scale, sign = ("points", 100, 1) if claim.metric == "cnn" else ("FID", 1, -1)
-    if not better:
-        return f"not tested | {unit}"
-    gain = sign * scale * (statistics.mean(better) - statistics.mean(worse))
-    told = f"{gain:+.1f} {unit}, {len(better)} runs each"
-    if len(better) < 2:
-        return f"one run | {gain:+.1f} {unit}"
-    if min(sign * x for x in better) > max(sign * x for x in worse):
-        return f"holds | {told}"
-    if max(sign * x for x in better) < min(sign * x for x in worse):
-        return f"does not hold | {told}"
-    return f"no difference seen | {told}"
+    shared = sorted(better.keys() & worse.keys())
+    good = [sign * better[key] for key in shared]
+    bad = [sign * worse[key] for key in shared]
+    return f"{claim.method}, {claim.where}", claim.words, *_verdict(good, bad, scale, unit)
 
 
-def _scores(lines: list[dict[str, Any]], method: str, name: str, metric: str) -> list[float]:
-    return list(_by_network(lines, method, name, metric).values())
+def _verdict(good: list[float], bad: list[float], scale: int, unit: str) -> tuple[str, str]:
+    if not good:
+        return "not tested", unit
+    gain = f"{scale * (statistics.mean(good) - statistics.mean(bad)):+.1f} {unit}"
+    if len(good) < 2:
+        return "one run", gain
+    gain += f", {len(good)} runs each"
+    if min(good) > max(bad):
+        return "holds", gain
+    return "does not hold" if max(good) < min(bad) else "no difference seen", gain
 
 
 def _by_network(
-    lines: list[dict[str, Any]], method: str, name: str, metric: str
+    lines: list[Line], method: str, name: str, metric: str
 ) -> dict[tuple[int, int], float]:
     """{(seed, which pre-trained network of that seed): score}; lines without a score left out."""
-    key = {"method": method, "case": name}
-    found = (line for line in lines if key.items() <= line.items())
     return {
         (line["seed"], line.get("network", 1)): line[metric]
-        for line in found
+        for line in select(lines, {"method": method, "case": name})
         if line[metric] is not None
     }
 
 
-def _spread(scores: list[float]) -> str:
-    if len(scores) == 1:
-        return f"{scores[0]:.1f}"
-    return f"{statistics.mean(scores):.1f} ({min(scores):.1f} – {max(scores):.1f})"
-
-
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    table,
+    CASES,
+    measure,
+    quick=({"data": "digits", "method": "dp-promise", "case": BASE, "seed": 0},),
+)

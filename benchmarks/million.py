@@ -1,32 +1,34 @@
 """What a sum over a million records takes: rate and memory beside those of fewer records.
 
-    OMP_NUM_THREADS=1 python benchmarks/million.py          # ten minutes of a CPU for 10^6 records
-    OMP_NUM_THREADS=1 python benchmarks/million.py --records 1000 20000     # to try it
-
 Grey images of 28x28 in a folder of `.npy` files, two of each patient. One question for second
 moments and sums by class in the usual features (wavelets, 500 axes), answered with noise and
 charged to a ledger, in a process of its own for each number of records. Rates are records per CPU
-second, of one thread: other work may share the machine. Memory is the highest resident set of the
-process (VmHWM) and what of it belongs to no file (RssAnon), looked at after each segment and at the
-end. The second largest number of records is also summed with an interrupt at 70 %. A line per
-process goes to `results/million.jsonl`, and the table of the last run to `results/million.md`.
+second, of one thread (set OMP_NUM_THREADS=1): other work may share the machine. Memory is the
+highest resident set of the process (VmHWM) and what of it belongs to no file (RssAnon), read
+after each segment and at the end. `resumed` is a sum with an interrupt at 70 %.
 """
 
-import argparse
 import hashlib
-import json
 import shutil
-import subprocess
-import sys
-import tempfile
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from benchmarks.harness import (
+    MIB,
+    Benchmark,
+    Case,
+    Line,
+    Options,
+    grid,
+    in_a_fresh_process,
+    page,
+    resident,
+    select,
+)
 from fedtranscribe.data import draw_shapes, load
 from fedtranscribe.holder.answering import Holder
 from fedtranscribe.mechanisms import SeededNoise
@@ -38,50 +40,29 @@ from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.query import Kind, MomentsQuery
 from fedtranscribe.statistics import of_records
 
-RESULTS = Path(__file__).parent / "results"
 RECORDS, CLASSES, DRAWN = (10_000, 100_000, 1_000_000), 10, 1_000
 STOP_AT = 0.7
-MIB = 2**20
+CASES = [
+    *({"what": "whole", "records": n} for n in RECORDS),
+    {"what": "resumed", "records": RECORDS[-2]},
+]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--records", type=int, nargs="*", default=list(RECORDS))
-    parser.add_argument("--work", type=Path, help="folder for the images; a temporary one")
-    parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)
-    options = parser.parse_args()
-    if options.child:
-        print(json.dumps(answer(**options.child)))
-        return
-    with tempfile.TemporaryDirectory(dir=options.work) as folder:
-        lines = measure(sorted(options.records), Path(folder))
-    with (RESULTS / "million.jsonl").open("a") as stream:
-        stream.writelines(json.dumps(line) + "\n" for line in lines)
-    (RESULTS / "million.md").write_text(table(lines))
-
-
-def measure(records: list[int], folder: Path) -> list[dict[str, Any]]:
-    lines = []
-    for n in records:
-        data = folder / str(n)
-        write_images(n, data)
-        lines.append(in_a_process(data, folder / f"{n}-book"))
-        if len(records) > 1 and n == records[-2]:
-            stopped = in_a_process(data, folder / "stopped", stop=int(STOP_AT * n))
-            resumed = in_a_process(data, folder / "stopped")
-            assert resumed["answer"] == lines[-1]["answer"], "an interrupt changed the answer"
-            assert resumed["questions"] == 1, "an interrupt was charged for"
-            lines += [stopped | {"what": "stopped"}, resumed | {"what": "resumed"}]
-        shutil.rmtree(data)
-    return lines
-
-
-def in_a_process(data: Path, book: Path, stop: int | None = None) -> dict[str, Any]:
-    asked = json.dumps({"data": str(data), "book": str(book), "stop": stop})
-    command = [sys.executable, __file__, "--child", asked]
-    told = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    line = json.loads(told)
-    print(json.dumps(line), flush=True)
+def measure(case: Case, options: Options) -> Line:
+    """One question, or one that is interrupted and asked again."""
+    n = case["records"]
+    folder = options.work / f"{n}-{time.time_ns()}"
+    write_images(n, folder / "images")
+    try:
+        line = in_a_fresh_process(answer, folder / "images", folder / "whole", None)
+        if case["what"] == "resumed":
+            whole, book = line, folder / "stopped"
+            in_a_fresh_process(answer, folder / "images", book, int(STOP_AT * n))
+            line = in_a_fresh_process(answer, folder / "images", book, None)
+            assert line["answer"] == whole["answer"], "an interrupt changed the answer"
+            assert line["questions"] == 1, "an interrupt was charged for"
+    finally:
+        shutil.rmtree(folder)
     return line
 
 
@@ -105,10 +86,10 @@ def write_images(n: int, folder: Path) -> None:
     np.save(folder / "test_labels.npy", labels[:10])
 
 
-def answer(data: str, book: str, stop: int | None) -> dict[str, Any]:
+def answer(data: Path, folder: Path, stop: int | None) -> Line:
     """What one question takes; `stop` ends it, as a kill would, after so many records."""
     began = time.process_time()
-    records = load(data).train
+    records = load(str(data)).train
     loading = time.process_time() - began
     anonymous = [resident("RssAnon")]
 
@@ -124,7 +105,6 @@ def answer(data: str, book: str, stop: int | None) -> dict[str, Any]:
         "million/1", Kind.MOMENTS, features.centre, features.map, "scatter", CLASSES
     )
     plan = NoisePlan(NoiseMode.LOCAL, 1.0, 1)
-    folder = Path(book)
     folder.mkdir(exist_ok=True)
     statistics = of_records(records, torch.device("cpu"), folder, progress=look)
     budget = Budget(10.0, 1e-5, Unit.RECORD, Adjacency.ZERO_OUT)
@@ -139,58 +119,58 @@ def answer(data: str, book: str, stop: int | None) -> dict[str, Any]:
         questions = ledger.usage("million").queries
     seconds = time.process_time() - began
     return {
-        "what": "whole",
-        "records": len(records),
-        "seconds": round(seconds, 2),
-        "wall": round(time.monotonic() - wall, 1),
+        "cpu_seconds": round(seconds, 2),
+        "seconds": round(time.monotonic() - wall, 1),
         "loading": round(loading, 2),
         "rate": round(len(records) / seconds, 1),
-        "resident": round(resident("VmHWM"), 1),
-        "anonymous": round(max(*anonymous, resident("RssAnon")), 1),
+        "resident": round(resident("VmHWM") / MIB, 1),
+        "anonymous": round(max(*anonymous, resident("RssAnon")) / MIB, 1),
         "questions": questions,
         "answer": found,
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
     }
 
 
-def resident(key: str) -> float:
-    """A line of the kernel's account of this process, in MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(f"{key}:")).split()[1]) / 1024
-
-
-def table(lines: list[dict[str, Any]]) -> str:
-    whole = [line for line in lines if line["what"] == "whole"]
+def table(lines: list[Line]) -> str:
+    """The latest line of each number of records."""
+    latest = {(line["what"], line["records"]): line for line in lines}
+    whole = [line for (what, _), line in sorted(latest.items()) if what == "whole"]
     least, base = whole[0], whole[-2] if len(whole) > 1 else whole[0]
-    rows = [
+    resumed = []
+    for line in select(latest.values(), {"what": "resumed", "records": base["records"]}):
+        share = line["cpu_seconds"] / base["cpu_seconds"]
+        resumed.append(
+            f"Stopped at {STOP_AT:.0%} of {line['records']:,} records and asked again: the "
+            f"same answer, charged once, for {share:.0%} of the seconds of a whole question."
+        )
+    return page(
         "# A million records",
-        "",
         "By `benchmarks/million.py`: grey images of 28x28 from a folder of `.npy` files, two of "
         "each patient; one question for second moments and sums by class in wavelet features (500 "
         "axes), one thread, a process for each line. Slower: CPU seconds per record over those of "
         f"{least['records']:,} records. Memory over: the resident set over that of "
         f"{base['records']:,} records.",
-        "",
-        "| records | records per CPU second | slower | highest resident set, MiB | memory over | "
-        "of no file, MiB | loading, CPU s |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for line in whole:
-        rows.append(
-            f"| {line['records']:,} | {line['rate']:,.0f} | {least['rate'] / line['rate']:.2f} | "
-            f"{line['resident']:,.0f} | {line['resident'] / base['resident']:.2f} | "
-            f"{line['anonymous']:,.0f} | {line['loading']:.1f} |"
-        )
-    for line in lines:
-        if line["what"] == "resumed":
-            share = line["seconds"] / base["seconds"]
-            rows += [
-                "",
-                f"Stopped at {STOP_AT:.0%} of {line['records']:,} records and asked again: the "
-                f"same answer, charged once, for {share:.0%} of the seconds of a whole question.",
-            ]
-    return "\n".join(rows) + "\n"
+        grid(
+            (
+                *("records", "records per CPU second", "slower", "highest resident set, MiB"),
+                *("memory over", "of no file, MiB", "loading, CPU s"),
+            ),
+            (
+                (
+                    *(f"{line['records']:,}", f"{line['rate']:,.0f}"),
+                    *(f"{least['rate'] / line['rate']:.2f}", f"{line['resident']:,.0f}"),
+                    f"{line['resident'] / base['resident']:.2f}",
+                    *(f"{line['anonymous']:,.0f}", f"{line['loading']:.1f}"),
+                )
+                for line in whole
+            ),
+        ),
+        *resumed,
+    )
 
 
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    table,
+    CASES,
+    measure,
+    quick=({"what": "whole", "records": 1_000}, {"what": "resumed", "records": 1_000}),
+)

@@ -1,16 +1,12 @@
 """DPSD Table I at small scale: MNIST and Fashion-MNIST at a sound ε of 1 and 10.
 
-    python benchmarks/utility.py --data-root DIR     # measures
-    python benchmarks/table1.py                      # reads its lines, writes results/table1.md
-
-The paper's ε does not hold (docs/privacy.md), so its column is a claim about accuracy at a privacy
-that nobody has. What its formula prints for our noise is shown for comparison.
+Made from the lines of `utility`. The paper's ε does not hold (docs/flaws.md), so its column is a
+claim about accuracy at a privacy that nobody has. What its formula prints for our noise is there
+for comparison.
 """
 
-import json
-
-from utility import CASES, RESULTS, plan_of
-
+from benchmarks.harness import Benchmark, Line, grid, page, per_cent, read_lines, select
+from benchmarks.utility import SETUPS, plan_of
 from fedtranscribe.capabilities import Facts
 from fedtranscribe.config import TranscribeSettings
 
@@ -22,56 +18,46 @@ PAPER = {
     ("fashion-mnist", "epsilon-10"): (90.08, "DPDPF", 89.88),
 }
 _RECORDS, _CLASSES, _CHANNELS, _SIZE = 60_000, 10, 1, 28
-_COLUMNS = (
-    *("data", "ε, sound", "ε that the paper prints", "ours", "seeds", "DPSD in the paper"),
-    "best other in the paper",
-)
 
 
-def main() -> None:
-    text = (RESULTS / "utility.jsonl").read_text(encoding="utf-8")
-    lines = [json.loads(line) for line in text.splitlines()]
-    rows = [_row(lines, data, case) for data, case in PAPER]
-    head = [
+def table(lines: list[Line]) -> str:
+    """Ours beside the paper's."""
+    return page(
         "# DPSD Table I at small scale",
-        "",
         "Accuracy in per cent: mean over seeds (lowest – highest). Unit record, zero-out, "
         "δ = 1e-5; small CNNs, two CPU cores; public images are drawn by a formula. Of the "
         "paper's thirteen methods only its own is implemented here; the other columns are what it "
         "reports. `ε that the paper prints` is its formula for our noise, and no guarantee.",
-        "",
-        f"| {' | '.join(_COLUMNS)} |",
-        f"| {' | '.join('---' for _ in _COLUMNS)} |",
-    ]
-    table = "\n".join([*head, *rows]) + "\n"
-    (RESULTS / "table1.md").write_text(table, encoding="utf-8")
-    print(table)
-
-
-def _row(lines: list[dict], data: str, name: str) -> str:
-    found = [line for line in lines if (line["data"], line["case"]) == (data, name)]
-    scores = [100 * line["student"] for line in found]
-    mean = sum(scores) / len(scores)
-    claimed, other, best = PAPER[data, name]
-    return (
-        f"| {data} | {max(line['epsilon'] for line in found):.3g} | {_printed(data, name):.4g} "
-        f"| {mean:.1f} ({min(scores):.1f} – {max(scores):.1f}) | {len(scores)} | {claimed} "
-        f"| {best} ({other}) |"
+        grid(
+            (
+                *("data", "ε, sound", "ε that the paper prints", "ours", "seeds"),
+                *("DPSD in the paper", "best other in the paper"),
+            ),
+            (_row(data, name) for data, name in PAPER),
+        ),
     )
 
 
+def _row(data: str, name: str) -> tuple[object, ...]:
+    found = select(read_lines("utility"), {"data": data, "case": name})
+    claimed, other, best = PAPER[data, name]
+    epsilon, printed = max(line["epsilon"] for line in found), _printed(data, name)
+    ours = per_cent(found, "student")
+    return data, f"{epsilon:.3g}", f"{printed:.4g}", ours, len(found), claimed, f"{best} ({other})"
+
+
 def _printed(data: str, name: str) -> float:
-    """What the published formula says of the noise that our ε asks for."""
-    case = CASES[name]
-    assert case.epsilon is not None
+    """What the published formula gives for the noise that our ε asks for."""
+    setup = SETUPS[name]
+    assert setup.epsilon is not None
     settings = TranscribeSettings(
-        data=data, epsilon=case.epsilon, rows=case.dpsd.rows, dpsd=case.dpsd
+        data=data, epsilon=setup.epsilon, rows=setup.dpsd.rows, dpsd=setup.dpsd
     )
     facts = Facts(
         classes=_CLASSES,
         channels=_CHANNELS,
         size=_SIZE,
-        shards=case.shards,
+        shards=setup.shards,
         positional_ids=True,
         records=_RECORDS,
     )
@@ -80,5 +66,4 @@ def _printed(data: str, name: str) -> float:
     return published.epsilon
 
 
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(table)

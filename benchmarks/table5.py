@@ -1,44 +1,33 @@
 """DPSD Table V rebuilt: FedDPSD beside FedAvg, FedDF and DENSE on the same holders.
 
-    python benchmarks/table5.py --data-root DIR                 # MNIST, 3 seeds, every method
-    python benchmarks/table5.py --data-root DIR --only mnist:vote --seeds 1
-    python benchmarks/table5.py --data-root DIR --data fashion-mnist --seeds 1
-    python benchmarks/table5.py --data-root DIR --data cifar10-jpeg --only sums
-
 Five holders, Dirichlet 0.5, student `cnn-wide`, the same partition per seed; `moments`, `sums`
 and `sums+teachers` instead start from sums over the records, for Dirichlet 0.5 and 0.1, ε = 10
 and 1, under masks and with local noise. All holders live in this process; `tests/federation`
-shows that Flower carries the same values. Resumable: finished lines in `results/table5.jsonl` are
-kept. Settings were chosen on training images and the first 5,000 test images; reported is the
-accuracy on the last 5,000, for sums on all 10,000, too.
+shows that Flower carries the same values. Settings were chosen on training images and the first
+5,000 test images; reported is the accuracy on the last 5,000, for sums on all 10,000, too.
 """
 
-import argparse
 import itertools
 import shutil
-import time
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from kept_lines import add_line, read_lines
 from torch import Tensor
-from utility import UNSEEN, NoiselessHolder
 
+from benchmarks.harness import Benchmark, Case, Line, Options, grid, page, per_cent, select
+from benchmarks.utility import exact, learn, unseen_of
 from fedtranscribe.config import BaselineSettings, DpsdSettings, FederationSettings, TeacherSettings
 from fedtranscribe.data import DataSplit, ImageSet, NamedData, load
 from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.errors import HopelessPlanError
 from fedtranscribe.flower.baselines import load_mean, train_locally
 from fedtranscribe.holder.node import Node
-from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.ensemble_distillation import dense, distil
 from fedtranscribe.models import Classifier, build, load_network
 from fedtranscribe.models.inference import accuracy
-from fedtranscribe.rounds.planning import KINDS
 from fedtranscribe.run_directory import STUDENT as STUDENT_FILE
 from fedtranscribe.run_directory import RunDirectory
 from fedtranscribe.runs.federate import federate
@@ -48,9 +37,7 @@ from fedtranscribe.runs.simulation import open_holder, partitions
 from fedtranscribe.runs.student_side import build_student_side, public_images
 from fedtranscribe.statistics import Moments
 from fedtranscribe.teachers import Ensemble, ensemble_accuracy
-from fedtranscribe.tracking import silent
 
-RESULTS = Path(__file__).parent / "results"
 # MNIST, Fashion-MNIST, CIFAR-10 as printed; the paper's ε = 10 does not hold.
 PAPER = {
     "fedavg": (90.55, 83.72, 43.67),
@@ -105,75 +92,53 @@ METHODS = (
 ONCE = ("local", "label")
 
 
-def main() -> None:
-    options = _options()
-    lines = RESULTS / "table5.jsonl"
-    done = read_lines(lines)
-    for seed in options.seed or range(options.seeds):
-        for method in METHODS:
-            if options.only not in ("", f"{options.data}:{method}", method):
-                continue
-            if method in ONCE and seed:
-                continue
-            for chosen in STARTS if method in SHARES else [{}]:
-                if chosen and options.alpha not in (None, chosen["alpha"]):
-                    continue
-                key = {"data": options.data, "method": method, "seed": seed, **chosen}
-                if any(key.items() <= x.items() for x in done):
-                    continue
-                line = {**key, **_measure(method, seed, options, chosen)}
-                add_line(lines, line)
-    (RESULTS / "table5.md").write_text(_table(read_lines(lines)))
+SEEDS = range(3)
+_QUICK = {"rows": 40, "round_rows": 20, "student_steps": 2, "finish_steps": 2, "pretrain_steps": 2}
 
 
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data-root", type=Path, required=True)
-    parser.add_argument("--data", default="mnist", choices=list(COLUMNS))
-    parser.add_argument("--work", type=Path, default=Path("runs/table5"), help="teachers, ledgers")
-    parser.add_argument("--only", default="", help="method, or data:method")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--seed", type=int, nargs="*", help="these seeds instead")
-    parser.add_argument("--alpha", type=float, help="of the lines with sums, this skew alone")
-    return parser.parse_args()
+def cases() -> Iterator[Case]:
+    """First seeds first."""
+    for seed, data, method in itertools.product(SEEDS, COLUMNS, METHODS):
+        if method in ONCE and seed:
+            continue
+        for start in STARTS if method in SHARES else [{}]:
+            yield {"data": data, "method": method, "seed": seed, **start}
 
 
-def _measure(
-    method: str, seed: int, options: argparse.Namespace, start: dict[str, Any]
-) -> dict[str, Any]:
-    began = time.time()
-    split = _load(options.data, options.data_root)
-    unseen = split.test.subset(torch.arange(len(split.test))[UNSEEN])
+def measure(case: Case, options: Options) -> Line:
+    """One student of all holders."""
+    data, method, seed = case["data"], case["method"], case["seed"]
+    split = _load(data, options.data_root)
+    unseen = unseen_of(data, split.test)
     settings = FederationSettings(
-        data=options.data,
+        data=data,
         student=STUDENT,
         start="none",
         alpha=0.5,
         seed=seed,
         noise="central",
-        shards=_SHARDS,
-        dpsd=_DPSD,
-        rows=_DPSD.rows,
-        teachers=TeacherSettings(steps=200),
+        shards=2 if options.quick else _SHARDS,
+        dpsd=_DPSD.model_copy(update=_QUICK) if options.quick else _DPSD,
+        rows=_QUICK["rows"] if options.quick else _DPSD.rows,
+        teachers=TeacherSettings(steps=1 if options.quick else 200),
         force=True,
-        device="cpu",
+        device=options.device,
     )
-    work = options.work / f"{options.data}-{seed}"
+    work = options.work / f"{data}-{seed}"
     if method in PRIVATE:
-        chosen = settings.model_copy(update=PRIVATE[method])
-        measured = _private(chosen, split, unseen, work, method)
-    elif method in SHARES:
+        return _private(settings.model_copy(update=PRIVATE[method]), split, unseen, work, method)
+    if method in SHARES:
+        start = {name: case[name] for name in ("alpha", "epsilon", "noise")}
         share = {"teachers_share": SHARES[method], "with_generator": SHARES[method] > 0}
         sums = {"start": "moments", "student": None, "descent_rounds": None}
         alone = MOMENTS_ALONE if method == "moments" else {}
-        started = settings.model_copy(update={**sums, **alone, **share, **start})
-        measured = _from_sums(started, split, unseen, work, method)
-    elif method == "no-noise":
-        measured = _no_noise(settings, split, unseen, work)
-    else:
-        measured = {"student": _baseline(method, settings, split, unseen)}
-    date = f"{datetime.now(UTC):%Y-%m-%d}"
-    return {**measured, "seconds": round(time.time() - began), "date": date}
+        settings = settings.model_copy(update={**sums, **alone, **share, **start})
+        return _from_sums(settings, split, unseen, work, method)
+    if method == "no-noise":
+        return _without_noise(settings, split, unseen, work, options)
+    few = {"rounds": 1, "local_steps": 2, "distil_steps": 2}
+    baseline = BaselineSettings(**few) if options.quick else BaselineSettings()
+    return {"student": _baseline(method, settings, baseline, split, unseen)}
 
 
 # Pictures take a while to be read.
@@ -181,7 +146,7 @@ _load = lru_cache(maxsize=1)(load)
 
 
 def _nodes(settings: FederationSettings, split: DataSplit, folder: Path) -> list[Node]:
-    """The holders; teachers are kept, ledgers are new ones for every run."""
+    """The holders; teachers are used again, every run has new ledgers."""
     nodes = []
     for number, part in enumerate(partitions(settings, split.train)):
         home = folder / holder_name(number)
@@ -194,17 +159,17 @@ def _nodes(settings: FederationSettings, split: DataSplit, folder: Path) -> list
     return nodes
 
 
-_kept: dict[Path, Moments] = {}
+_moments_of: dict[Path, Moments] = {}
 """By the holder's folder: lines of one partition differ in noise alone."""
 
 
 def _moments(home: Path, part: ImageSet) -> Moments:
     """A holder's features, computed for the first line that asks for them."""
-    if home not in _kept:
-        for old in [path for path in _kept if path.parent != home.parent]:
-            del _kept[old]  # they take gigabytes of disk
-        _kept[home] = Moments(part, torch.device("cpu"), home)
-    return _kept[home]
+    if home not in _moments_of:
+        for old in [path for path in _moments_of if path.parent != home.parent]:
+            del _moments_of[old]  # they take gigabytes of disk
+        _moments_of[home] = Moments(part, torch.device("cpu"), home)
+    return _moments_of[home]
 
 
 def _ensembles(settings: FederationSettings, folder: Path) -> list[Ensemble]:
@@ -221,35 +186,34 @@ def _private(
     nodes = _nodes(settings, split, work / "shards")
     hopeless = False
     try:
-        transport = InProcess(nodes)
-        result = federate(
-            settings.model_copy(update={"force": False}),
-            transport,
-            RunDirectory.create(run, settings),
-            expected=settings.holders,
-            test=HeldOut(unseen, public=True),
-        )
+        result = _federate(settings.model_copy(update={"force": False}), nodes, run, unseen)
     except HopelessPlanError:
         hopeless = True
         shutil.rmtree(run)
-        result = federate(
-            settings,
-            InProcess(nodes),
-            RunDirectory.create(run, settings),
-            expected=settings.holders,
-            test=HeldOut(unseen, public=True),
-        )
-    told = result.to_json()
+        result = _federate(settings, nodes, run, unseen)
     ensemble = ensemble_accuracy(
         _ensembles(settings, work / "shards"), unseen.images, unseen.labels
     )
     return {
-        "student": told["accuracy"]["student"],
+        "student": result["accuracy"]["student"],
         **ensemble,
         "forecast": "hopeless" if hopeless else "worth a try",
-        **{k: told[k] for k in ("epsilon", "unit", "noise", "noise_std", "units")},
-        "published": told["published"]["epsilon"],
+        **{k: result[k] for k in ("epsilon", "unit", "noise", "noise_std", "units")},
+        "published": result["published"]["epsilon"],
     }
+
+
+def _federate(
+    settings: FederationSettings, nodes: list[Node], run: Path, unseen: ImageSet
+) -> dict[str, Any]:
+    """The result of a run in this process."""
+    return federate(
+        settings,
+        InProcess(nodes),
+        RunDirectory.create(run, settings),
+        expected=settings.holders,
+        test=HeldOut(unseen, public=True),
+    ).to_json()
 
 
 def _from_sums(
@@ -259,77 +223,51 @@ def _from_sums(
     run = work / f"run-{method}-{settings.alpha}-{settings.epsilon}-{settings.noise}"
     shutil.rmtree(run, ignore_errors=True)
     nodes = _nodes(settings, split, work / f"shards-{settings.alpha}")
-    told = federate(
-        settings,
-        InProcess(nodes),
-        RunDirectory.create(run, settings),
-        expected=settings.holders,
-        test=HeldOut(unseen, public=True),
-    ).to_json()
+    found = _federate(settings, nodes, run, unseen)
     student = load_network(run / STUDENT_FILE)
     assert isinstance(student, Classifier)
     return {
-        "student": told["accuracy"]["student"],
+        "student": found["accuracy"]["student"],
         "on_all": accuracy(student, split.test.images, split.test.labels),
-        "rows": told["rows"],
-        "sound": told["epsilon"],
-        "published": told["published"] and told["published"]["epsilon"],
+        "rows": found["rows"],
+        "sound": found["epsilon"],
+        "published": found["published"] and found["published"]["epsilon"],
     }
 
 
-class _Joined:
-    """Several holders' teachers as one ensemble."""
-
-    def __init__(self, ensembles: list[Ensemble]) -> None:
-        self._ensembles = ensembles
-
-    def logits(self, images: Tensor) -> Iterator[Tensor]:
-        for teachers in self._ensembles:
-            yield from teachers.logits(images)
-
-
-def _no_noise(
-    settings: FederationSettings, split: DataSplit, unseen: ImageSet, work: Path
-) -> dict[str, Any]:
+def _without_noise(
+    settings: FederationSettings, split: DataSplit, unseen: ImageSet, work: Path, options: Options
+) -> Line:
     """One teacher per holder and exact answers: what the holders know, without any privacy."""
-    teachers = TeacherSettings(steps=1_500, batch=64)
-    settings = settings.model_copy(
-        update={"shards": 1, "dpsd": _CLEAN, "rows": _CLEAN.rows, "teachers": teachers}
-    )
+    if not options.quick:
+        teachers = TeacherSettings(steps=1_500, batch=64)
+        settings = settings.model_copy(
+            update={"dpsd": _CLEAN, "rows": _CLEAN.rows, "teachers": teachers}
+        )
+    settings = settings.model_copy(update={"shards": 1})
     _nodes(settings, split, work / "single")
     ensembles = _ensembles(settings, work / "single")
-    train = split.train
-    private = NamedData.of(settings.data, split)
-    public = public_images(settings, train.channels, train.size, private)
-    side = build_student_side(
-        settings, train.classes, train.channels, train.size, public, torch.device("cpu")
-    )
-    method = DPSD(
-        side.student,
-        side.network,
-        kind=KINDS["vote"],
-        settings=_CLEAN,
-        rng=side.rng,
-        run="no-noise",
-        public=None if public is None else public.images,
-    )
-    holder = NoiselessHolder(_Joined(ensembles))
-    while not method.finished:
-        query = method.ask()
-        method.learn(query, holder.answer(query))
-    method.finish(silent)
+
+    def joined(images: Tensor) -> Iterator[Tensor]:
+        return itertools.chain.from_iterable(each.logits(images) for each in ensembles)
+
+    student = learn(settings, split, exact(joined), "no-noise", options)
     return {
-        "student": accuracy(side.student, unseen.images, unseen.labels),
+        "student": accuracy(student, unseen.images, unseen.labels),
         **ensemble_accuracy(ensembles, unseen.images, unseen.labels),
         "epsilon": None,
     }
 
 
 def _baseline(
-    method: str, settings: FederationSettings, split: DataSplit, unseen: ImageSet
+    method: str,
+    settings: FederationSettings,
+    baseline: BaselineSettings,
+    split: DataSplit,
+    unseen: ImageSet,
 ) -> float:
     """As `flower.baselines` does through Flower, minus Flower."""
-    baseline, train = BaselineSettings(), split.train
+    train = split.train
     parts = partitions(settings, train)
     shape = train.classes, train.channels, train.size
     side = build_student_side(settings, *shape, None, torch.device("cpu"))
@@ -361,71 +299,71 @@ def _baseline(
     return accuracy(student, unseen.images, unseen.labels)
 
 
-def _table(lines: list[dict[str, Any]]) -> str:
-    rows = [
+def table(lines: list[Line]) -> str:
+    """After the paper, then sums."""
+    return page(
         "# FedDPSD and its baselines (after DPSD Table V)",
-        "",
         "Five holders, Dirichlet 0.5 by label, student `cnn-wide`, 2 CPU cores. `vote`, `data`, "
         f"`holder-level`: {_SHARDS} teachers per holder, noise placed centrally, {_DPSD.rows:,} "
         "rows, sound ε = 10 at δ = 1e-5 for the unit named; `no-noise`: one teacher per holder, "
         "exact answers; FedAvg, FedDF (unlabelled data: `shapes`) and DENSE: no privacy at all. "
         "Accuracy on the last 5,000 test images in per cent: mean over seeds (lowest – highest).",
-        "",
-        "| data | method | sound ε | unit | forecast | ensemble | student | seeds | paper |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for data, column in COLUMNS.items():
-        for method in METHODS[: -len(SHARES)]:
-            found = [x for x in lines if (x["data"], x["method"]) == (data, method)]
-            if not found:
-                continue
-            first = found[0]
-            epsilon = first.get("epsilon")
-            ensemble = first.get("ensemble")
-            rows.append(
-                f"| {data} | {method} | {'none' if epsilon is None else f'{epsilon:.3g}'} "
-                f"| {first.get('unit', '–')} | {first.get('forecast', '–')} "
-                f"| {'–' if ensemble is None else f'{100 * ensemble:.1f}'} "
-                f"| {_mean(found, 'student')} | {len(found)} "
-                f"| {PAPER[method][column] if method in PAPER else '–'} |"
-            )
-    rows += ["", "The paper's FedDPSD column claims ε = 10; its accounting does not hold."]
-    return "\n".join([*rows, *_table_of_sums(lines)]) + "\n"
-
-
-def _table_of_sums(lines: list[dict[str, Any]]) -> list[str]:
-    rows = [
-        "",
+        grid(
+            (
+                *("data", "method", "sound ε", "unit", "forecast", "ensemble", "student", "seeds"),
+                "paper",
+            ),
+            (
+                _row(data, method, found)
+                for data in _data(lines)
+                for method in METHODS[: -len(SHARES)]
+                if (found := select(lines, {"data": data, "method": method}))
+            ),
+        ),
+        "The paper's FedDPSD column claims ε = 10; its accounting does not hold.",
         "## Sums over the records first",
-        "",
         "The student is a linear classifier on fixed features. `moments`: two sums, of wavelet "
         "features; `sums`: as a run does by itself, with ten rounds of gradients and, for colour, "
         "features of small patches; `sums+teachers`: half of the budget for votes of 50 teachers "
         "per holder about images of the generator. `secagg` bears one drop-out and one colluder; "
         "`local` trusts nobody. Accuracy on all 10,000 test images and on the last 5,000, in per "
         "cent: mean over runs (lowest – highest); every run draws its noise anew.",
-        "",
-        "| data | method | Dirichlet | ε | noise | all | last 5,000 | runs |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for data, method, start in itertools.product(COLUMNS, SHARES, STARTS):
-        key = {"data": data, "method": method, **start}
-        found = [line for line in lines if key.items() <= line.items()]
-        if found:
-            rows.append(
-                f"| {data} | {method} | {start['alpha']} | {start['epsilon']:g} "
-                f"| {start['noise']} | {_mean(found, 'on_all')} | {_mean(found, 'student')} "
-                f"| {len(found)} |"
-            )
-    return rows if len(rows) > 7 else []
+        grid(
+            ("data", "method", "Dirichlet", "ε", "noise", "all", "last 5,000", "runs"),
+            (
+                (
+                    *(data, method, start["alpha"], f"{start['epsilon']:g}", start["noise"]),
+                    *(per_cent(found, "on_all"), per_cent(found, "student"), len(found)),
+                )
+                for data, method, start in itertools.product(_data(lines), SHARES, STARTS)
+                if (found := select(lines, {"data": data, "method": method, **start}))
+            ),
+        ),
+    )
 
 
-def _mean(lines: list[dict[str, Any]], name: str) -> str:
-    scores = [100 * line[name] for line in lines]
-    if len(scores) == 1:
-        return f"{scores[0]:.1f}"
-    return f"{sum(scores) / len(scores):.1f} ({min(scores):.1f} – {max(scores):.1f})"
+def _data(lines: list[Line]) -> list[str]:
+    return list(dict.fromkeys([*COLUMNS, *(line["data"] for line in lines)]))
 
 
-if __name__ == "__main__":
-    main()
+def _row(data: str, method: str, found: list[Line]) -> tuple[object, ...]:
+    first = found[0]
+    epsilon, ensemble = first.get("epsilon"), first.get("ensemble")
+    return (
+        *(data, method, "none" if epsilon is None else f"{epsilon:.3g}"),
+        *(first.get("unit", "–"), first.get("forecast", "–")),
+        "–" if ensemble is None else f"{100 * ensemble:.1f}",
+        *(per_cent(found, "student"), len(found)),
+        PAPER[method][COLUMNS[data]] if method in PAPER and data in COLUMNS else "–",
+    )
+
+
+BENCHMARK = Benchmark(
+    table,
+    tuple(cases()),
+    measure,
+    quick=(
+        *({"data": "digits", "method": name, "seed": 0} for name in ("vote", "feddf")),
+        {"data": "digits", "method": "sums", "seed": 0, **STARTS[0]},
+    ),
+)

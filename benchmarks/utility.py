@@ -1,40 +1,46 @@
 """The leaderboard: what students learn at a sound ε, and without noise.
 
-    python benchmarks/utility.py --data-root DIR              # everything, minutes to hours
-    python benchmarks/utility.py --data-root DIR --only mnist:epsilon-10
-    python benchmarks/utility.py --data-root DIR --only moments-1
-
-Resumable: finished lines in `results/utility.jsonl` are kept, teachers and runs stay in `--work`.
-The table goes to `results/utility.md`.
-
 Settings are the package's defaults and the table `CASES`, equal for all seeds. Those of teachers
-were chosen while looking at training images and at the FIRST 5,000 test images only; what is
-reported is the accuracy on the LAST 5,000. The four constants of moments (floors, ridge, share)
+were chosen while looking at training images and at the first 5,000 test images only; what is
+reported is the accuracy on the last 5,000. The four constants of moments (floors, ridge, share)
 were first chosen while looking at all test images, among two to four values each. On training
-records set aside (`constants.py`) no other value was better by more than 0.15 points, and a smaller
-ridge fails at ε = 1.
+records set aside no other value was better by more than 0.15 points, and a smaller ridge fails at
+ε = 1.
 """
 
-import argparse
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
-from kept_lines import add_line, read_lines
 from torch import Tensor
 
+from benchmarks.harness import (
+    PACKAGED,
+    Benchmark,
+    Case,
+    Line,
+    Options,
+    grid,
+    median,
+    page,
+    select,
+    values,
+)
 from fedtranscribe.capabilities import Capabilities, Facts
-from fedtranscribe.config import DpsdSettings, TeacherSettings, TranscribeSettings
+from fedtranscribe.config import (
+    DpsdSettings,
+    FederationSettings,
+    TeacherSettings,
+    TranscribeSettings,
+)
 from fedtranscribe.data import DataSplit, ImageSet, NamedData, load
 from fedtranscribe.holder.answering import Holder
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.method import Combined
+from fedtranscribe.models import Classifier
 from fedtranscribe.models.inference import accuracy
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.ledger import Ledger
@@ -50,9 +56,7 @@ from fedtranscribe.statistics import of_teachers
 from fedtranscribe.teachers import Ensemble, ensemble_accuracy, train_teachers
 from fedtranscribe.tracking import silent
 
-RESULTS = Path(__file__).parent / "results"
 DATA = ("digits", "mnist", "fashion-mnist", "cifar10-jpeg", "medmnist:pneumoniamnist")
-PACKAGED = ("digits",)
 # Whose last 5,000 test images are reported as well, and of which teachers are asked.
 HALVED = ("mnist", "fashion-mnist")
 UNSEEN = slice(5_000, None)
@@ -65,16 +69,20 @@ BOTH = {"both-10": 10.0, "both-1": 1.0}
 DESCENT = {"descent-10": 10.0, "descent-3": 3.0, "descent-1": 1.0}
 ROUNDS = 10
 SUMS = {**MOMENTS, **DESCENT, **BOTH}
-MOMENTS_SEEDS = 3
+SEEDS_OF_SUMS = 3
 # A thousand test images tell students apart by half a point at best, and a run takes seconds.
-PACKAGED_SEEDS = 10
-# Lines with fewer seeds are kept, but they are no entry of the leaderboard.
+SEEDS_OF_PACKAGED = 10
+# Lines with fewer seeds are no entry of the leaderboard.
 LEAST_SEEDS = 3
+
+Answer = Callable[[ImageQuery], Combined]
+Logits = Callable[[Tensor], Iterator[Tensor]]
+"""Blocks [1, n, classes] of one ensemble, or of several as one."""
 
 
 @dataclass(frozen=True)
-class Case:
-    """One line of the table."""
+class Setup:
+    """Teachers, and how a student learns from them."""
 
     epsilon: float | None
     shards: int
@@ -83,8 +91,8 @@ class Case:
     seeds: int
 
 
-CASES = {
-    "no-noise": Case(
+SETUPS = {
+    "no-noise": Setup(
         None,
         1,
         TeacherSettings(steps=4_000, batch=128, augment=0.5),
@@ -100,14 +108,14 @@ CASES = {
         ),
         3,
     ),
-    "epsilon-10": Case(
+    "epsilon-10": Setup(
         10.0,
         250,
         TeacherSettings(steps=300),
         DpsdSettings(rows=6_000, round_rows=500, student_steps=100, finish_steps=600),
         3,
     ),
-    "epsilon-1": Case(
+    "epsilon-1": Setup(
         1.0,
         1_000,
         TeacherSettings(steps=150),
@@ -115,42 +123,144 @@ CASES = {
         1,
     ),
 }
+_QUICK = {"rows": 40, "round_rows": 20, "student_steps": 2, "finish_steps": 2, "pretrain_steps": 2}
 
 
-class HasLogits(Protocol):
-    """One ensemble, or several as one."""
+def cases() -> Iterator[Case]:
+    """All first seeds first."""
+    for seed in range(SEEDS_OF_PACKAGED):
+        for data in DATA:
+            sums = SEEDS_OF_PACKAGED if data in PACKAGED else SEEDS_OF_SUMS
+            seeds = {**dict.fromkeys(SUMS, sums), **{n: s.seeds for n, s in SETUPS.items()}}
+            for name, count in seeds.items():
+                if seed < count and (name in SUMS or data in HALVED):
+                    yield {"data": data, "case": name, "seed": seed}
 
-    def logits(self, images: Tensor) -> Iterator[Tensor]:
-        """Blocks [1, n, classes]."""
-        ...
+
+def measure(case: Case, options: Options) -> Line:
+    """One student: its accuracy, what it learned from, what it cost."""
+    data, name, seed = case["data"], case["case"], case["seed"]
+    if name in SUMS:
+        return measure_sums(data, name, seed, options)
+    return measure_votes(data, name, SETUPS[name], seed, options)
 
 
-class NoiselessHolder:
-    """Answers with the log of the teachers' plain mean; only a benchmark may.
+def measure_sums(data: str, name: str, seed: int, options: Options) -> Line:
+    """One run of `fedtranscribe transcribe` as a user would start it."""
+    out = options.work / f"{data}-{name}-{seed}-{time.time_ns()}"
+    settings = TranscribeSettings(
+        data=data,
+        data_root=None if data in PACKAGED else options.data_root,
+        epsilon=SUMS[name],
+        seed=seed,
+        device=options.device,
+        ledger=out.with_suffix(".sqlite"),
+        with_generator=name in BOTH,
+        descent_rounds=0 if name in MOMENTS else ROUNDS,
+    )
+    began = time.time()
+    prepared = prepare(settings)
+    result = transcribe(prepared, out).result
+    seconds = round(time.time() - began)
+    test = prepared.split.test
+    unseen = unseen_of(data, test)
+    student = FinishedRun.open(out).student
+    assert student is not None
+    return {
+        "student": accuracy(student, unseen.images, unseen.labels),
+        "on_all": accuracy(student, test.images, test.labels),
+        "epsilon": result.guarantee.epsilon,
+        "replace": result.guarantee.sound[Adjacency.REPLACE],
+        "noise_std": result.answers and result.answers.noise_std,
+        "share": 0.0 if result.mixture is None else result.mixture.share,
+        "seconds": seconds,
+    }
 
-    At sharpness one and without a prior, the posterior is that mean itself.
+
+def measure_votes(data: str, name: str, setup: Setup, seed: int, options: Options) -> Line:
+    """A student of teachers; `name` says whose, so that setups can share them."""
+    if options.quick:
+        quick = setup.teachers.model_copy(update={"steps": 1})
+        dpsd = setup.dpsd.model_copy(update=_QUICK)
+        setup = replace(setup, shards=min(setup.shards, 4), teachers=quick, dpsd=dpsd)
+    split = load(data, options.data_root)
+    settings = TranscribeSettings(
+        data=data, epsilon=setup.epsilon or 10.0, rows=setup.dpsd.rows, seed=seed, dpsd=setup.dpsd
+    )
+    teachers = _teachers(data, name, setup, split, options)
+    began = time.time()
+    plan, spent = plan_of(settings, facts_of(split.train, setup.shards)), None
+    run = f"{data}-{name}-{seed}-{time.time_ns()}"
+    limit = Budget(LIMIT, settings.delta, Unit.RECORD, Adjacency.ZERO_OUT)
+    with Ledger.open(options.work / f"{run}.sqlite", split.train.data_id, limit) as ledger:
+        holder = Holder(of_teachers(teachers), ledger, run, positional_ids=True)
+
+        def noisy(query: ImageQuery) -> Combined:
+            values = holder.answer(query, plan.noise).values
+            return Combined(query.id, values, plan.strength(0, 1))
+
+        answer = noisy if setup.epsilon else exact(teachers.logits)
+        student = learn(settings, split, answer, run, options)
+        seconds = round(time.time() - began)
+        if setup.epsilon:
+            spent = ledger.total(settings.delta, Unit.RECORD, Adjacency.ZERO_OUT).epsilon
+    unseen = unseen_of(data, split.test)
+    return {
+        "student": accuracy(student, unseen.images, unseen.labels),
+        **ensemble_accuracy([teachers], unseen.images, unseen.labels),
+        "epsilon": spent,
+        "rows": setup.dpsd.rows,
+        "shards": setup.shards,
+        "noise_std": plan.noise_std if setup.epsilon else 0.0,
+        "seconds": seconds,
+    }
+
+
+def learn(
+    settings: TranscribeSettings | FederationSettings,
+    split: DataSplit,
+    answer: Answer,
+    run: str,
+    options: Options,
+) -> Classifier:
+    """A student that DPSD taught with these answers."""
+    train = split.train
+    public = public_images(settings, train.channels, train.size, NamedData.of(settings.data, split))
+    shape = train.classes, train.channels, train.size
+    side = build_student_side(settings, *shape, public, torch.device(options.device))
+    method = DPSD(
+        side.student,
+        side.network,
+        kind=KINDS[settings.privacy],
+        settings=settings.dpsd,
+        rng=side.rng,
+        run=run,
+        public=None if public is None else public.images,
+    )
+    while not method.finished:
+        query = method.ask()
+        method.learn(query, answer(query))
+    method.finish(silent)
+    return side.student
+
+
+def exact(logits: Logits) -> Answer:
+    """The log of the teachers' plain mean; only a benchmark may answer so.
+
+    At a noise of one the posterior's sharpness is one, and without a prior it is that mean itself.
     """
 
-    def __init__(self, teachers: HasLogits) -> None:
-        self._teachers = teachers
-
-    def answer(self, query: ImageQuery) -> Combined:
-        """At a noise of one the posterior's sharpness is one."""
-        rows = [logits[0].softmax(-1) for logits in self._teachers.logits(query.images)]
+    def answer(query: ImageQuery) -> Combined:
+        rows = [block[0].softmax(-1) for block in logits(query.images)]
         values = torch.stack(rows).mean(0).log().gather(1, query.index_sets)
         return Combined(query.id, values, 1.0)
 
+    return answer
 
-class NoisyHolder:
-    """Answers through ledger and mechanism, as one machine's holder does."""
 
-    def __init__(self, holder: Holder, plan: Plan) -> None:
-        self._holder = holder
-        self._plan = plan
-
-    def answer(self, query: ImageQuery) -> Combined:
-        values = self._holder.answer(query, self._plan.noise).values
-        return Combined(query.id, values, self._plan.strength(0, 1))
+def unseen_of(data: str, test: ImageSet) -> ImageSet:
+    """The test images that no setting was chosen by."""
+    return test.subset(torch.arange(len(test))[UNSEEN]) if data in HALVED else test
 
 
 def facts_of(images: ImageSet, shards: int) -> Facts:
@@ -179,207 +289,53 @@ def plan_of(settings: TranscribeSettings, facts: Facts) -> Plan:
     return make_plan(Asked(settings, kind), {OWN: own})
 
 
-def main() -> None:
-    options = _options()
-    lines = RESULTS / "utility.jsonl"
-    done = read_lines(lines)
-    for seed, data, name in _plan(options.only):
-        key = {"data": data, "case": name, "seed": seed}
-        if any(key.items() <= line.items() for line in done):
-            continue
-        if name in SUMS:
-            line = {**key, **measure_sums(data, name, seed, options)}
-        else:
-            line = {**key, **measure(data, name, CASES[name], seed, options)}
-        done.append(line)
-        add_line(lines, line)
-        (RESULTS / "utility.md").write_text(_table(done))
-
-
-def _plan(only: str) -> Iterator[tuple[int, str, str]]:
-    """Seed, data and case, all first seeds first."""
-    for seed in range(max(PACKAGED_SEEDS, *(case.seeds for case in CASES.values()))):
-        for data in DATA:
-            for name in (*SUMS, *CASES):
-                sums = PACKAGED_SEEDS if data in PACKAGED else MOMENTS_SEEDS
-                wanted = seed < (sums if name in SUMS else CASES[name].seeds)
-                known = name in SUMS or data in HALVED
-                if wanted and known and only in ("", f"{data}:{name}", data, name):
-                    yield seed, data, name
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--data-root", type=Path, required=True, help="holds both data sets")
-    parser.add_argument("--work", type=Path, default=Path("runs/utility"), help="teachers")
-    parser.add_argument("--only", default="", help="data, case, or data:case")
-    parser.add_argument("--device", default="cpu")
-    return parser.parse_args()
-
-
-def measure_sums(data: str, name: str, seed: int, options: argparse.Namespace) -> dict[str, object]:
-    """One run of `fedtranscribe transcribe` as a user would start it.
-
-    Args:
-        data: name of the data.
-        name: of the case.
-        seed: public randomness.
-        options: data_root, work, device.
-    """
-    out = options.work / f"{data}-{name}-{seed}-{time.time_ns()}"
-    settings = TranscribeSettings(
-        data=data,
-        data_root=None if data in PACKAGED else options.data_root,
-        epsilon=SUMS[name],
-        seed=seed,
-        device=options.device,
-        ledger=out.with_suffix(".sqlite"),
-        with_generator=name in BOTH,
-        descent_rounds=0 if name in MOMENTS else ROUNDS,
-    )
-    started = time.time()
-    prepared = prepare(settings)
-    result = transcribe(prepared, out).result
-    seconds = round(time.time() - started)
-    test = prepared.split.test
-    unseen = UNSEEN if data in HALVED else slice(None)
-    student = FinishedRun.open(out).student
-    assert student is not None
-    return {
-        "student": accuracy(student, test.images[unseen], test.labels[unseen]),
-        "on_all": accuracy(student, test.images, test.labels),
-        "epsilon": result.guarantee.epsilon,
-        "replace": result.guarantee.sound[Adjacency.REPLACE],
-        "noise_std": result.answers and result.answers.noise_std,
-        "share": 0.0 if result.mixture is None else result.mixture.share,
-        "seconds": seconds,
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-    }
-
-
-def measure(
-    data: str, name: str, case: Case, seed: int, options: argparse.Namespace
-) -> dict[str, object]:
-    """One student: its accuracy, what it was taught by, what it cost.
-
-    Args:
-        data: name of the data.
-        name: of the case whose teachers it learns from.
-        case: settings.
-        seed: public randomness of the student.
-        options: data_root, work, device.
-    """
-    started = time.time()
-    split = load(data, options.data_root)
-    device = torch.device(options.device)
-    settings = TranscribeSettings(
-        data=data, epsilon=case.epsilon or 10.0, rows=case.dpsd.rows, seed=seed, dpsd=case.dpsd
-    )
-    teachers = _teachers(data, name, case, split, options)
-    train = split.train
-    private = NamedData.of(data, split)
-    public = public_images(settings, train.channels, train.size, private)
-    side = build_student_side(settings, train.classes, train.channels, train.size, public, device)
-    plan = plan_of(settings, facts_of(train, case.shards))
-    method = DPSD(
-        side.student,
-        side.network,
-        kind=KINDS[settings.privacy],
-        settings=case.dpsd,
-        rng=side.rng,
-        run=f"{data}-{name}-{seed}-{time.time_ns()}",
-        public=public.images if public is not None else None,
-    )
-    ledger_path = options.work / f"{data}-{name}-{seed}-{time.time_ns()}.sqlite"
-    limit = Budget(LIMIT, settings.delta, Unit.RECORD, Adjacency.ZERO_OUT)
-    with Ledger.open(ledger_path, train.data_id, limit) as ledger:
-        holder = (
-            NoisyHolder(
-                Holder(of_teachers(teachers), ledger, method.run, positional_ids=True), plan
-            )
-            if case.epsilon
-            else NoiselessHolder(teachers)
-        )
-        while not method.finished:
-            query = method.ask()
-            method.learn(query, holder.answer(query))
-        spent = (
-            ledger.total(settings.delta, Unit.RECORD, Adjacency.ZERO_OUT).epsilon
-            if case.epsilon
-            else None
-        )
-    method.finish(silent)
-    images, labels = split.test.images[UNSEEN], split.test.labels[UNSEEN]
-    return {
-        "student": accuracy(side.student, images, labels),
-        **ensemble_accuracy([teachers], images, labels),
-        "epsilon": spent,
-        "rows": case.dpsd.rows,
-        "shards": case.shards,
-        "noise_std": plan.noise_std if case.epsilon else 0.0,
-        "seconds": round(time.time() - started),
-        "date": f"{datetime.now(UTC):%Y-%m-%d}",
-    }
-
-
-def _teachers(
-    data: str, name: str, case: Case, split: DataSplit, options: argparse.Namespace
-) -> Ensemble:
-    folder = options.work / f"{data}-{name}-teachers"
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    settings = TranscribeSettings(data=data, teacher="cnn", teachers=case.teachers)
-    device = torch.device(options.device)
-    train_teachers(
-        split.train,
-        make_manifest(settings, split.train, case.shards, "full"),
-        folder,
-        device=device,
-        progress=lambda done, total: None,
-    )
+def _teachers(data: str, name: str, setup: Setup, split: DataSplit, options: Options) -> Ensemble:
+    folder, device = options.work / f"{data}-{name}-teachers", torch.device(options.device)
+    settings = TranscribeSettings(data=data, teacher="cnn", teachers=setup.teachers)
+    manifest = make_manifest(settings, split.train, setup.shards, "full")
+    train_teachers(split.train, manifest, folder, device=device, progress=lambda *_: None)
     return Ensemble(folder, device)
 
 
-def _table(lines: list[dict]) -> str:
-    rows = [
+# ---------------------------------------------------------------- the table
+
+
+def table(lines: list[Line]) -> str:
+    """Sums over records, then teachers."""
+    head = ("student", "low – high", "runs", "minutes", "command")
+    return page(
         "# Leaderboard",
-        "",
         "Students from noisy sums over records. Unit record, δ = 1e-5, no public images. ε is "
         "sound, under zero-out; the next column is what the same run costs under replace. Accuracy "
         "in per cent on all test images (1,000 of the digits): mean over runs, lowest and highest. "
         "Minutes, median, on 2 CPU cores that other work shared, so they are upper figures. What ε "
         "bought: a student alone, or a mixture as well for a share of it "
         "([what that is worth](synthesis.md)).",
-        "",
-        "| data | method | bought | ε | ε, replace | student | low – high | runs | minutes "
-        "| command |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    rows += [_row_of_sums(*which) for which in _found(lines, SUMS)]
-    rows += [
-        "",
+        grid(
+            ("data", "method", "bought", "ε", "ε, replace", *head),
+            (_row_of_sums(*entry) for entry in _entries(lines, SUMS)),
+        ),
         "## Students of teachers",
-        "",
         "Votes of teachers about synthetic images and public ones that are drawn by a formula "
         "(`shapes`). Settings were chosen with the first 5,000 test images in sight, so accuracy "
         "is on the last 5,000, which are easier on MNIST (a student with 99.0 % of these has "
         "98.2 % of all). Minutes do not count the training of the teachers.",
-        "",
-        "| data | method | ε | ε, replace | student | low – high | runs | minutes | command |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    rows += [_row_of_teachers(*which) for which in _found(lines, CASES)]
-    return "\n".join(rows) + "\n"
+        grid(
+            ("data", "method", "ε", "ε, replace", *head),
+            (_row_of_teachers(*entry) for entry in _entries(lines, SETUPS)),
+        ),
+    )
 
 
-def _found(lines: list[dict], names: Iterable[str]) -> Iterator[tuple[str, str, list[dict]]]:
+def _entries(lines: list[Line], names: Iterable[str]) -> Iterator[tuple[str, str, list[Line]]]:
     for data in DATA:
         for name in names:
-            found = [x for x in lines if (x["data"], x["case"]) == (data, name)]
+            found = select(lines, {"data": data, "case": name})
             if len(found) >= LEAST_SEEDS:
                 yield data, name, found
 
 
-def _row_of_sums(data: str, name: str, found: list[dict]) -> str:
+def _row_of_sums(data: str, name: str, found: list[Line]) -> Sequence[str]:
     first, method, bought = found[0], "moments", "student"
     root = "" if data in PACKAGED else " --data-root DIR"
     command = f"fedtranscribe transcribe --data {data}{root} --epsilon {SUMS[name]:g}"
@@ -391,33 +347,36 @@ def _row_of_sums(data: str, name: str, found: list[dict]) -> str:
         command += " --descent-rounds 0"
     else:
         method += f", {ROUNDS} rounds of gradients"
-    return (
-        f"| {data} | {method} | {bought} | {first['epsilon']:.3g} | {first['replace']:.3g} "
-        f"| {_scores(found, 'on_all')} | `{command}` |"
-    )
+    epsilons = f"{first['epsilon']:.3g}", f"{first['replace']:.3g}"
+    return data, method, bought, *epsilons, *_scores(found, "on_all"), f"`{command}`"
 
 
-def _row_of_teachers(data: str, name: str, found: list[dict]) -> str:
+def _row_of_teachers(data: str, name: str, found: list[Line]) -> Sequence[str]:
     first = found[0]
     method = f"votes of {first['shards']:,} teachers on {first['rows']:,} rows"
     if first["shards"] == 1:
         method = f"votes of one teacher on {first['rows']:,} rows"
     # Of votes, zero-out and replace cost the same.
-    epsilon = "no noise | no privacy"
+    epsilons = ("no noise", "no privacy")
     if first["epsilon"] is not None:
-        epsilon = f"{first['epsilon']:.3g} | {first['epsilon']:.3g}"
-    command = f"benchmarks/utility.py --data-root DIR --only {data}:{name}"
-    return f"| {data} | {method} | {epsilon} | {_scores(found, 'student')} | `{command}` |"
+        epsilons = (f"{first['epsilon']:.3g}",) * 2
+    command = f"python -m benchmarks utility --data-root DIR --only data={data} case={name}"
+    return data, method, *epsilons, *_scores(found, "student"), f"`{command}`"
 
 
-def _scores(found: list[dict], name: str) -> str:
-    scores = [100 * line[name] for line in found]
-    minutes = statistics.median(line["seconds"] for line in found) / 60
-    return (
-        f"{statistics.mean(scores):.1f} | {min(scores):.1f} – {max(scores):.1f} | {len(found)} "
-        f"| {minutes:.1f}"
-    )
+def _scores(found: list[Line], name: str) -> Sequence[str]:
+    scores = values(found, name, 100)
+    low_high = f"{min(scores):.1f} – {max(scores):.1f}"
+    mean = f"{statistics.mean(scores):.1f}"
+    return mean, low_high, str(len(found)), median(found, "seconds", 1 / 60)
 
 
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(
+    table,
+    tuple(cases()),
+    measure,
+    quick=(
+        {"data": "digits", "case": "moments-10", "seed": 0},
+        {"data": "digits", "case": "epsilon-10", "seed": 0},
+    ),
+)

@@ -1,0 +1,1 @@
+"""Measurements that pages of docs/ quote: `python -m benchmarks` lists them."""
