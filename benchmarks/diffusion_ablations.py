@@ -33,9 +33,9 @@ from fedtranscribe.mechanisms.noise import NoiseSource
 from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.runs.finished import FinishedRun
 from fedtranscribe.synthesis import prepare, synthesize
-from fedtranscribe.synthesis.method import Trainer
 from fedtranscribe.synthesis.preparation import Prepared
-from fedtranscribe.synthesis.started import MIXTURE, StartedTrainer
+from fedtranscribe.trainers.private_start import MIXTURE, TrainerWithStart
+from fedtranscribe.trainers.stages import Trainer
 
 RESULTS = Path(__file__).parent / "results"
 LINES = RESULTS / "diffusion_ablations.jsonl"
@@ -74,7 +74,7 @@ class Forked(Prepared):
     def trainer(self, noise: NoiseSource | None = None, bits: BitSource | None = None) -> Trainer:
         """A trainer of this training's own plan, with the networks of `begun`."""
         trainer = super().trainer(noise, bits)
-        assert isinstance(trainer, StartedTrainer)
+        assert isinstance(trainer, TrainerWithStart)
         own = trainer.training.state()
         kept = {name: own[name] for name in ("plan", "discriminator") if name in own}
         trainer.load_state({**self.begun, **kept})

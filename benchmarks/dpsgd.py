@@ -29,10 +29,11 @@ from torch.optim import SGD
 from torch.profiler import ProfilerActivity, profile
 
 from fedtranscribe.mechanisms import OsNoise
-from fedtranscribe.mechanisms.dpsgd import Backend, DpSgdPlan, DpSgdStep
-from fedtranscribe.mechanisms.per_sample import Loss
 from fedtranscribe.models import build
 from fedtranscribe.models.unet import make_unet
+from fedtranscribe.privacy.dpsgd_plan import DpSgdPlan
+from fedtranscribe.trainers.per_sample import Backend, Loss
+from fedtranscribe.trainers.private_steps import DpSgdStep
 
 RESULT = Path(__file__).parent / "results" / "dpsgd.md"
 PLAIN = "plain"

@@ -88,24 +88,21 @@ def visited(schedule: Schedule, sampling: Sampling) -> list[int]:
     return [round(1 + (last - 1) * i / (count - 1)) for i in range(count - 1, -1, -1)]
 
 
-def guided(denoiser: Denoiser, labels: Tensor, weight: float) -> Predict:
+def guided_noise(denoiser: Denoiser, x: Tensor, t: Tensor, labels: Tensor, w: float) -> Tensor:
     """Classifier-free guidance: (1 + w) z_θ(x, t, y) − w z_θ(x, t).
 
     Args:
         denoiser: the network.
-        labels: int64 [n].
-        weight: w; without it the unconditional half is not computed.
+        x: float [n, c, h, w].
+        t: int64 [n], each in 1..T.
+        labels: int64 [n], each in 0..null_label.
+        w: the weight; without it the unconditional half is not computed.
     """
+    conditional = denoiser(x, t, labels)
+    if w == 0:
+        return conditional
     null = torch.full_like(labels, denoiser.null_label)
-
-    def predict(x: Tensor, t: int) -> Tensor:
-        steps = torch.full_like(labels, t)
-        conditional = denoiser(x, steps, labels)
-        if weight == 0:
-            return conditional
-        return (1 + weight) * conditional - weight * denoiser(x, steps, null)
-
-    return predict
+    return (1 + w) * conditional - w * denoiser(x, t, null)
 
 
 @torch.no_grad()
@@ -177,11 +174,15 @@ def sample(
     done = 0
     for part in labels.split(batch) if len(labels) else ():
         start = _normal((len(part), *shape), device, rng)
-        predict = guided(denoiser, part.to(device), sampling.guidance)
+        predict = _predictor(denoiser, part.to(device), sampling.guidance)
         images.append(ddim(predict, start, schedule, sampling, rng).clamp(-1, 1).cpu())
         done += len(part)
         progress(done, len(labels))
     return torch.cat(images)
+
+
+def _predictor(denoiser: Denoiser, labels: Tensor, w: float) -> Predict:
+    return lambda x, t: guided_noise(denoiser, x, torch.full_like(labels, t), labels, w)
 
 
 def _normal(shape: tuple[int, ...], device: torch.device, rng: torch.Generator) -> Tensor:

@@ -80,9 +80,21 @@ class Schedule:
         """
         return self._mix(x_s, self.alpha_bar[t.cpu()] / self.alpha_bar[s], z)
 
+    def posterior(self, t: Tensor) -> tuple[Tensor, Tensor]:
+        """1/√α_t and β_t/√(α_t (1 − ᾱ_t)) of steps t [n], for `posterior_mean`; float64 [n]."""
+        t = t.cpu()
+        beta, signal = self.betas[t - 1], self.alpha_bar[t]
+        keep = (1 - beta).rsqrt()
+        return keep, keep * beta * (1 - signal).rsqrt()
+
     @staticmethod
     def _mix(x: Tensor, kept: Tensor, z: Tensor) -> Tensor:
         return spread(kept.sqrt(), z) * x + spread((1 - kept).sqrt(), z) * z
+
+
+def posterior_mean(x_t: Tensor, noise: Tensor, keep: Tensor, step: Tensor) -> Tensor:
+    """x_{t−1} [n, c, h, w] as predicted from x_t and the noise in it, predicted or true."""
+    return spread(keep, x_t) * x_t - spread(step, x_t) * noise
 
 
 def spread(per_row: Tensor, like: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """What one training by DP-SGD does: one plan for sampling, clipping, noise and accounting.
 
-The four are kept in one value, so that they cannot drift apart: `mechanisms/dpsgd.py` trains from
-it, and the ledger books its `event`.
+The four are kept in one value, so that they cannot drift apart: `trainers/private_steps.py` trains
+from it, and the ledger books its `event`.
 """
 
 import math

@@ -11,21 +11,22 @@ from fedtranscribe.data.ledgers import ledger_of
 from fedtranscribe.data.memory import digest_of
 from fedtranscribe.errors import ConfigError, PrivacyError
 from fedtranscribe.mechanisms.bits import BitSource, OsBits
-from fedtranscribe.mechanisms.dpsgd import Backend
 from fedtranscribe.mechanisms.noise import NoiseSource, OsNoise
-from fedtranscribe.mechanisms.physical import memory_budget
 from fedtranscribe.models import pick_device
+from fedtranscribe.models.diffusion import to_signed
 from fedtranscribe.privacy.accountant import guarantee, sound_table
 from fedtranscribe.privacy.ledger_place import LedgerPlace
 from fedtranscribe.privacy.release_plan import PrivacyPlan
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.synthesis.clusters import Clusters
-from fedtranscribe.synthesis.method import Facts, Material, Method, MethodPlan, Trainer
-from fedtranscribe.synthesis.methods import method_named
-from fedtranscribe.synthesis.mixture_start import mixture_start
 from fedtranscribe.synthesis.public import PublicImages, public_images
-from fedtranscribe.synthesis.started import StartedMethod
 from fedtranscribe.tracking import check_tracking
+from fedtranscribe.trainers.per_sample import Backend
+from fedtranscribe.trainers.plan import DataFacts, TrainingPlan, plan_training
+from fedtranscribe.trainers.private_start import MixtureStart, TrainerWithStart, mixture_start
+from fedtranscribe.trainers.private_steps import memory_budget
+from fedtranscribe.trainers.profiles import recipe_named
+from fedtranscribe.trainers.stages import Trainer, TrainingInputs
 
 Say = Callable[[str], None]
 
@@ -51,8 +52,8 @@ class Prepared:
         settings: what was asked for.
         split: PRIVATE records, and the held-out ones.
         public: public images to start from; None for no pre-training.
-        method: the adapter.
         plan: what is trained.
+        start: the private start before it; None without one.
         cost: what that gives away.
         device: where.
         digest: of data in memory; None of data that have a name or a path.
@@ -61,14 +62,14 @@ class Prepared:
     settings: SynthesizeSettings
     split: DataSplit
     public: PublicImages | None
-    method: Method
-    plan: MethodPlan
+    plan: TrainingPlan
+    start: MixtureStart | None
     cost: Cost
     device: torch.device
     digest: str | None = None
 
     @property
-    def facts(self) -> Facts:
+    def facts(self) -> DataFacts:
         """What is public about the private data."""
         return facts_of(self.settings.data, self.split)
 
@@ -123,21 +124,30 @@ class Prepared:
             ConfigError: images or labels that the method cannot take.
             PrivacyError: it would train something else than was planned.
         """
-        train, seed = self.split.train, self.settings.seed
-        material = Material(
-            records=train,
+        train, plan, seed = self.split.train, self.plan, self.settings.seed
+        inputs = TrainingInputs(
+            images=to_signed(train.images),
+            labels=train.labels if plan.classes else None,
             public=None if self.public is None else self.public.images,
-            public_labels=None if self.public is None else self.public.labels,
             noise=noise or OsNoise(),
             bits=bits or OsBits(),
             # Public batches only: what is drawn for a private record needs a secret of its own.
             rng=torch.Generator(self.device).manual_seed(seed),
-            seed=seed,
-            device=self.device,
+            ids=train.ids,
+            public_labels=None if self.public is None else self.public.labels,
             backend=Backend(self.settings.backend),
             physical_batch=self.settings.physical_batch,
         )
-        trainer = self.method.trainer(self.plan, self.facts, material)
+        recipe = recipe_named(plan.method)
+
+        def make(inputs: TrainingInputs) -> Trainer:
+            return recipe.trainer(plan, self.facts, inputs, seed, self.device)
+
+        trainer = (
+            make(inputs)
+            if self.start is None
+            else (TrainerWithStart(self.start, plan, train, inputs, seed, make))
+        )
         if trainer.release != self.plan.release:
             raise PrivacyError(
                 "Expected the trainer to release what was planned, printed and will be booked; "
@@ -166,7 +176,7 @@ def prepare(
         FedtranscribeError: any bad input; nothing has been written or spent.
     """
     check_tracking(settings)
-    method: Method = method_named(settings.method)
+    recipe = recipe_named(settings.method)
     device = pick_device(settings.device)
     digest = None if split is None or asked_by_server else digest_of(split)
     if split is None:
@@ -174,18 +184,26 @@ def prepare(
     known = None if asked_by_server else split
     private = NamedData(settings.data, split.train.data_id, known)
     facts = facts_of(settings.data, split)
-    if (start := mixture_start(settings, facts)) is not None:
-        method = StartedMethod(method, start)
-    named = method.public_data(settings, facts)
+    start = mixture_start(settings, facts)
+    named = settings.pretrain_data
+    if named is None and start is None:
+        named = recipe.public_data(settings, facts)
+    if start is not None or named == "none":
+        named = None
     public = None if named is None else public_images(named, settings, facts, private)
     if settings.labels == "kmeans":
         split, public = _clustered(settings, split, public)
         facts = facts_of(settings.data, split)
     if settings.noise:
         say(f"looking for the noise of ε = {settings.epsilon:g} by the {_figure(settings)} figure")
-    plan = method.plan(settings, facts, 0 if public is None else len(public))
+    if start is None:
+        public_records = 0 if public is None else len(public)
+        plan = plan_training(recipe, settings, facts, public_records)
+    else:
+        after = start.samples, start.release
+        plan = start.before(plan_training(recipe, settings, facts, *after))
     cost = _cost(settings, plan)
-    return Prepared(settings, split, public, method, plan, cost, device, digest)
+    return Prepared(settings, split, public, plan, start, cost, device, digest)
 
 
 def _clustered(
@@ -200,18 +218,18 @@ def _clustered(
     return clusters.relabelled(split), clusters.of_public(public)
 
 
-def facts_of(data: str, split: DataSplit) -> Facts:
+def facts_of(data: str, split: DataSplit) -> DataFacts:
     """What is public about private data."""
     train = split.train
     records = len(set(train.ids))
-    return Facts(data, records, train.classes, train.channels, train.size, train.positional)
+    return DataFacts(data, records, train.classes, train.channels, train.size, train.positional)
 
 
 def _figure(settings: SynthesizeSettings) -> str:
     return "sound" if settings.calibrate_by == "sound" else "PUBLISHED"
 
 
-def _cost(settings: SynthesizeSettings, plan: MethodPlan) -> Cost:
+def _cost(settings: SynthesizeSettings, plan: TrainingPlan) -> Cost:
     if plan.release is None:
         return Cost(None, {})
     events = (plan.release,)

@@ -9,7 +9,7 @@ from torch import Tensor
 from fedtranscribe.config import PUBLIC_SHAPES, SynthesizeSettings
 from fedtranscribe.data import NamedData, draw_shapes, load_public
 from fedtranscribe.models.diffusion import to_signed
-from fedtranscribe.synthesis.method import Facts
+from fedtranscribe.trainers.plan import DataFacts
 
 _SHAPES = 8_000
 
@@ -35,7 +35,7 @@ class PublicImages:
 
 
 def public_images(
-    name: str, settings: SynthesizeSettings, facts: Facts, private: NamedData
+    name: str, settings: SynthesizeSettings, facts: DataFacts, private: NamedData
 ) -> PublicImages:
     """A public set by name: colour becomes grey or grey colour, and another size is resampled.
 

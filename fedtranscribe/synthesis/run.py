@@ -255,15 +255,15 @@ def _guarantee(prepared: Prepared, caveats: tuple[str, ...]) -> StatedGuarantee:
 def _diffusion(prepared: Prepared, trained: Trained) -> Diffusion:
     plan, facts = prepared.plan, prepared.facts
     return Diffusion(
-        sigma=plan.sigma,
+        sigma=plan.settings.noise_multiplier,
         steps=dict(plan.steps),
         records=facts.records,
         classes=plan.classes if plan.conditional else 0,
         labels=_labels(prepared),
         channels=facts.channels,
         size=facts.size,
-        unet=plan.unet.value,
-        sampling=asdict(plan.sampling),
+        unet=plan.settings.unet.value,
+        sampling=asdict(plan.settings.sampling),
         sha256=trained.sha256,
         resolved=plan.to_json()["settings"],
         private_start=_private_start(prepared),

@@ -37,9 +37,9 @@ from fedtranscribe.models.unet import Denoiser
 from fedtranscribe.names import expect_name
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.run_directory import DENOISER, RunDirectory
-from fedtranscribe.synthesis.method import Trainer
 from fedtranscribe.synthesis.preparation import Prepared
 from fedtranscribe.tracking import Report, ignore
+from fedtranscribe.trainers.stages import Trainer
 from fedtranscribe.wire.trainings import TrainingProgress
 
 OpenLedger = Callable[[], AbstractContextManager[Ledger]]
@@ -165,13 +165,13 @@ class Training:
         assert self._trainer.finished
         # Saved first: whether it diverged is said below, and must stay the same when asked again.
         self.save()
-        network = self._prepared.method.network(self._trainer)
+        network = self._trainer.network
         _expect_finite(network)
-        staged = self._run.private / DENOISER
+        draft = self._run.private / DENOISER
         plan = self._prepared.plan
-        model = Synthesizer(network, plan.schedule, plan.sampling, plan.conditional)
-        save_synthesizer(model, staged)
-        content = staged.read_bytes()
+        schedule, sampling = plan.settings.schedule, plan.settings.sampling
+        save_synthesizer(Synthesizer(network, schedule, sampling, plan.conditional), draft)
+        content = draft.read_bytes()
         digest, head = hashlib.sha256(content).hexdigest(), None
         if self._trainer.release is not None:
             with self._open_ledger() as ledger:
@@ -179,7 +179,7 @@ class Training:
             head = (committed.sequence, committed.hash)
         path = self._run.path / DENOISER
         write_atomically(path, content)
-        staged.unlink()
+        draft.unlink()
         self.result = Trained(path, digest, head)
         return self.result
 

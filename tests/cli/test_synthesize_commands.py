@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedtranscribe.cli import run
-from fedtranscribe.methods.dp_promise import DpPromise
 from fedtranscribe.runs.finished import FinishedRun
+from fedtranscribe.trainers.dp_promise import DpPromise
 
 QUICK = (
     *("--size", "tiny", "--sampling-steps", "2", "--samples", "60", "--physical-batch", "4"),

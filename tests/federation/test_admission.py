@@ -33,9 +33,9 @@ from fedtranscribe.service.holder_file import HolderFile
 from fedtranscribe.service.journal import Journal
 from fedtranscribe.service.link import METHODS, NAME, call, health_socket, is_serving
 from fedtranscribe.service.service import HolderService
-from fedtranscribe.synthesis import dp_promise, dp_sad
-from fedtranscribe.synthesis.method import Facts
-from fedtranscribe.synthesis.methods import method_named
+from fedtranscribe.trainers import plan
+from fedtranscribe.trainers.plan import DataFacts, plan_training
+from fedtranscribe.trainers.profiles import recipe_named
 from fedtranscribe.wire import masked as masked_wire
 from fedtranscribe.wire import queries
 from fedtranscribe.wire import trainings as training_wire
@@ -393,18 +393,15 @@ def test_absurd_trainings_are_refused_before_they_are_planned(trainer, monkeypat
     assert train(trainer, {"method": "dp-promise", **more}) == code
 
 
-@pytest.mark.parametrize(
-    ("method", "module", "batch"),
-    [("dp-promise", dp_promise, "phase2_batch"), ("dp-sad", dp_sad, "batch")],
-)
-def test_steps_are_counted_before_the_noise_is_looked_for(monkeypatch, method, module, batch):
-    monkeypatch.setattr(module, "calibrated", lambda *_: pytest.fail("noise was looked for"))
+@pytest.mark.parametrize(("method", "batch"), [("dp-promise", "phase2_batch"), ("dp-sad", "batch")])
+def test_steps_are_counted_before_the_noise_is_looked_for(monkeypatch, method, batch):
+    monkeypatch.setattr(plan, "calibrated", lambda *_: pytest.fail("noise was looked for"))
     epochs = batch.replace("batch", "epochs")
     options = {method.replace("-", "_"): {batch: 1, epochs: 1_000}}
     settings = build(SynthesizeSettings, {"method": method, **options})
-    facts = Facts("x", 60_000, 10, 1, 28)
+    facts = DataFacts("x", 60_000, 10, 1, 28)
     with pytest.raises(ConfigError, match=r"at most 1,000,000 steps, got \d\d+,"):
-        method_named(method).plan(settings, facts, 0)
+        plan_training(recipe_named(method), settings, facts, 0)
 
 
 def test_a_holder_that_counts_by_holder_trains_nothing(trainer):

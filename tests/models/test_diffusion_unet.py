@@ -7,7 +7,6 @@ from safetensors import safe_open
 from torch import nn
 
 from fedtranscribe.errors import ConfigError, CorruptWeightsError
-from fedtranscribe.mechanisms.draws import SharedDraws
 from fedtranscribe.models.diffusion import (
     Synthesizer,
     load_synthesizer,
@@ -15,10 +14,11 @@ from fedtranscribe.models.diffusion import (
     to_pixels,
     to_signed,
 )
-from fedtranscribe.models.ema import Ema
 from fedtranscribe.models.sampling import Sampling, Spacing
 from fedtranscribe.models.schedule import Schedule
-from fedtranscribe.models.unet import Denoiser, UNetSize, drop_labels, make_unet
+from fedtranscribe.models.unet import Denoiser, UNetSize, make_unet
+from fedtranscribe.trainers.denoising import Ema, drop_labels
+from fedtranscribe.trainers.records import SharedDraws
 
 
 def parameters(network: nn.Module) -> int:

@@ -13,14 +13,15 @@ from torch import Tensor
 
 from fedtranscribe.config import DpSadOptions, SynthesizeSettings
 from fedtranscribe.errors import PrivacyError
-from fedtranscribe.mechanisms.dpsgd import DpSgdPlan, DpSgdStep, PoissonBatches
 from fedtranscribe.mechanisms.noise import OsNoise
 from fedtranscribe.privacy import Adjacency, PoissonGaussian, Unit, epsilon
+from fedtranscribe.privacy.dpsgd_plan import DpSgdPlan
 from fedtranscribe.privacy.events import Event, flat
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.released_images import ReleasedImages
 from fedtranscribe.synthesis.preparation import Prepared, prepare
 from fedtranscribe.synthesis.run import synthesize
+from fedtranscribe.trainers.private_steps import DpSgdStep, PoissonBatches
 
 
 @dataclass
@@ -95,7 +96,7 @@ def test_the_event_of_dp_promise_is_the_steps_that_were_taken(
     }
     assert (images.records, images.batch, plan.records, plan.batch) == (48, 4, 48, 6)
     # How far two images are apart over the noise that x_S was drawn with.
-    kept = float(prepared.plan.schedule.alpha_bar[prepared.plan.settings.boundary])
+    kept = float(prepared.plan.settings.schedule.alpha_bar[prepared.plan.settings.boundary])
     apart = 2 * math.sqrt(16 * 16 * kept / (1 - kept))
     assert images.mu == pytest.approx(apart, rel=1e-5)
     assert images.mu >= apart

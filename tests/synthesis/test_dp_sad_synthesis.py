@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from fedtranscribe.config import DpSadOptions, SynthesizeSettings
-from fedtranscribe.methods.dp_sad import DpSad
 from fedtranscribe.privacy.chain import Kind
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.synthesis import prepare, synthesize
 from fedtranscribe.synthesis.samples import chosen_labels, open_run
+from fedtranscribe.trainers.dp_sad import DpSad
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from fedtranscribe.errors import (
     StorageError,
 )
 from fedtranscribe.mechanisms.noise import SeededNoise
-from fedtranscribe.methods.dp_promise import DpPromise
 from fedtranscribe.models.diffusion import load_synthesizer
 from fedtranscribe.privacy.accountant import sound_table
 from fedtranscribe.privacy.chain import Kind
@@ -30,6 +29,7 @@ from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.run_directory import RunDirectory
 from fedtranscribe.synthesis import Training, prepare, synthesize
 from fedtranscribe.synthesis.run import opened_ledger
+from fedtranscribe.trainers.dp_promise import DpPromise
 
 STEPS = 6
 
