@@ -164,7 +164,7 @@ def central_round(
 
         told = transport.exchange(wire.ANSWER, list(plan.roster), make)
         answers = [queries.read_answer(told[name], asked) for name in plan.roster]
-        return combine(answers, plan, len(plan.parts) - 1, OsNoise())
+        return combine(asked, answers, plan, len(plan.parts) - 1, OsNoise())
 
     return go
 

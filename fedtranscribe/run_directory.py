@@ -7,7 +7,7 @@ metrics.json              the result, both figures, the accuracy curve
 progress.jsonl            one line per round: rows, ε so far, losses
 images.png, accuracy.png  synthetic samples; accuracy over answered rows
 student.safetensors, generator.safetensors
-private/                  the holder's own, never part of a release: teachers, all accuracies
+private/                  never part of a release: teachers, all accuracies, key of central noise
 
 What may stand outside `private/`, and why, is listed in `fedtranscribe.allowed`, and for
 `metrics.json` said by the fields of `fedtranscribe.result.Result`.
@@ -29,6 +29,8 @@ from fedtranscribe.config import Mark, Settings, marked, read_toml
 from fedtranscribe.config.sources import expect_new_run
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.files import unwritable, write_atomically
+from fedtranscribe.mechanisms.noise import KEY_BYTES
+from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.query import Query, query_from
 from fedtranscribe.reading import read_object
 from fedtranscribe.result import CONFUSION, METRICS, SCORES
@@ -40,6 +42,7 @@ DENOISER = "denoiser.safetensors"
 HOLDERS = "holders"
 """Folders, each a whole run, where every holder has trained a network of its own."""
 _RECORDS = "private/records.json"
+_NOISE_KEY = "private/noise.key"
 # Of checkpoints.
 _VERSION = 6
 
@@ -91,6 +94,9 @@ class RunDirectory:
         expect_new_run(path)
         # 128 random bits: query ids are bound for ever in the ledger, so they must not come back.
         run = cls(path, settings, run_id or f"run-{os.urandom(16).hex()}")
+        if getattr(settings, "noise", None) == NoiseMode.CENTRAL:
+            # Written before the run has a name on disk: whoever copies the run copies its key.
+            write_atomically(path / _NOISE_KEY, os.urandom(KEY_BYTES))
         dumped = settings.model_dump(mode="json", exclude_none=True)
         write_atomically(
             path / "config.toml", tomli_w.dumps({"run": run.run_id, **dumped}).encode()
@@ -125,6 +131,7 @@ class RunDirectory:
         """Take back a run that could not begin, so that its folder is free again."""
         (self.path / "config.toml").unlink(missing_ok=True)
         (self.path / _RECORDS).unlink(missing_ok=True)
+        (self.path / _NOISE_KEY).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # there is more in it, or it was never made
             self.private.rmdir()
 
@@ -139,6 +146,28 @@ class RunDirectory:
         """
         expect_same_records(self.path, digest)
         write_atomically(self.path / _RECORDS, json.dumps({"digest": digest}).encode())
+
+    def noise_key(self) -> bytes:
+        """The secret key, made with the run, of the noise that a server adds under `central`.
+
+        Raises:
+            StorageError: it is gone. A new key would draw other noise for answers that this run may
+                have released already.
+        """
+        path = self.path / _NOISE_KEY
+        try:
+            key = path.read_bytes()
+        except OSError as error:
+            key, why = b"", error.strerror or str(error)
+        else:
+            why = f"{len(key)} bytes of {KEY_BYTES}"
+        if len(key) != KEY_BYTES:
+            raise StorageError(
+                f"Cannot read {path} ({why}): without this key the server would draw its noise a "
+                "second time. Restore private/ from the folder that the run began in, or start a "
+                "new run with another --out."
+            )
+        return key
 
     @property
     def private(self) -> Path:

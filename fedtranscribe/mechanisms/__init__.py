@@ -25,7 +25,7 @@ from fedtranscribe.mechanisms.moments import (
     moment_sums,
     moments_bound,
 )
-from fedtranscribe.mechanisms.noise import NoiseSource, OsNoise, SeededNoise
+from fedtranscribe.mechanisms.noise import KEY_BYTES, KeyedNoise, NoiseSource, OsNoise, SeededNoise
 from fedtranscribe.mechanisms.normalize import (
     RowBound,
     clip_rows,
@@ -36,11 +36,13 @@ from fedtranscribe.mechanisms.normalize import (
 from fedtranscribe.mechanisms.placement import Mechanism, gaussian_mechanism, label_mechanism
 
 __all__ = [
+    "KEY_BYTES",
     "MOMENTS",
     "BitSource",
     "Bound",
     "CentralNoise",
     "ExponentialVoteLabels",
+    "KeyedNoise",
     "LocalNoise",
     "MaskedShare",
     "Mechanism",

@@ -124,6 +124,8 @@ class CentralNoise:
         shared out over those that did not answer (noise for five on a sum of four, divided by five
         shares, costs 13.2 instead of 10); the sum is divided by a public number. The holder
         books that, under the trust which its own policy states.
+        A sum is released once: `rounds.combining` names the noise by query, plan and raw answers,
+        and `KeyedNoise` draws the same again for a copy of the run.
         Rounding: raw float32 vectors are within `calibrate.RAW_ROUNDING`; the noisy sum is on a
         public grid, see `LocalNoise`. Exact sums are int64 throughout.
     """

@@ -1,5 +1,7 @@
 """Where randomness that protects people comes from: the operating system, never a seed."""
 
+import hashlib
+import hmac
 import math
 import os
 from collections.abc import Sequence
@@ -10,9 +12,13 @@ import torch
 from scipy.special import ndtri
 from torch import Tensor
 
+from fedtranscribe.errors import ConfigError
 from fedtranscribe.mechanisms.bits import seeded_generator
 
 _MANTISSA = 53
+
+KEY_BYTES = 32
+"""Of a key of `KeyedNoise`, from the operating system."""
 
 
 class NoiseSource(Protocol):
@@ -67,6 +73,50 @@ class OsNoise:
     def gaussian(self, shape: Sequence[int], std: float) -> Tensor:
         """Normal numbers of mean 0, float64."""
         return std * _to_normal(os.urandom(16 * math.prod(shape)), shape)
+
+
+class KeyedNoise:
+    """Noise that follows from a secret key: the same question gets the same noise again.
+
+    Args:
+        key: `KEY_BYTES` from the operating system, or more; as secret as the noise.
+
+    Raises:
+        ConfigError: the key is shorter.
+
+    Guarantee:
+        HMAC-SHA256 of a query's name gives the query a key of its own, and SHAKE-256 of that key
+        and the number of the draw gives the bytes that `OsNoise` takes from the operating system.
+        For whoever does not have the key, the noise of distinct names is as good as independent
+        noise of `OsNoise` (both are pseudorandom functions); the noise of one name is a single
+        draw, however often it is computed. So the name has to state everything that the released
+        value depends on: two values under the same noise would give away their difference.
+    """
+
+    private = True
+
+    def __init__(self, key: bytes) -> None:
+        if len(key) < KEY_BYTES:
+            raise ConfigError(f"Expected a key of {KEY_BYTES} bytes or more, got {len(key)}.")
+        self._key = key
+        self._draws = 0
+
+    def for_query(self, query_id: str) -> "KeyedNoise":
+        """Noise that depends on key and name alone, in whatever order queries come."""
+        return KeyedNoise(hmac.digest(self._key, query_id.encode(), "sha256"))
+
+    def uniform(self, shape: Sequence[int]) -> Tensor:
+        """Uniform numbers inside (0, 1), float64."""
+        return _to_unit(self._bytes(8 * math.prod(shape)), shape)
+
+    def gaussian(self, shape: Sequence[int], std: float) -> Tensor:
+        """Normal numbers of mean 0, float64."""
+        return std * _to_normal(self._bytes(16 * math.prod(shape)), shape)
+
+    def _bytes(self, count: int) -> bytes:
+        drawn = hashlib.shake_256(self._key + self._draws.to_bytes(8, "big")).digest(count)
+        self._draws += 1
+        return drawn
 
 
 class SeededNoise:

@@ -1,20 +1,32 @@
 """Whole federated runs in process: figures, faults, resume."""
 
+import contextlib
 import json
 import math
 import re
+import shutil
+import stat
 from dataclasses import replace
 
 import pytest
+import torch
 
 from fedtranscribe.answer import Answer, RawAnswer
-from fedtranscribe.errors import ConfigError, HopelessPlanError, ProtocolError, QuorumError
+from fedtranscribe.errors import (
+    ConfigError,
+    HopelessPlanError,
+    ProtocolError,
+    QuorumError,
+    StorageError,
+)
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.mechanisms import SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.refusals import RefusalCode
+from fedtranscribe.result import Result
+from fedtranscribe.run_directory import RunDirectory
 from fedtranscribe.runs.federate import ROSTER, federate
 from fedtranscribe.runs.in_process import InProcess
 from tests.federation.runs import go, ledger_file, start
@@ -288,8 +300,61 @@ def test_the_server_never_draws_noise_twice_for_one_query(either, open_nodes, tm
     assert before is not None
     assert result["epsilon"] == pytest.approx(10.0, rel=1e-6), "the first round counts as well"
     assert result["private"] is False
-    assert first not in drawn
-    assert len(drawn) == either.rounds - 1
+    assert len(set(drawn)) == len(drawn) == either.rounds - 1
+
+
+def answers_of(folder, settings, transport):
+    """What a run or its copy learns from, with the server's own noise."""
+    run, learned = RunDirectory.resume(folder, settings), []
+    run.save_answer = lambda query_id, answer: learned.append((query_id, answer["values"]))
+    with contextlib.suppress(QuorumError):
+        federate(settings, transport, run, expected=3, test=None)
+    return learned
+
+
+def test_a_copied_run_draws_the_same_noise(either, open_nodes, tmp_path):
+    """Under `central` run and copy together release no more than the run alone."""
+    settings, nodes = either.settings, open_nodes(either.settings)
+    run = RunDirectory.create(tmp_path / "run", settings)
+    assert stat.S_IMODE((run.path / "private" / "noise.key").stat().st_mode) == 0o600
+    shutil.copytree(run.path, tmp_path / "copy")
+    first = answers_of(run.path, settings, InProcess(nodes))
+    again = answers_of(tmp_path / "copy", settings, InProcess(nodes))
+    assert len(first) == either.rounds
+    for (name, one), (same, two) in zip(first, again, strict=True):
+        assert name == same
+        assert torch.equal(one, two)
+
+
+def test_a_copy_that_misses_a_holder_draws_other_noise_and_ends_there(
+    settings, open_nodes, tmp_path
+):
+    """With the same noise the two sums would give away what that holder answered."""
+    nodes, raw = open_nodes(settings), []
+    run = RunDirectory.create(tmp_path / "run", settings)
+    shutil.copytree(run.path, tmp_path / "copy")
+
+    def heard(reply, attempt):
+        raw.append(reply.values)
+        return reply
+
+    [(_, whole), *_] = answers_of(run.path, settings, Faulty(nodes, {("holder-2", 0): heard}))
+    faulty = Faulty(nodes, {("holder-2", 0): silent})
+    [(_, partial)] = answers_of(tmp_path / "copy", settings, faulty)
+    std = Result.read(run.path).answers.noise_std
+    rest = 3 * whole.double() - 2 * partial.double() - raw[0].double()
+    # Two independent draws of 3 std each; rounding alone would leave 0.02 std.
+    assert float(rest.std()) == pytest.approx(3 * math.sqrt(2) * std, rel=0.3)
+
+
+def test_a_run_whose_noise_key_is_gone_asks_nobody(either, open_nodes, tmp_path):
+    settings, nodes = either.settings, open_nodes(either.settings)
+    run = RunDirectory.create(tmp_path / "run", settings)
+    for spoil in (lambda key: key.write_bytes(b"short"), lambda key: key.unlink()):
+        spoil(run.path / "private" / "noise.key")
+        with pytest.raises(StorageError, match=r"noise\.key .*Restore private/"):
+            federate(settings, InProcess(nodes), run, expected=3, test=None)
+    assert not any(ledger_file(node).exists() for node in nodes)
 
 
 def test_a_holder_that_comes_back_with_other_shards_ends_the_run(settings, open_nodes, tmp_path):
