@@ -5,7 +5,6 @@ breaks that forge a line of a table, marks that turn the reading direction round
 to people passes it through here first.
 """
 
-import json
 import re
 import unicodedata
 
@@ -46,13 +45,6 @@ def literal(name: str, most: int = 50) -> str:
     """
     plain = printable(name, most).replace("$", r"\$")
     return f" {plain}" if plain.startswith("_") else plain  # such labels are hidden otherwise
-
-
-def printable_json(document: str) -> str:
-    """A JSON document with the same content; outside of its line breaks all is printable."""
-    return "".join(
-        c if c == "\n" or _harmless(c) else json.dumps(c, ensure_ascii=True)[1:-1] for c in document
-    )
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:

@@ -22,7 +22,7 @@ from fedtranscribe.cli.deploy import deploy_app
 from fedtranscribe.cli.evaluate import evaluate_command
 from fedtranscribe.cli.holder import holder_app
 from fedtranscribe.cli.options import group
-from fedtranscribe.cli.output import warn
+from fedtranscribe.cli.output import print_in_any_encoding, warn
 from fedtranscribe.cli.privacy import privacy_app
 from fedtranscribe.cli.release import release_app
 from fedtranscribe.cli.report import report_command
@@ -99,6 +99,7 @@ def run(arguments: list[str]) -> int:
     Returns:
         The exit code.
     """
+    print_in_any_encoding()
     try:
         code = app(arguments, standalone_mode=False, prog_name="fedtranscribe")
     except FedtranscribeError as error:

@@ -116,6 +116,7 @@ def test_json_for_programs_stays_json(capsys):
     emit_json({"a": ["\x1b\x7f\x9b\u202e\U000e0041", float("inf"), {"b": float("nan")}]})
     shown = capsys.readouterr().out
     assert harmless(shown)
+    assert shown.isascii()
     assert json.loads(shown) == {"a": ["\x1b\x7f\x9b\u202e\U000e0041", None, {"b": None}]}
 
 
