@@ -357,6 +357,16 @@ def test_a_run_whose_noise_key_is_gone_asks_nobody(either, open_nodes, tmp_path)
     assert not any(ledger_file(node).exists() for node in nodes)
 
 
+def test_the_log_of_a_round_says_what_was_answered(either, open_nodes, tmp_path, caplog):
+    """Sums are no rows, and ε has no sixteen digits."""
+    caplog.set_level("INFO", logger="fedtranscribe.rounds")
+    settings = either.settings
+    go(settings, InProcess(open_nodes(settings)), start(tmp_path / "run", settings))
+    number, counted = either.rounds - 1, f"{either.rows}/{either.rows}"
+    stage = "rows answered" if either.rows == 30 else "sums over records"
+    assert f"{either.query_id(number)}: {stage} {counted}, ε = 10" in caplog.messages
+
+
 def test_a_holder_that_comes_back_with_other_shards_ends_the_run(settings, open_nodes, tmp_path):
     nodes, run = open_nodes(settings), start(tmp_path / "run", settings)
     gone = {(f"holder-{i}", 1): silent for i in (0, 1)}

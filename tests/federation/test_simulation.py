@@ -88,7 +88,8 @@ def test_each_holder_has_a_ledger_of_its_own(tiny_data):
     assert len({part.data_id for part in parts}) == 3
 
 
-def test_the_apps_run_resume_and_refuse_to_overwrite(tiny_data, tmp_path):
+def test_the_apps_run_resume_and_refuse_to_overwrite(tiny_data, tmp_path, caplog):
+    caplog.set_level("INFO", logger="fedtranscribe.flower")
     out = tmp_path / "run"
     config = {
         "data": str(tiny_data),
@@ -114,6 +115,8 @@ def test_the_apps_run_resume_and_refuse_to_overwrite(tiny_data, tmp_path):
     _serve(grid, settings_from(config), out)
     metrics = json.loads((out / "metrics.json").read_text())
     assert metrics["epsilon"] == pytest.approx(10.0, rel=1e-6)
+    assert "ε = 10 at δ = 1e-05 (record, zero-out)" in caplog.messages
+    assert "inf" not in caplog.text
     # Somebody's own records: their accuracy is nobody else's business.
     assert metrics["accuracy"] == {}
     assert metrics["curve"]["accuracy"] == []
