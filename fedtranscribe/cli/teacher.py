@@ -83,12 +83,15 @@ def train(
     from fedtranscribe.runs.preparation import make_manifest
     from fedtranscribe.teachers import train_teachers
 
-    images = load(data, settings.data_root, settings.download, settings.own_data).train
+    split = load(data, settings.data_root, settings.download, settings.own_data)
+    images = split.train
     # One teacher is worth a whole network; hundreds of large ones are not to be had in minutes.
     mode = "full" if shards == 1 else training_mode(arch, settings.teacher_weights)
     manifest = make_manifest(settings, images, shards, mode)
     check_writable(out)
     with StageBars() as bars:
+        for line in split.words:
+            bars.say(line)
         train_teachers(
             images,
             manifest,

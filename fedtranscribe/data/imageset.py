@@ -159,12 +159,16 @@ class ImageSet:
 class DataSplit:
     """Private records to train on, and the held-out ones that results are reported on.
 
+    Attributes:
+        notes: what was found and left out, for the holder's eyes: names and counts, no values.
+
     Raises:
         InvalidDataError: the two parts differ in class count or image shape.
     """
 
     train: ImageSet
     test: ImageSet
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Both parts must describe one task."""
@@ -174,6 +178,13 @@ class DataSplit:
                 f"Expected train and test of {self.train.name!r} to agree on "
                 f"(classes, channels, size), got {facts[0]} and {facts[1]}."
             )
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What was read and left out, a line each, for the holder alone: records are counted."""
+        images, ids = len(self.train), len(set(self.train.ids))
+        counted = f"{images:,} images" if ids == images else f"{images:,} images of {ids:,} ids"
+        return f"{counted} to learn from, {len(self.test):,} held out", *self.notes
 
 
 def _check_ids(name: str, ids: Sequence[str], n: int) -> None:

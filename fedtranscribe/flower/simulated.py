@@ -135,6 +135,8 @@ def show_plan(run_config: Mapping[str, Scalar], say: Callable[[str], None]) -> S
         FedtranscribeError: as the run before anybody is asked.
     """
     settings, split, parts = _prepared(settings_from(run_config))
+    for line in split.words:
+        say(line)
     if settings.method in ("feddpsd", *TRAINERS):
         return plan_private(settings, parts, say)
     _baseline_side(settings, split)

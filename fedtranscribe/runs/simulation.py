@@ -11,6 +11,7 @@ Guarantee:
 """
 
 import fcntl
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -49,6 +50,8 @@ from fedtranscribe.synthesis import show_plan as show_training
 from fedtranscribe.teachers import Ensemble, Manifest, train_teachers
 from fedtranscribe.text import counted
 
+log = logging.getLogger(__name__)
+
 _LEDGER = "ledger.sqlite"
 
 # What simulated holders bear in masked sums, unless the settings say otherwise.
@@ -61,7 +64,10 @@ def load_data(settings: FederationSettings) -> DataSplit:
     Raises:
         DataNotFoundError: they are not here; the message says how to get them.
     """
-    return load(settings.data, settings.data_root, settings.download, settings.own_data)
+    split = load(settings.data, settings.data_root, settings.download, settings.own_data)
+    for note in split.notes:
+        log.warning("%s", note)
+    return split
 
 
 def partitions(settings: FederationSettings, train: ImageSet) -> list[ImageSet]:

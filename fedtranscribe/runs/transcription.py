@@ -125,7 +125,7 @@ def show_plan(
 
 def _say_plan(prepared: Prepared, say: Say, *, force: bool) -> None:
     plan = prepared.plan
-    for line in (*prepared.words, *words_of_a_long_sum(prepared)):
+    for line in (*prepared.split.words, *prepared.words, *words_of_a_long_sum(prepared)):
         say(line)
     say(plan.forecast.words)
     plan.refuse_if_hopeless(force=force, insist="Add --force")

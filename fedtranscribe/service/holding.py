@@ -1,5 +1,6 @@
 """What a holder answers from: teachers, records or both, all of one data set."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +19,8 @@ from fedtranscribe.query import Kind
 from fedtranscribe.service.holder_file import HolderFile
 from fedtranscribe.statistics import Statistic, of_records, of_teachers
 from fedtranscribe.teachers import Ensemble, Manifest
+
+log = logging.getLogger(__name__)
 
 
 def open_teachers(file: HolderFile) -> Ensemble | None:
@@ -51,13 +54,16 @@ def open_records(file: HolderFile, teachers: Ensemble | None) -> ImageSet | None
     if path is None or (file.summed is None and not file.needs_records):
         return None
     try:
-        train = load(str(path), own=_own(file, teachers)).train
+        split = load(str(path), own=_own(file, teachers))
     except OSError as error:
         where = error.filename or path
         raise StorageError(
             f"Cannot read [holder] records: {where}: {error.strerror or error}. Give the files to "
             "the service's user."
         ) from None
+    for note in split.notes:
+        log.warning("%s", note)
+    train = split.train
     if teachers is not None:
         _expect_same(train, teachers.manifest, path)
         teachers.manifest.expect_ids(train.ids_by, teachers.folder)

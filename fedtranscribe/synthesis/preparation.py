@@ -181,6 +181,9 @@ def prepare(
     digest = None if split is None or asked_by_server else digest_of(split)
     if split is None:
         split = load(settings.data, settings.data_root, settings.download, settings.own_data)
+    if not asked_by_server:
+        for line in split.words:
+            say(line)
     known = None if asked_by_server else split
     private = NamedData(settings.data, split.train.data_id, known)
     facts = facts_of(settings.data, split)
