@@ -85,7 +85,7 @@ def expect_data(spec: str) -> None:
     """Refuse a name that no data set has, and a path to neither an archive nor a full folder.
 
     Raises:
-        DataNotFoundError: suggests close names, or the folder is empty.
+        DataNotFoundError: suggests close names, or the folder holds no data.
         InvalidDataError: a file `.npz` is no archive.
     """
     if spec in DATA_SETS or spec.startswith(MEDMNIST):
@@ -99,9 +99,12 @@ def expect_data(spec: str) -> None:
             )
     elif not path.is_dir():
         raise unknown_data(spec)
-    elif not any(path.iterdir()):
+    elif not is_saved_dataset(path) and not any(
+        entry.is_dir() or entry.suffix == ".npy" for entry in path.iterdir()
+    ):
         raise DataNotFoundError(
-            f"No class subfolders in {spec!r}, nor any other data: the folder is empty."
+            f"No class subfolders in {spec!r}, nor any other data; expected "
+            f"{str(path / '<class>' / '<image>')!r}."
         )
 
 

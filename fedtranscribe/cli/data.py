@@ -29,7 +29,17 @@ those of the pictures, and so does the budget.
 
 @data_app.command("pack", help=_PACK, cls=GroupedCommand)
 @settings_options(
-    TranscribeSettings, only=("classes", "ids", "id_pattern", "image_size", "bit_depth", "ledger")
+    TranscribeSettings,
+    only=(
+        "classes",
+        "ids",
+        "id_pattern",
+        "image_size",
+        "bit_depth",
+        "channels",
+        "allow_skipped",
+        "ledger",
+    ),
 )
 def pack_command(
     typed: dict[str, Any],
@@ -46,5 +56,5 @@ def pack_command(
     from fedtranscribe.data.packing import pack
 
     with StageBars() as bars:
-        ledger = pack(folder, out, own, bars, ledger=place)
+        ledger = pack(folder, out, own, bars, ledger=place, say=bars.say)
     emit({"folder": str(out), "ledger": str(ledger)}, as_json, "Packed")

@@ -61,6 +61,13 @@ class OwnData(Settings):
         le=16,
         description="Bits that 16-bit grey values use: 12 for many DICOM exports.",
     )
+    channels: Annotated[int | None, Topic.DATA, Form("1|3")] = Field(
+        default=None, description="Image files: bring every image to grey (1) or to colour (3)."
+    )
+    allow_skipped: Annotated[bool, Topic.DATA] = Field(
+        default=False,
+        description="Image folder: run although more than 1 % of its files cannot be read.",
+    )
     max_gib: Annotated[float, Mark.RESUMABLE, Topic.DATA] = Field(
         default=8.0,
         gt=0,
@@ -91,6 +98,13 @@ class OwnData(Settings):
             value_count = value
         if value_count is not None and not 2 <= value_count <= MOST_CLASSES:
             raise ValueError(f"expected 2 to {MOST_CLASSES} classes")
+        return value
+
+    @field_validator("channels")
+    @classmethod
+    def _check_channels(cls, value: int | None) -> int | None:
+        if value not in (None, 1, 3):
+            raise ValueError("expected 1 for grey or 3 for colour")
         return value
 
     @field_validator("id_pattern")

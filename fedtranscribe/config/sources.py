@@ -51,7 +51,7 @@ def expect_readable(spec: str, own: OwnData) -> None:
         own: what is said about them.
 
     Raises:
-        ConfigError: columns, but no saved dataset; ids, but a set that has its own.
+        ConfigError: columns, but no saved dataset; ids or channels, but no image files.
     """
     columns = {
         "--image-column": own.image_column,
@@ -64,6 +64,11 @@ def expect_readable(spec: str, own: OwnData) -> None:
                 f"Expected no {option} for data={spec!r}: it is for folders that the package "
                 "datasets has saved."
             )
+    if own.channels is not None and (spec in DATA_SETS or spec.endswith(".npz")):
+        raise ConfigError(
+            f"Expected no --channels for data={spec!r}: it is for image files. Arrays have the "
+            "channels that they were saved with."
+        )
     if spec in DATA_SETS and (own.ids is not None or own.id_pattern is not None):
         raise ConfigError(
             f"Expected no --ids or --id-pattern for {spec!r}, which has ids of its own."

@@ -1,7 +1,8 @@
 """Folders of image files, one subfolder per class."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,13 +18,22 @@ from fedtranscribe.data.pictures import IMAGE_SUFFIXES, read_picture
 from fedtranscribe.data.splits import split_by_id
 from fedtranscribe.data.validation import to_images
 from fedtranscribe.errors import DataNotFoundError, InvalidDataError
+from fedtranscribe.privacy.ledger_place import LEDGER, MARKER
 from fedtranscribe.privacy.record_note import PATHS, stated
 
 _GIB = 2**30
+_SUFFIXES = ", ".join(sorted(IMAGE_SUFFIXES))
+_PARTS = {"train", "test", "val", "valid", "validation", "dev"}
+_HIDDEN = "hidden"
+# Of a folder's files, before a run stops.
+_MOST_LOST = 0.01
 
 
 def load_folder(path: Path, own: OwnData = UNSTATED) -> DataSplit:
-    """`<path>/<class>/<image>`, or the same below `<path>/train` and `<path>/test`.
+    """`<path>/<class>/…/<image>`, or the same below `<path>/train` and `<path>/test`.
+
+    Images may lie in deeper folders, such as one per patient. Links to folders are not followed.
+    Files that are no images are counted in the split's notes, by suffix.
 
     Classes are the subfolders in alphabetical order, or those that `own.classes` names; a class
     without images is fine. A record's id is its path inside the folder, unless `own` says which
@@ -37,13 +47,14 @@ def load_folder(path: Path, own: OwnData = UNSTATED) -> DataSplit:
 
     Raises:
         DataNotFoundError: no such folder, or no images in class subfolders.
-        InvalidDataError: unreadable images, several sizes, grey and colour mixed, unusable names.
+        InvalidDataError: unreadable images, several sizes, grey and colour mixed, unusable names,
+            or more than one file in a hundred is no image and `own` does not allow that.
         ConfigError: `own` states other classes than the subfolders.
     """
-    train, test = find_pictures(path, own)
+    train, test, notes = find_pictures(path, own)
     if test is None:
-        return split_by_id(_read(train, own))
-    return DataSplit(_read(train, own), _read(test, own))
+        return replace(split_by_id(_read(train, own)), notes=notes)
+    return DataSplit(_read(train, own), _read(test, own), notes)
 
 
 @dataclass(frozen=True)
@@ -70,18 +81,65 @@ class Pictures:
         return f"folder:{self.folder.resolve().name}"
 
 
-def find_pictures(path: Path, own: OwnData) -> tuple[Pictures, Pictures | None]:
-    """The files of a folder, or of its training part and of its test part; raises as `load_folder`.
+def find_pictures(path: Path, own: OwnData) -> tuple[Pictures, Pictures | None, tuple[str, ...]]:
+    """The files of a folder, or of its training and its test part, and what is left out, in words.
 
-    No picture is read.
+    No picture is read. Raises as `load_folder`.
     """
     if not path.is_dir():
         raise DataNotFoundError(f"No folder {str(path)!r}; check the path.")
     if not ((path / "train").is_dir() and (path / "test").is_dir()):
-        return _find(path, path, own, _stated(path, own)), None
-    classes = _stated(path / "train", own)
-    train, test = (_find(path / part, path, own, classes) for part in ("train", "test"))
-    return train, test
+        train, test = _find(path, path, own, _stated(path, own)), None
+    else:
+        classes = _stated(path / "train", own)
+        train, test = (_find(path / part, path, own, classes) for part in ("train", "test"))
+    used = {*train.files, *(test.files if test else ())}
+    return train, test, _left_out(path, used, own)
+
+
+def _left_out(path: Path, used: set[Path], own: OwnData) -> tuple[str, ...]:
+    """What a folder holds besides the images that are used, in words; counts are for the holder."""
+    others = [file for file in _files(path) if file not in used and not _belongs(file, own)]
+    if not others:
+        return ()
+    kinds = Counter(map(_kind, others))
+    counted = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
+    lost = len(others) - kinds[_HIDDEN]
+    if lost > _MOST_LOST * (lost + len(used)) and not own.allow_skipped:
+        example = next(file for file in others if _kind(file) != _HIDDEN)
+        raise InvalidDataError(
+            f"Expected images ({_SUFFIXES}) in class subfolders of {str(path)!r}, found {lost:,} "
+            f"of {lost + len(used):,} files that are none ({counted}; such as "
+            f"{str(example.relative_to(path))!r}). Convert or remove them, or pass --allow-skipped "
+            "to leave them out."
+        )
+    return (f"left out of {str(path)!r}: {counted}",)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """All files below a folder; hidden folders and links to folders count as files."""
+    for entry in sorted(folder.iterdir()):
+        if entry.is_dir() and not entry.is_symlink() and not entry.name.startswith("."):
+            yield from _files(entry)
+        else:
+            yield entry
+
+
+def _kind(file: Path) -> str:
+    if file.name.startswith(".") or file.name in ("Thumbs.db", "desktop.ini"):
+        return _HIDDEN
+    if file.is_dir():
+        return "linked folders"
+    return file.suffix.lower() or "without a suffix"
+
+
+def _belongs(file: Path, own: OwnData) -> bool:
+    """Whether a file is no data: the ledger, its marker, or the table of ids."""
+    return (
+        LEDGER in file.name
+        or MARKER in file.name
+        or (own.ids is not None and own.ids.exists() and file.samefile(own.ids))
+    )
 
 
 def _stated(path: Path, own: OwnData) -> tuple[str, ...]:
@@ -89,6 +147,12 @@ def _stated(path: Path, own: OwnData) -> tuple[str, ...]:
     if isinstance(own.classes, tuple):
         return own.classes
     names = _subfolders(path)
+    if set(names) <= _PARTS:
+        raise InvalidDataError(
+            f"Expected class subfolders in {str(path)!r}, or train and test with class subfolders "
+            f"each, found {', '.join(map(repr, names))}; add the part that is missing, name the "
+            "folder of one part, or state the classes by --classes."
+        )
     settled(Classes(len(names), names), own, str(path))
     return names
 
@@ -114,13 +178,11 @@ def _find(path: Path, whole: Path, own: OwnData, names: tuple[str, ...]) -> Pict
         (label, file)
         for label, name in enumerate(names)
         if (path / name).is_dir()
-        for file in sorted((path / name).iterdir())
-        if file.suffix.lower() in IMAGE_SUFFIXES
+        for file in _files(path / name)
+        if _kind(file) in IMAGE_SUFFIXES
     ]
     if not files:
-        raise DataNotFoundError(
-            f"No images ({', '.join(sorted(IMAGE_SUFFIXES))}) in the subfolders of {str(path)!r}."
-        )
+        raise DataNotFoundError(f"No images ({_SUFFIXES}) in the subfolders of {str(path)!r}.")
     ids = image_ids([_relative(file, whole) for _, file in files], own)
     labels = torch.tensor([label for label, _ in files], dtype=torch.int64)
     return Pictures(whole, tuple(file for _, file in files), labels, ids, names)
@@ -131,7 +193,9 @@ def _read(found: Pictures, own: OwnData) -> ImageSet:
         name=found.folder.name,
         data_id=found.data_id,
         pixels=stacked(
-            (read_picture(file, own) for file in found.files), repr(str(found.folder)), own
+            ((repr(str(file)), read_picture(file, own)) for file in found.files),
+            repr(str(found.folder)),
+            own,
         ),
         labels=found.labels,
         classes=len(found.class_names),
@@ -153,20 +217,22 @@ def _relative(file: Path, whole: Path) -> str:
     return name
 
 
-def stacked(pictures: Iterable[NDArray[np.uint8]], where: str, own: OwnData) -> Tensor:
+def stacked(pictures: Iterable[tuple[str, NDArray[np.uint8]]], where: str, own: OwnData) -> Tensor:
     """Pictures as one tensor, uint8 [n, channels, size, size].
 
     Args:
-        pictures: uint8 [h, w] or [h, w, 3] each, read one by one.
+        pictures: name and pixels, uint8 [h, w] or [h, w, 3], of each, read one by one.
         where: they are, for messages.
         own: `max_gib` bounds the memory that they take.
 
     Raises:
         InvalidDataError: none at all, too many, several sizes, or grey and colour mixed.
     """
+    names: list[str] = []
     images: list[NDArray[np.uint8]] = []
     left = own.max_gib * _GIB
-    for picture in pictures:
+    for name, picture in pictures:
+        names.append(name)
         images.append(picture)
         left -= picture.nbytes
         if left < 0:
@@ -178,12 +244,33 @@ def stacked(pictures: Iterable[NDArray[np.uint8]], where: str, own: OwnData) -> 
     if not images:
         raise InvalidDataError(f"Expected images in {where}, found none.")
     if len({image.ndim for image in images}) > 1:
-        raise InvalidDataError(
-            f"Expected all images in {where} to be grey or all to be colour; convert them."
-        )
+        grey = names[[image.ndim for image in images].index(2)]
+        images = [as_grey(image, name, grey) for name, image in zip(names, images, strict=True)]
     shapes = {image.shape[:2] for image in images}
     if len(shapes) > 1 or any(height != width for height, width in shapes):
         raise InvalidDataError(
             f"Expected square images of one size in {where}; pass --image-size to resize."
         )
     return to_images(np.stack(images), f"images in {where}")
+
+
+def as_grey(picture: NDArray[np.uint8], name: str, other: str) -> NDArray[np.uint8]:
+    """A picture [h, w] among grey ones: a colour picture whose three channels are equal is grey.
+
+    Args:
+        picture: uint8 [h, w] or [h, w, 3].
+        name: of the picture.
+        other: name of a grey one.
+
+    Raises:
+        InvalidDataError: its channels differ.
+    """
+    if picture.ndim == 2:
+        return picture
+    if bool((picture != picture[..., :1]).any()):
+        raise InvalidDataError(
+            f"Expected all images to be grey or all to be colour, but {other} is grey and {name} "
+            "is colour. Pass --channels 1 to turn colour into grey, or --channels 3 for the "
+            "opposite."
+        )
+    return picture[..., 0]

@@ -12,6 +12,7 @@ from fedtranscribe.data.classes import Classes, below
 from fedtranscribe.data.stored import RowNames, StoredIds, StoredPixels
 from fedtranscribe.errors import InvalidDataError
 from fedtranscribe.privacy.record_note import OWN, POSITION
+from fedtranscribe.text import counted
 
 
 @dataclass(frozen=True)
@@ -183,8 +184,9 @@ class DataSplit:
     def words(self) -> tuple[str, ...]:
         """What was read and left out, a line each, for the holder alone: records are counted."""
         images, ids = len(self.train), len(set(self.train.ids))
-        counted = f"{images:,} images" if ids == images else f"{images:,} images of {ids:,} ids"
-        return f"{counted} to learn from, {len(self.test):,} held out", *self.notes
+        of_ids = "" if ids == images else f" of {counted(ids, 'id')}"
+        parts = f"{counted(images, 'image')}{of_ids} to learn from, {len(self.test):,} held out"
+        return parts, *self.notes
 
 
 def _check_ids(name: str, ids: Sequence[str], n: int) -> None:

@@ -20,6 +20,7 @@ from torch.utils.data import Dataset, IterableDataset
 from fedtranscribe.catalogue import MEMORY
 from fedtranscribe.config import UNSTATED, OwnData
 from fedtranscribe.data.classes import Classes, below, settled
+from fedtranscribe.data.folders import as_grey
 from fedtranscribe.data.hub_datasets import HubDataset, column_of, columns_of, is_hub_dataset
 from fedtranscribe.data.imageset import DataSplit, ImageSet
 from fedtranscribe.data.pictures import pixels_of
@@ -198,12 +199,22 @@ def _array(images: Any, name: str, own: OwnData) -> NDArray[Any]:
 def _stacked(images: Sequence[Any], name: str, own: OwnData) -> NDArray[Any]:
     """Images one by one as one array [n, …]."""
     one_by_one = [_one(image, name, own) for image in images]
+    grey = next((n for n, image in enumerate(one_by_one) if image.ndim == 2), None)
+    if grey is not None and len({image.ndim for image in one_by_one}) > 1:
+        one_by_one = [
+            as_grey(image, f"number {number}", f"number {grey}") if _is_colour(image) else image
+            for number, image in enumerate(one_by_one)
+        ]
     if len({image.shape for image in one_by_one}) > 1:
         raise InvalidDataError(
             f"Expected the images of {name} to have one size and as many channels each; scale or "
             "convert them first."
         )
     return np.stack(one_by_one) if one_by_one else np.empty((0,))
+
+
+def _is_colour(image: NDArray[Any]) -> bool:
+    return image.ndim == 3 and image.shape[2] == 3
 
 
 def _one(image: Any, name: str, own: OwnData) -> NDArray[Any]:

@@ -4,16 +4,18 @@ Records, ids, labels, data id and held-out part stay what they were.
 """
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedtranscribe.config import UNSTATED, OwnData
 from fedtranscribe.data.archives import IDS_MADE
 from fedtranscribe.data.array_folders import IMAGES
-from fedtranscribe.data.folders import Pictures, find_pictures
-from fedtranscribe.data.pictures import read_picture
+from fedtranscribe.data.folders import Pictures, as_grey, find_pictures
+from fedtranscribe.data.pictures import is_grey, read_picture
 from fedtranscribe.errors import ConfigError, InvalidDataError
 from fedtranscribe.files import unwritable
 from fedtranscribe.privacy.ledger_place import LedgerPlace
@@ -27,6 +29,7 @@ def pack(
     own: OwnData = UNSTATED,
     progress: Progress = silent,
     ledger: Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> Path:
     """Decode the pictures of a folder, one after the other, into `out`.
 
@@ -40,6 +43,7 @@ def pack(
         own: how the pictures are read.
         progress: shows how far it is.
         ledger: of the records, where it does not lie beside them.
+        say: receives what is left out.
 
     Returns:
         Where the ledger of the records is or will be.
@@ -53,7 +57,9 @@ def pack(
         raise ConfigError(
             f"Expected --out {str(out)!r} as a new folder; remove it, or name another."
         )
-    train, test = find_pictures(source, own)
+    train, test, notes = find_pictures(source, own)
+    for note in notes:
+        say(note)
     before = LedgerPlace.find(train.data_id, source, ledger)
     partial = out.with_name(f".{out.name}.partial")
     try:
@@ -78,14 +84,15 @@ def pack(
 
 
 def _write(found: Pictures, folder: Path, prefix: str, own: OwnData, progress: Progress) -> None:
-    count, first = len(found.files), read_picture(found.files[0], own)
+    grey = None if own.channels else _grey_among_colour(found)
+    count, first = len(found.files), _picture(found.files[0], own, grey)
     if first.shape[0] != first.shape[1]:
         raise _uneven(found)
     with (folder / f"{prefix}{IMAGES}").open("wb") as stream:
         header = {"descr": "|u1", "fortran_order": False, "shape": (count, *first.shape)}
         np.lib.format.write_array_header_1_0(stream, header)
         for number, file in enumerate(found.files):
-            image = read_picture(file, own)
+            image = _picture(file, own, grey)
             if image.shape != first.shape:
                 raise _uneven(found)
             stream.write(image.tobytes())
@@ -94,8 +101,18 @@ def _write(found: Pictures, folder: Path, prefix: str, own: OwnData, progress: P
     np.save(folder / f"{prefix}ids.npy", np.array(found.ids))
 
 
+def _grey_among_colour(found: Pictures) -> Path | None:
+    """A grey picture, where others are stored as colour."""
+    grey = [is_grey(file) for file in found.files]
+    return found.files[grey.index(True)] if any(grey) and not all(grey) else None
+
+
+def _picture(file: Path, own: OwnData, grey: Path | None) -> NDArray[np.uint8]:
+    picture = read_picture(file, own)
+    return picture if grey is None else as_grey(picture, repr(str(file)), repr(str(grey)))
+
+
 def _uneven(found: Pictures) -> InvalidDataError:
     return InvalidDataError(
-        f"Expected square images of one size in {str(found.folder)!r}, all grey or all colour; "
-        "pass --image-size to resize, or convert them."
+        f"Expected square images of one size in {str(found.folder)!r}; pass --image-size to resize."
     )

@@ -88,8 +88,8 @@ def _as_stated(split: DataSplit, own: OwnData) -> DataSplit:
     classes = settled(Classes(train.classes, train.class_names), own, train.name)
     if classes is None or classes.names is None:
         return split
-    parts = (replace(part, class_names=classes.names) for part in (train, split.test))
-    return DataSplit(*parts)
+    train, test = (replace(part, class_names=classes.names) for part in (train, split.test))
+    return replace(split, train=train, test=test)
 
 
 def has_own_ids(path: Path) -> bool:

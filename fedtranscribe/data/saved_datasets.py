@@ -180,7 +180,9 @@ def _classes(feature: Any, own: OwnData, where: str) -> Classes:
     return found
 
 
-def _pictures(table: Any, column: str, own: OwnData, where: str) -> Iterator[NDArray[np.uint8]]:
+def _pictures(
+    table: Any, column: str, own: OwnData, where: str
+) -> Iterator[tuple[str, NDArray[np.uint8]]]:
     only, number = table.select_columns([column]), 0
     for batch in only.iter(_BATCH):
         for cell in batch[column]:
@@ -190,7 +192,8 @@ def _pictures(table: Any, column: str, own: OwnData, where: str) -> Iterator[NDA
                     f"Expected a picture in every row of {where}, row {number} has none; save the "
                     "data again with save_to_disk, which stores the pictures themselves."
                 )
-            yield decode_picture(content, own, f"The image in row {number} of {where}")
+            name = f"row {number} of {where}"
+            yield name, decode_picture(content, own, f"The image in {name}")
             number += 1
 
 

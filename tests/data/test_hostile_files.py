@@ -216,11 +216,10 @@ def make_socket(path: Path) -> None:
     "make",
     [
         os.mkfifo,
-        Path.mkdir,
         lambda path: path.symlink_to("/dev/zero"),
         pytest.param(make_socket, marks=pytest.mark.filterwarnings("ignore::ResourceWarning")),
     ],
-    ids=["pipe", "folder", "device", "socket"],
+    ids=["pipe", "device", "socket"],
 )
 def test_what_is_no_file_is_never_opened(folder, make):
     make(folder / "cat" / "x.png")

@@ -95,6 +95,24 @@ def test_pictures_of_several_sizes_leave_nothing(tmp_path: Path):
         pack(source, tmp_path / "packed")
 
 
+def test_mixed_pictures_are_packed_as_they_are_read(tmp_path: Path):
+    source = pictures(tmp_path / "pets")
+    (source / "cat" / "a.txt").write_text("?")
+    notes: list[str] = []
+    with pytest.raises(InvalidDataError, match="--allow-skipped"):
+        pack(source, tmp_path / "packed")
+    Image.new("RGB", (8, 8), (7, 8, 7)).save(source / "cat" / "0.png")
+    with pytest.raises(InvalidDataError, match=r"0\.png' is colour"):
+        pack(source, tmp_path / "other", OwnData(allow_skipped=True))
+    Image.new("RGB", (8, 8), (7, 7, 7)).save(source / "cat" / "0.png")
+    pack(source, tmp_path / "packed", OwnData(allow_skipped=True), say=notes.append)
+    assert notes == [f"left out of '{source}': 1 .txt"]
+    assert torch.equal(
+        load(str(tmp_path / "packed")).train.images,
+        load(str(source), own=OwnData(allow_skipped=True)).train.images,
+    )
+
+
 def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     source = pictures(tmp_path / "pets")
     assert run(["data", "pack", str(source), "--out", str(tmp_path / "packed"), "--json"]) == 0
