@@ -19,6 +19,17 @@ AdjacencyOption = Annotated[
     Adjacency, typer.Option("--adjacency", help="The change to a record that ε hides.")
 ]
 Noise = Annotated[NoiseMode, typer.Option(help="Where the noise is added.")]
+Dropouts = Annotated[
+    int | None,
+    typer.Option(
+        help="secagg: holders that may miss from a sum.  [default: 1]",
+    ),
+]
+Colluders = Annotated[
+    int | None,
+    typer.Option(help="secagg: holders that may side with the server.  [default: 1]"),
+]
+Classes = Annotated[int, typer.Option(help="Classes of the task: numbers in a row.")]
 Answer = Annotated[RowAnswer, typer.Option(help="What a row of the answer holds.")]
 Records = Annotated[int, typer.Option(help="Private records.")]
 Batch = Annotated[int, typer.Option(help="Expected records per Poisson batch.")]

@@ -7,14 +7,12 @@ from dataclasses import replace
 from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.config import StudentSettings
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms import mean_rows_bound
-from fedtranscribe.mechanisms.masked import masked_noise_std
+from fedtranscribe.mechanisms.placement import row_noise
 from fedtranscribe.privacy.accountant import epsilon_filter
 from fedtranscribe.privacy.calibrate import (
     EnsembleLayout,
     label_epsilon0,
-    noise_std,
-    row_mu,
+    mean_sensitivity,
     vote_eta,
 )
 from fedtranscribe.privacy.closed_forms import gaussian_epsilon
@@ -26,7 +24,6 @@ from fedtranscribe.privacy.forecasts import (
 from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.published import dpsd_theorem1, dpsd_theorem2, published_sigma
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
-from fedtranscribe.privacy.zcdp import zcdp_rho
 from fedtranscribe.query import Kind
 from fedtranscribe.rounds.asked import KINDS, Asked
 from fedtranscribe.rounds.plan import Part, Plan, label_nats
@@ -135,7 +132,7 @@ def _rows_plan(asked: Asked, roster: Mapping[str, Capabilities], share: float = 
     noise = _row_noise(asked, roster, rows, k, layout, share)
     if asked.by_formula:
         # It spends another ε than it says: forecast that one.
-        mu = row_mu(noise.strength, layout, unit, answer, asked.mode)
+        mu = mean_sensitivity(layout, unit, answer, asked.mode) / noise.strength
         spent = gaussian_epsilon(mu * math.sqrt(rows), settings.delta)
     # The paper has no votes, but its formula knows a row by its norm and noise alone.
     published = dpsd_theorem1(noise.strength, beta, facts.classes, rows, 1, settings.delta)
@@ -161,15 +158,8 @@ def _row_noise(
         classes = next(iter(roster.values())).classes
         std = published_sigma(epsilon, delta, _paper_beta(epsilon), classes, rows)
         return NoisePlan(asked.mode, std, holders)
-    if asked.mode is NoiseMode.SECAGG:
-        failures = asked.failures(roster)
-        bound = mean_rows_bound(layout.shards, answer, k)
-        rho = share * zcdp_rho(epsilon, delta)
-        std = masked_noise_std(rho, rows, bound, unit, holders, sum(failures))
-        return NoisePlan(asked.mode, std, holders, *failures)
-    std = noise_std(epsilon, delta, rows, layout, unit, answer, asked.mode)
-    # μ goes with 1/std, and it is μ² that is shared out.
-    return NoisePlan(asked.mode, std / math.sqrt(share), holders)
+    failures = asked.failures(roster) if asked.mode is NoiseMode.SECAGG else (0, 0)
+    return row_noise(epsilon, delta, rows, k, layout, unit, answer, asked.mode, failures, share)
 
 
 def _paper_beta(epsilon: float) -> float:

@@ -108,7 +108,8 @@ def test_the_command_prints_the_plan_and_starts_nothing(config, tmp_path, monkey
     assert cli.run([*plan, "start=none", "student=cnn-small", "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)
     assert planned["epsilon"] == pytest.approx(10)
-    assert "3 holders with records: " in planned["plan"][0]
+    assert "to learn from" in planned["plan"][0]
+    assert "3 holders with records: " in planned["plan"][1]
     asked = next(line for line in planned["plan"] if line.startswith("each of 3 holders"))
     assert "20 rows of its teachers (privacy=vote), in 2 rounds; noise=central, std" in asked
     assert cli.run(plan) == 0
