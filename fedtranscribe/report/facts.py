@@ -13,7 +13,7 @@ from typing import Any
 from fedtranscribe.data import ImageSet, is_published
 from fedtranscribe.errors import FedtranscribeError, LedgerError, StorageError
 from fedtranscribe.evaluation.audit.audit import AUDIT, INVERSION, OWN_DATA
-from fedtranscribe.evaluation.audit.claims import Given, events_of, read_events
+from fedtranscribe.evaluation.audit.claims import Given, event_lists, read_events
 from fedtranscribe.evaluation.audit.findings import Claim
 from fedtranscribe.evaluation.audit.risk import Risk, risk_of
 from fedtranscribe.evaluation.evaluate import EVALUATION
@@ -209,8 +209,8 @@ def _risk(result: Result, given: Given) -> Risk | None:
     """For the headline's adjacency; a holder-level run says it by ε and δ alone."""
     stated = result.guarantee
     claim = Claim(stated.held, stated.delta, stated.unit, stated.adjacency)
-    events = events_of(given, stated.adjacency) if stated.unit is Unit.RECORD else ()
-    return risk_of(claim, events)
+    events = event_lists(given, stated.adjacency) if stated.unit is Unit.RECORD else ()
+    return risk_of(claim, *events)
 
 
 def _digests(path: Path, result: Result, given: Path | None) -> list[LedgerDigest]:

@@ -162,6 +162,17 @@ def test_the_risk_of_a_gaussian_by_closed_form_and_by_its_profile(monkeypatch):
     assert alone.found == pytest.approx(risk.found)
 
 
+def test_of_several_holders_each_figure_is_the_worst():
+    """A label leaves the larger advantage, the Gaussian more at few false alarms."""
+    lists = ((RandomizedResponse(1.2, 2),), (Gaussian(1.0),))
+    claim = Claim(4.0, DELTA)
+    label, gaussian = (risk_of(claim, events) for events in lists)
+    both = risk_of(claim, *lists)
+    assert both.advantage == label.advantage > gaussian.advantage
+    assert both.found[0.001] == gaussian.found[0.001] > label.found[0.001]
+    assert both.found == {rate: max(label.found[rate], gaussian.found[rate]) for rate in both.found}
+
+
 def test_the_risk_of_other_events_and_of_an_epsilon_alone():
     events = (RandomizedResponse(0.5, 2),)
     risk = risk_of(Claim(epsilon(events, DELTA), DELTA), events)

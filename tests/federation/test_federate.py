@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fedtranscribe.answer import Answer, RawAnswer
+from fedtranscribe.config.evaluation import AuditSettings
 from fedtranscribe.errors import (
     ConfigError,
     HopelessPlanError,
@@ -19,15 +20,22 @@ from fedtranscribe.errors import (
     QuorumError,
     StorageError,
 )
+from fedtranscribe.evaluation.audit.audit import Audit
+from fedtranscribe.evaluation.audit.claims import event_lists, most_exposed, read_events
+from fedtranscribe.evaluation.audit.findings import Claim
+from fedtranscribe.evaluation.audit.risk import risk_of
+from fedtranscribe.evaluation.audit.run_game import play_run
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.mechanisms import SeededNoise
+from fedtranscribe.mechanisms import OsBits, OsNoise, SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.refusals import RefusalCode
+from fedtranscribe.report.facts import read_facts
 from fedtranscribe.result import Result
 from fedtranscribe.run_directory import RunDirectory
 from fedtranscribe.runs.federate import ROSTER, federate
+from fedtranscribe.runs.finished import FinishedRun
 from fedtranscribe.runs.in_process import InProcess
 from tests.federation.runs import go, ledger_file, start
 
@@ -248,6 +256,28 @@ def test_a_spent_budget_ends_the_run_or_not_by_setting(either, open_nodes, tmp_p
         assert result["rows"] == either.rows
     with ledger_of(nodes[1]) as ledger:
         assert ledger.total(1e-5, Unit.RECORD, Adjacency.ZERO_OUT).epsilon <= 8.0
+
+
+def test_risk_in_words_and_game_are_those_of_the_worst_holder(settings, open_nodes, tmp_path):
+    """The first holder leaves after one round of three: it is at 58 %, the others at 84.1 %."""
+    poor = HolderPolicy(epsilon=6.0, noise=NoiseMode.CENTRAL)
+    nodes = open_nodes(settings, {0: poor}, noise=OsNoise(), bits=OsBits())
+    run = RunDirectory.create(tmp_path / "run", settings)
+    result = federate(settings, InProcess(nodes), run, expected=3, test=None).to_json()
+    assert result["answered_rounds"] == {"holder-0": 1, "holder-1": 3, "holder-2": 3}
+    lists = event_lists(read_events(run.path), Adjacency.ZERO_OUT)
+    first, worst = (risk_of(Claim(10, 1e-5), events) for events in lists)
+    assert first.right < 0.75 < worst.right == pytest.approx(0.841, abs=1e-3)
+    assert "84.1 %" in read_facts(run.path).risk.words
+    audited = Audit(FinishedRun.open(run.path), AuditSettings()).risk
+    assert audited.right == pytest.approx(worst.right)
+    assert audited.found == worst.found
+    given = read_events(run.path)
+    assert most_exposed(given, Adjacency.ZERO_OUT, 1e-5) == given["holder-1"] != given["holder-0"]
+    played = play_run(Result.read(run.path), given, Adjacency.ZERO_OUT, trials=100, confidence=0.9)
+    alone = {"holder-1": given["holder-1"]}
+    same = play_run(Result.read(run.path), alone, Adjacency.ZERO_OUT, trials=100, confidence=0.9)
+    assert played.figures == same.figures
 
 
 def test_a_round_without_a_quorum_can_be_resumed(either, split, open_nodes, tmp_path):

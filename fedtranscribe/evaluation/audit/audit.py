@@ -27,7 +27,7 @@ from fedtranscribe.evaluation.audit.claims import (
     EXCHANGED,
     Given,
     claim_of,
-    events_of,
+    event_lists,
     read_events,
 )
 from fedtranscribe.evaluation.audit.findings import Check, Claim, Finding
@@ -78,8 +78,7 @@ class Audit:
         self.exchanged: Claim = claim_of(run.result, self.given, EXCHANGED)
         self.findings: list[Finding] = []
         self.checks: list[Check] = []
-        events = events_of(self.given, self.claim.adjacency)
-        self.risk = risk_of(self.claim, events)
+        self.risk = risk_of(self.claim, *event_lists(self.given, self.claim.adjacency))
 
     def to_json(self, told: bool) -> dict[str, Any]:
         """As a file holds it.

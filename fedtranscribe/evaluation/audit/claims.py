@@ -1,7 +1,9 @@
 """What a run claims: its sound ε, worked out again from the events that it wrote down."""
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedtranscribe.errors import ConfigError, StorageError, UnsupportedAdjacencyError
 from fedtranscribe.evaluation.audit.findings import Claim
@@ -83,11 +85,29 @@ def claim_of(result: Result, given: Given, adjacencies: Sequence[Adjacency] = IN
     return Claim(None, delta)
 
 
-def events_of(given: Given, adjacency: Adjacency) -> tuple[Event, ...]:
-    """Record-level events of the first holder that has them all; empty if none has."""
-    for releases in given.values():
-        try:
-            return tuple(release.event(Unit.RECORD, adjacency) for release in releases)
-        except UnsupportedAdjacencyError:
-            continue
-    return ()
+def event_lists(given: Given, adjacency: Adjacency) -> tuple[tuple[Event, ...], ...]:
+    """Every distinct list of record-level events that a holder gave away; empty if one has none."""
+    try:
+        lists = [
+            tuple(release.event(Unit.RECORD, adjacency) for release in releases)
+            for releases in given.values()
+        ]
+    except UnsupportedAdjacencyError:
+        return ()
+    return tuple(dict.fromkeys(lists))
+
+
+def most_exposed(given: Given, adjacency: Adjacency, delta: float) -> tuple[Release, ...]:
+    """What the holder gave away whose records it costs the most; empty without any events."""
+
+    costs: dict[Any, float] = {}
+
+    def cost(releases: tuple[Release, ...]) -> float:
+        # Most holders of a run gave away the same.
+        events = tuple(release.costs.get(Unit.RECORD, {}).get(adjacency) for release in releases)
+        if events not in costs:
+            epsilon = epsilon_of(releases, Unit.RECORD, adjacency, delta)
+            costs[events] = math.inf if epsilon is None else epsilon
+        return costs[events]
+
+    return max(given.values(), key=cost, default=())

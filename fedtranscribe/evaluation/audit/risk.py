@@ -7,7 +7,7 @@ positive rate α finds at most min over ε of e^ε α + δ(ε).
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedtranscribe.errors import ConfigError
@@ -65,22 +65,29 @@ class Risk:
         }
 
 
-def risk_of(claim: Claim, events: Sequence[Event]) -> Risk | None:
+def risk_of(claim: Claim, *events: Sequence[Event]) -> Risk | None:
     """The risk that a claim leaves; None where there is no claim.
 
     Args:
         claim: ε and δ.
-        events: that cost them; without any, or where they are too many for their whole profile,
-            ε and δ alone are turned into a looser figure.
+        events: that cost them, a list for each holder: one record is touched by its own holder's
+            answers only, so the worst of each figure counts. Where there are none, or too many for
+            their whole profile, ε and δ alone are turned into a looser figure.
     """
     if claim.epsilon is None:
         return None
+    risks = [_of_events(claim.epsilon, claim.delta, each) for each in events or ((),)]
+    found = {rate: max(risk.found[rate] for risk in risks) for rate in FALSE_ALARMS}
+    return replace(max(risks, key=lambda risk: risk.advantage), found=found)
+
+
+def _of_events(epsilon: float, delta: float, events: Sequence[Event]) -> Risk:
     if events and all(isinstance(event, Gaussian) for event in events):
         return _of_gaussian(math.sqrt(sum(event.gdp_mu**2 for event in events)))
-    curve = _curve(events, max(claim.epsilon, 1.0) * 2) if events else None
+    curve = _curve(events, max(epsilon, 1.0) * 2) if events else None
     if curve is not None:
         return _of_profile(curve, "trade-off function of the run's events")
-    return _of_profile(_pair_profile(claim.epsilon, claim.delta), "trade-off function of (ε, δ)")
+    return _of_profile(_pair_profile(epsilon, delta), "trade-off function of (ε, δ)")
 
 
 def _curve(events: Sequence[Event], top: float) -> list[tuple[float, float]] | None:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtranscribe.evaluation.audit.claims import Given, epsilon_of
+from fedtranscribe.evaluation.audit.claims import Given, epsilon_of, most_exposed
 from fedtranscribe.evaluation.audit.findings import Claim, Finding
 from fedtranscribe.evaluation.audit.game import Privatiser, play
 from fedtranscribe.evaluation.audit.sums_game import SumsGame, sums_game
@@ -70,6 +70,8 @@ def play_run(
 ) -> Finding | None:
     """Play on the mechanism of a run; None where its mechanism is not one of ours for rows.
 
+    Of several holders the one is played whose records it costs the most.
+
     With Gaussian noise, n rows in each of which a record moves the mean by D/p look like one row
     that moves by √n D/p: the adversary would add them up. So one row is played for many: for as
     many as the adversary can judge best (μ of about a half, an ε near 2: at an ε of 10 even half
@@ -84,7 +86,7 @@ def play_run(
         confidence: of the bound.
         source: noise or bits; OS entropy unless a test seeds it.
     """
-    releases = next(iter(given.values()), ())
+    releases = most_exposed(given, adjacency, result.guarantee.delta)
     if not releases:
         return None
     release = releases[0]
