@@ -104,6 +104,8 @@ def plant_command(
     from fedtranscribe.evaluation.audit import plant, save_planted
 
     split = load(data, settings.data_root, own=settings.own_data)
+    for note in split.notes:
+        say(note)
     planted, canaries = plant(split.train, count, kind, seed=seed)
     save_planted(split, planted, canaries, out)
     say(

@@ -62,9 +62,12 @@ class OwnData(Settings):
         description="Bits that 16-bit grey values use: 12 for many DICOM exports.",
     )
     channels: Annotated[int | None, Topic.DATA, Form("1|3")] = Field(
-        default=None, description="Image files: bring every image to grey (1) or to colour (3)."
+        default=None,
+        ge=1,
+        le=3,
+        description="Image files: bring every image to grey (1) or to colour (3).",
     )
-    allow_skipped: Annotated[bool, Topic.DATA] = Field(
+    allow_skipped: Annotated[bool, Mark.RESUMABLE, Topic.DATA] = Field(
         default=False,
         description="Image folder: run although more than 1 % of its files cannot be read.",
     )
@@ -103,7 +106,7 @@ class OwnData(Settings):
     @field_validator("channels")
     @classmethod
     def _check_channels(cls, value: int | None) -> int | None:
-        if value not in (None, 1, 3):
+        if value == 2:
             raise ValueError("expected 1 for grey or 3 for colour")
         return value
 
@@ -126,7 +129,13 @@ class OwnData(Settings):
     @property
     def as_public(self) -> "OwnData":
         """What also holds for a public set that is used beside the private one."""
-        return OwnData(image_size=self.image_size, bit_depth=self.bit_depth, max_gib=self.max_gib)
+        return OwnData(
+            image_size=self.image_size,
+            bit_depth=self.bit_depth,
+            channels=self.channels,
+            allow_skipped=self.allow_skipped,
+            max_gib=self.max_gib,
+        )
 
 
 UNSTATED = OwnData()

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedtranscribe.catalogue import DATA_SETS, is_saved_dataset
+from fedtranscribe.catalogue import DATA_SETS, MEDMNIST, is_saved_dataset
 from fedtranscribe.config.base import read_toml
 from fedtranscribe.config.run import OwnData
 from fedtranscribe.errors import ConfigError, StorageError
@@ -64,7 +64,8 @@ def expect_readable(spec: str, own: OwnData) -> None:
                 f"Expected no {option} for data={spec!r}: it is for folders that the package "
                 "datasets has saved."
             )
-    if own.channels is not None and (spec in DATA_SETS or spec.endswith(".npz")):
+    named = spec in DATA_SETS or spec.startswith(MEDMNIST)
+    if own.channels is not None and (named or spec.endswith(".npz")):
         raise ConfigError(
             f"Expected no --channels for data={spec!r}: it is for image files. Arrays have the "
             "channels that they were saved with."

@@ -21,7 +21,7 @@ from fedtranscribe.data.npz import Arrays
 from fedtranscribe.data.splits import split_by_id
 from fedtranscribe.data.stored import StoredIds, StoredPixels
 from fedtranscribe.data.validation import to_labels
-from fedtranscribe.errors import InvalidDataError
+from fedtranscribe.errors import ConfigError, InvalidDataError
 
 IMAGES = "images.npy"
 """The file that such a folder is known by."""
@@ -56,6 +56,11 @@ def load_array_folder(path: Path, own: OwnData = UNSTATED) -> DataSplit:
         ConfigError: `own` contradicts the folder.
     """
     expect_own_ids(path, own)
+    if own.channels is not None:
+        raise ConfigError(
+            f"Expected no --channels for {str(path)!r}, whose images are arrays; pack the image "
+            "files again with it."
+        )
     there = [file for file in path.iterdir() if not file.name.startswith(".")]
     keys = [file.stem if file.suffix == ".npy" else file.name for file in there]
     files = {key: NpyFile(path / f"{key}.npy") for key in keys_read(keys, path)}

@@ -32,7 +32,7 @@ _MOST_LOST = 0.01
 def load_folder(path: Path, own: OwnData = UNSTATED) -> DataSplit:
     """`<path>/<class>/…/<image>`, or the same below `<path>/train` and `<path>/test`.
 
-    Images may lie in deeper folders, such as one per patient. Links to folders are not followed.
+    Images may lie in deeper folders, such as one per patient; links to other folders are followed.
     Files that are no images are counted in the split's notes, by suffix.
 
     Classes are the subfolders in alphabetical order, or those that `own.classes` names; a class
@@ -48,13 +48,14 @@ def load_folder(path: Path, own: OwnData = UNSTATED) -> DataSplit:
     Raises:
         DataNotFoundError: no such folder, or no images in class subfolders.
         InvalidDataError: unreadable images, several sizes, grey and colour mixed, unusable names,
-            or more than one file in a hundred is no image and `own` does not allow that.
+            links that lead to images twice, or more than one file in a hundred is no image and
+            `own` does not allow that.
         ConfigError: `own` states other classes than the subfolders.
     """
     train, test, notes = find_pictures(path, own)
     if test is None:
         return replace(split_by_id(_read(train, own)), notes=notes)
-    return DataSplit(_read(train, own), _read(test, own), notes)
+    return DataSplit(*of_one_kind(_read(train, own), _read(test, own)), notes)
 
 
 @dataclass(frozen=True)
@@ -117,19 +118,35 @@ def _left_out(path: Path, used: set[Path], own: OwnData) -> tuple[str, ...]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """All files below a folder; hidden folders and links to folders count as files."""
-    for entry in sorted(folder.iterdir()):
-        if entry.is_dir() and not entry.is_symlink() and not entry.name.startswith("."):
-            yield from _files(entry)
-        else:
+    """All files below a folder, also behind links to folders; a hidden folder counts as a file.
+
+    Raises:
+        InvalidDataError: a link leads to a folder that is read anyway, so that each image would be
+            two records.
+    """
+    real = folder.resolve()
+    read, above = {real}, {*real.parents}
+    waiting = [folder]
+    while waiting:
+        entry = waiting.pop()
+        if not entry.is_dir() or (entry != folder and entry.name.startswith(".")):
             yield entry
+            continue
+        if entry != folder and entry.is_symlink():
+            real = entry.resolve()
+            if real in above or not read.isdisjoint((real, *real.parents)):
+                raise InvalidDataError(
+                    f"Expected no image in two places, but {str(entry)!r} is a link to "
+                    f"{str(real)!r}, which is read already or contains what is; remove the link."
+                )
+            read.add(real)
+            above.update(real.parents)
+        waiting += sorted(entry.iterdir(), reverse=True)
 
 
 def _kind(file: Path) -> str:
     if file.name.startswith(".") or file.name in ("Thumbs.db", "desktop.ini"):
         return _HIDDEN
-    if file.is_dir():
-        return "linked folders"
     return file.suffix.lower() or "without a suffix"
 
 
@@ -138,7 +155,7 @@ def _belongs(file: Path, own: OwnData) -> bool:
     return (
         LEDGER in file.name
         or MARKER in file.name
-        or (own.ids is not None and own.ids.exists() and file.samefile(own.ids))
+        or (own.ids is not None and own.ids.exists() and file.exists() and file.samefile(own.ids))
     )
 
 
@@ -274,3 +291,25 @@ def as_grey(picture: NDArray[np.uint8], name: str, other: str) -> NDArray[np.uin
             "opposite."
         )
     return picture[..., 0]
+
+
+def of_one_kind(train: ImageSet, test: ImageSet) -> tuple[ImageSet, ImageSet]:
+    """Two parts of pictures: grey ones make one of colour grey if all of its channels are equal.
+
+    Raises:
+        InvalidDataError: they are not.
+    """
+    if train.channels < test.channels:
+        return train, _as_grey(test, train.ids[0])
+    if train.channels > test.channels:
+        return _as_grey(train, test.ids[0]), test
+    return train, test
+
+
+def _as_grey(part: ImageSet, other: str) -> ImageSet:
+    images = part.images.permute(0, 2, 3, 1).numpy()
+    grey = [
+        as_grey(image, repr(name), repr(other))
+        for name, image in zip(part.ids, images, strict=True)
+    ]
+    return replace(part, pixels=torch.from_numpy(np.stack(grey)[:, None]))

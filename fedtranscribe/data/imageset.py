@@ -175,9 +175,10 @@ class DataSplit:
         """Both parts must describe one task."""
         facts = [(part.classes, part.channels, part.size) for part in (self.train, self.test)]
         if facts[0] != facts[1]:
+            fix = " --channels brings pictures to one kind." if facts[0][1] != facts[1][1] else ""
             raise InvalidDataError(
                 f"Expected train and test of {self.train.name!r} to agree on "
-                f"(classes, channels, size), got {facts[0]} and {facts[1]}."
+                f"(classes, channels, size), got {facts[0]} and {facts[1]}.{fix}"
             )
 
     @property

@@ -27,6 +27,7 @@ from fedtranscribe.data.pictures import pixels_of
 from fedtranscribe.data.splits import split_by_id
 from fedtranscribe.data.validation import to_images, to_labels
 from fedtranscribe.errors import ConfigError, InvalidDataError
+from fedtranscribe.text import counted
 
 Images = Tensor | NDArray[Any] | Sequence[Any] | Dataset[Any] | HubDataset
 """Images [n, h, w], [n, h, w, ch] or [n, ch, h, w], uint8 or floating point in [0, 1]; a list of
@@ -119,6 +120,11 @@ def _part(
             "there are is public, and never counted from labels."
         )
     pixels = to_images(raw, f"the images of {name}", own.bit_depth)
+    if own.channels not in (None, pixels.shape[1]):
+        raise ConfigError(
+            f"Expected no channels={own.channels} for the images of {name}, which are arrays with "
+            f"{counted(pixels.shape[1], 'channel')}; convert them, or pass pictures of Pillow."
+        )
     if len(pixels) != len(classes_of):
         raise InvalidDataError(
             f"Expected one label per image of {name}, got {len(classes_of)} labels for "
@@ -200,9 +206,9 @@ def _stacked(images: Sequence[Any], name: str, own: OwnData) -> NDArray[Any]:
     """Images one by one as one array [n, …]."""
     one_by_one = [_one(image, name, own) for image in images]
     grey = next((n for n, image in enumerate(one_by_one) if image.ndim == 2), None)
-    if grey is not None and len({image.ndim for image in one_by_one}) > 1:
+    if grey is not None and all(map(_is_picture, images)):
         one_by_one = [
-            as_grey(image, f"number {number}", f"number {grey}") if _is_colour(image) else image
+            as_grey(image, f"number {number}", f"number {grey}")
             for number, image in enumerate(one_by_one)
         ]
     if len({image.shape for image in one_by_one}) > 1:
@@ -213,14 +219,14 @@ def _stacked(images: Sequence[Any], name: str, own: OwnData) -> NDArray[Any]:
     return np.stack(one_by_one) if one_by_one else np.empty((0,))
 
 
-def _is_colour(image: NDArray[Any]) -> bool:
-    return image.ndim == 3 and image.shape[2] == 3
+def _is_picture(image: Any) -> bool:
+    return hasattr(image, "getexif")
 
 
 def _one(image: Any, name: str, own: OwnData) -> NDArray[Any]:
     if isinstance(image, Tensor | np.ndarray | list):
         return _numbers(image, f"images of {name}")
-    if hasattr(image, "getexif"):
+    if _is_picture(image):
         return pixels_of(image, own, f"An image of {name}")
     raise InvalidDataError(
         f"Expected each image of {name} as an array, a tensor or a picture of Pillow, got "

@@ -66,9 +66,10 @@ def pack(
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(mode=0o700, parents=True)
         after = LedgerPlace.find(train.data_id, out.resolve().parent, ledger)
-        _write(train, partial, "", own, progress)
+        grey = None if own.channels else _grey_among_colour(*train.files, *(test or train).files)
+        _write(train, partial, "", own, grey, progress)
         if test is not None:
-            _write(test, partial, "test_", own, progress)
+            _write(test, partial, "test_", own, grey, progress)
         np.save(partial / "class_names.npy", np.array(train.class_names))
         np.save(partial / "data_id.npy", np.array(train.data_id))
         np.save(partial / f"{IDS_MADE}.npy", np.array(stated(own) or PATHS))
@@ -83,8 +84,14 @@ def pack(
     return used
 
 
-def _write(found: Pictures, folder: Path, prefix: str, own: OwnData, progress: Progress) -> None:
-    grey = None if own.channels else _grey_among_colour(found)
+def _write(
+    found: Pictures,
+    folder: Path,
+    prefix: str,
+    own: OwnData,
+    grey: Path | None,
+    progress: Progress,
+) -> None:
     count, first = len(found.files), _picture(found.files[0], own, grey)
     if first.shape[0] != first.shape[1]:
         raise _uneven(found)
@@ -101,10 +108,10 @@ def _write(found: Pictures, folder: Path, prefix: str, own: OwnData, progress: P
     np.save(folder / f"{prefix}ids.npy", np.array(found.ids))
 
 
-def _grey_among_colour(found: Pictures) -> Path | None:
+def _grey_among_colour(*files: Path) -> Path | None:
     """A grey picture, where others are stored as colour."""
-    grey = [is_grey(file) for file in found.files]
-    return found.files[grey.index(True)] if any(grey) and not all(grey) else None
+    grey = [is_grey(file) for file in files]
+    return files[grey.index(True)] if any(grey) and not all(grey) else None
 
 
 def _picture(file: Path, own: OwnData, grey: Path | None) -> NDArray[np.uint8]:

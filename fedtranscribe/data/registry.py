@@ -97,6 +97,12 @@ def has_own_ids(path: Path) -> bool:
     return path.suffix == ".npz" or is_array_folder(path)
 
 
+def is_of_files(spec: str) -> bool:
+    """Whether data are image files, which are decoded here, and no arrays."""
+    by_name = spec in available() or spec.startswith(MEDMNIST)
+    return not by_name and not has_own_ids(Path(spec).expanduser())
+
+
 def is_published(specs: str) -> bool:
     """Whether the images belong to a public benchmark, by name: its test part is public.
 

@@ -6,6 +6,7 @@ Arrow files, and a path or an address in place of a picture is never followed. N
 
 import importlib.util
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from fedtranscribe.catalogue import SPLITS, STATE
 from fedtranscribe.config import OwnData
 from fedtranscribe.data.classes import Classes, below, settled
-from fedtranscribe.data.folders import stacked
+from fedtranscribe.data.folders import of_one_kind, stacked
 from fedtranscribe.data.imageset import DataSplit, ImageSet
 from fedtranscribe.data.pictures import decode_picture
 from fedtranscribe.data.splits import split_by_id
@@ -39,7 +40,8 @@ def load_saved_dataset(path: Path, own: OwnData) -> DataSplit:
     Images are the column of the type `Image`, labels the one of the type `ClassLabel`, which states
     the classes, too. Where there are several, or labels are plain numbers, the settings name the
     column. Without a test part one record in five is held out by a fixed hash of its id. Other
-    splits and columns stay unread, but a column that looks like ids is refused without `id_column`.
+    splits stay unread, and notes name them. Other columns stay unread, but a column that looks like
+    ids is refused without `id_column`.
 
     Args:
         path: the folder.
@@ -72,9 +74,11 @@ def load_saved_dataset(path: Path, own: OwnData) -> DataSplit:
             "folder of one split, or save the data again under these names."
         )
     train = _read(path / _TRAIN, path, own)
-    return (
-        DataSplit(train, _read(path / _TEST, path, own)) if _TEST in names else split_by_id(train)
-    )
+    others = ", ".join(repr(name) for name in names if name not in (_TRAIN, _TEST))
+    notes = (f"left out of {str(path)!r}: the splits {others}",) if others else ()
+    if _TEST not in names:
+        return replace(split_by_id(train), notes=notes)
+    return DataSplit(*of_one_kind(train, _read(path / _TEST, path, own)), notes)
 
 
 def _read(part: Path, whole: Path, own: OwnData) -> ImageSet:

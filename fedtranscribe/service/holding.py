@@ -77,7 +77,7 @@ def _own(file: HolderFile, teachers: Ensemble | None) -> OwnData:
         return place.own_data
     as_before = teachers.manifest.own_data.model_dump()
     if place.records is not None and has_own_ids(place.records):  # a packed copy, say
-        as_before |= {"ids": None, "id_pattern": None}
+        as_before |= {"ids": None, "id_pattern": None, "channels": None}
     said = place.own_data.model_dump(exclude_defaults=True)
     return build(OwnData, {**as_before, **said})
 

@@ -3,6 +3,7 @@ from PIL import Image
 
 from fedtranscribe.config import OwnData
 from fedtranscribe.data import load
+from fedtranscribe.data.packing import pack
 from fedtranscribe.errors import ConfigError, DataNotFoundError, InvalidDataError
 
 
@@ -145,18 +146,37 @@ def test_what_is_left_out_is_counted_by_kind(tmp_path):
     ledger, marker = "folder_x.ledger.sqlite", "folder_x.ledger.place"
     for name in ("cat/a.dcm", "cat/b.DCM", "readme", "dog/.DS_Store", "Thumbs.db", ledger, marker):
         (tmp_path / name).write_bytes(b"?")
-    (tmp_path / "dog" / "more").symlink_to(tmp_path / "cat")
+    (tmp_path / "gone.txt").symlink_to("gone.txt")
+    table = tmp_path / "ids.csv"
     split = load(str(tmp_path))
     assert len(all_ids(split)) == 401
     (note,) = split.notes
-    assert note == (
-        f"left out of '{tmp_path}': 2 hidden, 2 .dcm, 1 linked folders, 1 without a suffix"
-    )
+    assert note == f"left out of '{tmp_path}': 2 hidden, 2 .dcm, 1 .txt, 1 without a suffix"
+    table.write_text("\n".join(f"{path},{path}" for path in all_ids(split)))
+    assert load(str(tmp_path), own=OwnData(ids=table)).notes == split.notes
+    table.unlink()
     assert split.words[1:] == split.notes
     (tmp_path / "cat" / "c.dcm").write_bytes(b"?")
     with pytest.raises(InvalidDataError, match=r"5 of 406 files .*3 \.dcm.*'cat/a\.dcm'.*--allow"):
         load(str(tmp_path))
     assert "3 .dcm" in load(str(tmp_path), own=OwnData(allow_skipped=True)).notes[0]
+
+
+def test_links_to_folders_are_followed_once(tmp_path):
+    """One that led back, or to what is read anyway, would make two records of an image."""
+    fill(tmp_path / "store", n=30, classes=("cat", "P1"))
+    fill(tmp_path / "pets", n=2, classes=("dog",))
+    (tmp_path / "pets" / "cat").symlink_to(tmp_path / "store" / "cat")
+    link = tmp_path / "pets" / "dog" / "P1"
+    link.symlink_to(tmp_path / "store" / "P1")
+    split = load(str(tmp_path / "pets"))
+    assert (len(all_ids(split)), split.notes, split.train.classes) == (62, (), 2)
+    assert "dog/P1/P100.png" in all_ids(split)
+    for target in (tmp_path / "pets", tmp_path, tmp_path / "store" / "cat", tmp_path / "store"):
+        link.unlink()
+        link.symlink_to(target)
+        with pytest.raises(InvalidDataError, match=r"dog/P1' is a link to .* remove the link"):
+            load(str(tmp_path / "pets"))
 
 
 def test_parts_are_no_classes(tmp_path):
@@ -192,7 +212,27 @@ def test_colour_files_of_equal_channels_are_grey_among_grey_ones(tmp_path):
     assert set(value["cat/a.png"].flatten().tolist()) == {7}
 
 
-@pytest.mark.parametrize("name", ["digits", "x.npz"])
+@pytest.mark.parametrize("grey", ["train", "test"])
+def test_one_part_may_be_grey_and_the_other_grey_in_colour(tmp_path, grey):
+    (colour,) = {"train", "test"} - {grey}
+    fill(tmp_path / "pets" / grey)
+    for name in ("cat", "dog"):
+        (tmp_path / "pets" / colour / name).mkdir(parents=True)
+        Image.new("RGB", (8, 8), (7, 7, 7)).save(tmp_path / "pets" / colour / name / "a.png")
+    split = load(str(tmp_path / "pets"))
+    part = split.train if colour == "train" else split.test
+    assert (part.channels, set(part.images.flatten().tolist())) == (1, {7})
+    pack(tmp_path / "pets", tmp_path / "packed")
+    packed = load(str(tmp_path / "packed"))
+    assert packed.train.images.equal(split.train.images)
+    assert packed.test.images.equal(split.test.images)
+    Image.new("RGB", (8, 8), (7, 7, 8)).save(tmp_path / "pets" / colour / "dog" / "a.png")
+    words = rf"'{grey}/cat/cat00\.png' is grey and '{colour}/dog/a\.png' is colour.*--channels 1"
+    with pytest.raises(InvalidDataError, match=words):
+        load(str(tmp_path / "pets"))
+
+
+@pytest.mark.parametrize("name", ["digits", "x.npz", "medmnist:bloodmnist"])
 def test_channels_are_for_image_files(name):
     with pytest.raises(ConfigError, match="no --channels"):
         load(name, own=OwnData(channels=1))

@@ -333,7 +333,7 @@ def test_ids_that_came_with_teachers_are_missed_without_them(home: Home, tmp_pat
     quick.write_text("[teachers]\nsteps = 1\nbatch = 4\n")
     scans, teachers = home.path / "book" / "scans", home.path / "teachers"
     arguments = ["teacher", "train", "--data", str(scans), "--shards", "2", "--classes", "3"]
-    arguments += ["--id-pattern", "(p[0-9]+)_[^/]*$", "--arch", "cnn-small"]
+    arguments += ["--id-pattern", "(p[0-9]+)_[^/]*$", "--arch", "cnn-small", "--channels", "1"]
     assert run([*arguments, "--config", str(quick), "--out", str(teachers)]) == 0
     home.write(holder='teachers = "teachers"\nrecords = "book/scans"\n')
     assert node_of(home).facts.shards == 2
@@ -345,7 +345,7 @@ def test_ids_that_came_with_teachers_are_missed_without_them(home: Home, tmp_pat
     assert node_of(home).facts.shards == 0
     home.write('kinds = ["vote"]\n', holder='teachers = "teachers"\n')
     assert node_of(home).facts.shards == 2, "teachers say how ids were made"
-    own = OwnData(classes=3, id_pattern="(p[0-9]+)_[^/]*$")
+    own = OwnData(classes=3, id_pattern="(p[0-9]+)_[^/]*$", channels=1)
     ledger = HolderFile.read(home.policy).holder.ledger
     pack(scans, scans.with_name("packed"), own, ledger=ledger)
     home.write(holder='teachers = "teachers"\nrecords = "book/packed"\n')
