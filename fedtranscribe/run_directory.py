@@ -26,7 +26,7 @@ import torch
 
 from fedtranscribe.allowed import expect_allowed
 from fedtranscribe.config import Mark, Settings, marked, read_toml
-from fedtranscribe.config.sources import expect_new_run
+from fedtranscribe.config.sources import NOISE_KEY, expect_new_run, expect_outside
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.files import unwritable, write_atomically
 from fedtranscribe.mechanisms.noise import KEY_BYTES
@@ -42,7 +42,6 @@ DENOISER = "denoiser.safetensors"
 HOLDERS = "holders"
 """Folders, each a whole run, where every holder has trained a network of its own."""
 _RECORDS = "private/records.json"
-_NOISE_KEY = "private/noise.key"
 # Of checkpoints.
 _VERSION = 6
 
@@ -90,13 +89,15 @@ class RunDirectory:
 
         Raises:
             StorageError: the folder holds something, or cannot be written.
+            ConfigError: it lies in the folder of the records.
         """
         expect_new_run(path)
+        expect_outside(path, getattr(settings, "data", None) or "")
         # 128 random bits: query ids are bound for ever in the ledger, so they must not come back.
         run = cls(path, settings, run_id or f"run-{os.urandom(16).hex()}")
         if getattr(settings, "noise", None) == NoiseMode.CENTRAL:
             # Written before the run has a name on disk: whoever copies the run copies its key.
-            write_atomically(path / _NOISE_KEY, os.urandom(KEY_BYTES))
+            write_atomically(path / NOISE_KEY, os.urandom(KEY_BYTES))
         dumped = settings.model_dump(mode="json", exclude_none=True)
         write_atomically(
             path / "config.toml", tomli_w.dumps({"run": run.run_id, **dumped}).encode()
@@ -131,7 +132,7 @@ class RunDirectory:
         """Take back a run that could not begin, so that its folder is free again."""
         (self.path / "config.toml").unlink(missing_ok=True)
         (self.path / _RECORDS).unlink(missing_ok=True)
-        (self.path / _NOISE_KEY).unlink(missing_ok=True)
+        (self.path / NOISE_KEY).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # there is more in it, or it was never made
             self.private.rmdir()
 
@@ -154,7 +155,7 @@ class RunDirectory:
             StorageError: it is gone. A new key would draw other noise for answers that this run may
                 have released already.
         """
-        path = self.path / _NOISE_KEY
+        path = self.path / NOISE_KEY
         try:
             key = path.read_bytes()
         except OSError as error:

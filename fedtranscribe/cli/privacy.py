@@ -5,6 +5,7 @@ Every command answers in one schema: the headline at the top level (`epsilon`, `
 adjacency, and `published` with the paper's figure and why it is no guarantee.
 """
 
+import math
 from typing import Annotated, Any
 
 import typer
@@ -39,6 +40,7 @@ from fedtranscribe.privacy.accountant import epsilon as epsilon_of_plan
 from fedtranscribe.privacy.accountant import quote
 from fedtranscribe.privacy.calibrate import EnsembleLayout, label_epsilon0, row_mu
 from fedtranscribe.privacy.calibrate import noise_std as calibrated_std
+from fedtranscribe.privacy.checks import expect
 from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian
 from fedtranscribe.privacy.forecasts import Forecast, label_forecast
 from fedtranscribe.privacy.forecasts import forecast as forecast_of_plan
@@ -145,6 +147,7 @@ def account_dpsd(
     Example:
       fedtranscribe privacy account dpsd --noise-std 0.894 --rows 50000 --teachers 250
     """
+    expect(0 < noise_std < math.inf, f"0 < noise_std={noise_std} < inf")
     layout = EnsembleLayout(teachers, holders)
     plan = NoisePlan(noise, noise_std, holders, *_failures(noise, dropouts, colluders))
     _emit_rows(plan, rows, layout, unit, answer, classes, delta, json, "DPSD cost")

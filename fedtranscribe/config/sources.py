@@ -16,6 +16,9 @@ from fedtranscribe.errors import ConfigError, StorageError
 
 Layers = tuple[dict[str, Any], dict[str, Any]]
 
+NOISE_KEY = "private/noise.key"
+"""Of the noise that a server adds, in the folder of its run."""
+
 
 def layers(config: Path | None, out: Path | None, *, resume: bool, plan: bool = False) -> Layers:
     """Settings of the run that is resumed, and of the settings file.
@@ -79,15 +82,38 @@ def expect_readable(spec: str, own: OwnData) -> None:
 def expect_new_run(folder: Path) -> None:
     """Refuse a folder in which no run can begin.
 
+    A key of noise alone is what is left of a run that was killed before it had a name.
+
     Raises:
         StorageError: it holds something.
     """
+    key = folder / NOISE_KEY
     if (folder / "config.toml").exists():
         raise StorageError(
             f"{folder} holds another run; add --resume to go on with it, or choose another --out."
         )
-    if folder.is_dir() and any(folder.iterdir()):
+    inside = list(folder.iterdir()) if folder.is_dir() else []
+    if inside and not (inside == [key.parent] and list(key.parent.iterdir()) == [key]):
         raise StorageError(f"{folder} is not empty; choose another --out.")
+
+
+def expect_outside(out: Path, data: str) -> None:
+    """Refuse to write results between the records, where the next run would read them as data.
+
+    Args:
+        out: the new folder.
+        data: name or path of the records.
+
+    Raises:
+        ConfigError: `out` lies in the folder of the records.
+    """
+    records = Path(data).expanduser()
+    if (
+        data not in DATA_SETS
+        and records.is_dir()
+        and out.resolve().is_relative_to(records.resolve())
+    ):
+        raise ConfigError(f"Expected --out {str(out)!r} outside of the data in {data!r}.")
 
 
 def new_folder(name: str) -> Path:

@@ -1,5 +1,7 @@
 """Folders of image files, one subfolder per class."""
 
+import operator
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -23,7 +25,11 @@ from fedtranscribe.privacy.record_note import PATHS, stated
 
 _GIB = 2**30
 _SUFFIXES = ", ".join(sorted(IMAGE_SUFFIXES))
-_PARTS = {"train", "test", "val", "valid", "validation", "dev"}
+_PARTS = {
+    "train", "training", "test", "testing", "val", "valid", "validation", "dev", "holdout"
+}  # fmt: skip
+# What the program's own folders hold: a run, packed arrays, a release.
+_OWN_FILES = ("config.toml", "images.npy", "privacy.json")
 _HIDDEN = "hidden"
 # Of a folder's files, before a run stops.
 _MOST_LOST = 0.01
@@ -48,8 +54,8 @@ def load_folder(path: Path, own: OwnData = UNSTATED) -> DataSplit:
     Raises:
         DataNotFoundError: no such folder, or no images in class subfolders.
         InvalidDataError: unreadable images, several sizes, grey and colour mixed, unusable names,
-            links that lead to images twice, or more than one file in a hundred is no image and
-            `own` does not allow that.
+            links that lead to images twice, parts or runs where classes belong, or more than one
+            file in a hundred is no image and `own` does not allow that.
         ConfigError: `own` states other classes than the subfolders.
     """
     train, test, notes = find_pictures(path, own)
@@ -94,8 +100,23 @@ def find_pictures(path: Path, own: OwnData) -> tuple[Pictures, Pictures | None, 
     else:
         classes = _stated(path / "train", own)
         train, test = (_find(path / part, path, own, classes) for part in ("train", "test"))
-    used = {*train.files, *(test.files if test else ())}
-    return train, test, _left_out(path, used, own)
+    used = (*train.files, *(test.files if test else ()))
+    notes = _left_out(path, set(used), own)
+    _expect_once(used)
+    return train, test, notes
+
+
+def _expect_once(files: Iterable[Path]) -> None:
+    """Refuse a picture that two links, or a link and its target, make two records of."""
+    seen: dict[tuple[int, int], Path] = {}
+    for file in filter(Path.exists, files):
+        facts = file.stat()
+        first = seen.setdefault((facts.st_dev, facts.st_ino), file)
+        if first is not file:
+            raise InvalidDataError(
+                f"Expected no image in two places, but {str(file)!r} and {str(first)!r} are links "
+                "to one file; remove one of them."
+            )
 
 
 def _left_out(path: Path, used: set[Path], own: OwnData) -> tuple[str, ...]:
@@ -141,6 +162,11 @@ def _files(folder: Path) -> Iterator[Path]:
                 )
             read.add(real)
             above.update(real.parents)
+        if entry != folder and any((entry / name).is_file() for name in _OWN_FILES):
+            raise InvalidDataError(
+                f"Expected nothing but images in {str(folder)!r}, found {str(entry)!r}, which "
+                "looks like the output of fedtranscribe; move it out of the data."
+            )
         waiting += sorted(entry.iterdir(), reverse=True)
 
 
@@ -164,14 +190,27 @@ def _stated(path: Path, own: OwnData) -> tuple[str, ...]:
     if isinstance(own.classes, tuple):
         return own.classes
     names = _subfolders(path)
-    if set(names) <= _PARTS:
+    if _are_parts(path, names):
         raise InvalidDataError(
             f"Expected class subfolders in {str(path)!r}, or train and test with class subfolders "
-            f"each, found {', '.join(map(repr, names))}; add the part that is missing, name the "
-            "folder of one part, or state the classes by --classes."
+            f"each, found {', '.join(map(repr, names))}; name the two parts train and test, pass "
+            "the folder of one part, or state the classes by --classes."
         )
     settled(Classes(len(names), names), own, str(path))
     return names
+
+
+def _are_parts(path: Path, names: tuple[str, ...]) -> bool:
+    """Whether subfolders are parts of the data rather than classes, or some of them are."""
+    called = [not _PARTS.isdisjoint(re.split(r"[^a-z]+", name.lower())) for name in names]
+    return all(called) or any(map(operator.and_, called, (_is_part(path / n) for n in names)))
+
+
+def _is_part(folder: Path) -> bool:
+    """Whether a folder holds folders and no images itself."""
+    inside = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    images = any(_kind(entry) in IMAGE_SUFFIXES for entry in inside)
+    return not images and any(entry.is_dir() for entry in inside)
 
 
 def _subfolders(path: Path) -> tuple[str, ...]:

@@ -251,6 +251,14 @@ def _numbers(values: Any, what: str) -> NDArray[Any]:
 
 
 def _ids(ids: Sequence[Any] | NDArray[Any] | Tensor, name: str) -> tuple[str, ...]:
+    # numpy would make strings of all of them, and "nan" of a missing one.
+    listed = ids if isinstance(ids, list | tuple) else ()
+    others = {type(one).__name__ for one in listed if not isinstance(one, str)}
+    if others and any(isinstance(one, str) for one in listed):
+        raise InvalidDataError(
+            f"Expected ids of {name} as strings or whole numbers, got strings and "
+            f"{', '.join(sorted(others))}; give each image an id of the same type."
+        )
     found = _numbers(ids, f"ids of {name}")
     if found.ndim != 1 or found.dtype.kind not in "Uiu":
         raise InvalidDataError(

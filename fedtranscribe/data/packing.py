@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtranscribe.config import UNSTATED, OwnData
+from fedtranscribe.config.sources import expect_outside
 from fedtranscribe.data.archives import IDS_MADE
 from fedtranscribe.data.array_folders import IMAGES
 from fedtranscribe.data.folders import Pictures, as_grey, find_pictures
@@ -49,7 +50,7 @@ def pack(
         Where the ledger of the records is or will be.
 
     Raises:
-        ConfigError: `out` is there already.
+        ConfigError: `out` is there already, or lies in `source`.
         DataError: as `load_folder`.
         SecondLedgerError, StorageError: as `LedgerPlace.find`; or `out` cannot be written.
     """
@@ -57,6 +58,7 @@ def pack(
         raise ConfigError(
             f"Expected --out {str(out)!r} as a new folder; remove it, or name another."
         )
+    expect_outside(out, str(source))
     train, test, notes = find_pictures(source, own)
     for note in notes:
         say(note)

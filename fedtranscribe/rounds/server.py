@@ -283,8 +283,9 @@ class Server:
 
     def _own_noise(self) -> NoiseSource:
         """Of `central` mode; elsewhere the server draws none."""
-        central = self._plan.noise.mode is NoiseMode.CENTRAL
-        return KeyedNoise(self._run.noise_key()) if central else OsNoise()
+        # A finished run asks nobody, so it can be opened where the holder has kept private/.
+        needed = self._plan.noise.mode is NoiseMode.CENTRAL and not self._run.finished
+        return KeyedNoise(self._run.noise_key()) if needed else OsNoise()
 
     def _masked_sum(self) -> "MaskedSum":
         # Of an extra that one machine does without.

@@ -183,11 +183,52 @@ def test_parts_are_no_classes(tmp_path):
     """`train` alone, with its classes one level deeper, would be one class."""
     fill(tmp_path / "train")
     fill(tmp_path / "val")
-    with pytest.raises(InvalidDataError, match="found 'train', 'val'; add the part"):
+    with pytest.raises(InvalidDataError, match="found 'train', 'val'; name the two parts"):
         load(str(tmp_path))
     (tmp_path / "val").rename(tmp_path / "test")
     fill(tmp_path / "other")
     with pytest.raises(InvalidDataError, match=r"24 of 72 files .*'other/cat/cat00\.png'"):
+        load(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [("Training", "Testing"), ("train", "holdout"), ("seg_train", "seg_test")],
+)
+def test_parts_of_other_names_are_no_classes_either(tmp_path, parts):
+    for part in parts:
+        fill(tmp_path / part)
+    with pytest.raises(InvalidDataError, match="name the two parts train and test"):
+        load(str(tmp_path))
+    assert load(str(tmp_path), own=OwnData(classes=parts)).train.class_names == parts
+
+
+def test_a_part_beside_another_folder_is_no_class(tmp_path):
+    fill(tmp_path / "train")
+    fill(tmp_path, classes=("notes",))
+    with pytest.raises(InvalidDataError, match="found 'notes', 'train'; name the two parts"):
+        load(str(tmp_path))
+    # A class may bear the name of a part.
+    fill(tmp_path / "vehicles", classes=("train", "bus"))
+    assert load(str(tmp_path / "vehicles")).train.class_names == ("bus", "train")
+
+
+@pytest.mark.parametrize("file", ["config.toml", "images.npy", "privacy.json"])
+def test_results_between_the_images_are_no_class(tmp_path, file):
+    fill(tmp_path)
+    (tmp_path / "runs" / "a").mkdir(parents=True)
+    (tmp_path / "runs" / "a" / file).write_bytes(b"")
+    with pytest.raises(InvalidDataError, match="runs/a', which looks like the output of fedt"):
+        load(str(tmp_path))
+
+
+@pytest.mark.parametrize("link", ["symlink_to", "hardlink_to"])
+def test_links_to_images_make_no_second_record(tmp_path, link):
+    fill(tmp_path / "train")
+    fill(tmp_path / "test")
+    twice = tmp_path / "test" / "cat" / "again.png"
+    getattr(twice, link)(tmp_path / "train" / "cat" / "cat00.png")
+    with pytest.raises(InvalidDataError, match=r"again\.png' and .*cat00\.png' are links to one"):
         load(str(tmp_path))
 
 

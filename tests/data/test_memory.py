@@ -290,6 +290,7 @@ NAN[3, 2, 1] = np.nan
         ({"ids": IDS[:29]}, "29 ids for 30 images"),
         ({"ids": ["", *IDS[1:]]}, "non-empty"),
         ({"ids": np.linspace(0, 1, 30)}, "strings or whole numbers"),
+        ({"ids": [*IDS[1:], float("nan")]}, "got strings and float"),
         ({"ids": "patient"}, "Hugging Face"),
         ({"test": (COLOUR, LABELS)}, "agree on"),
         ({"test": (GREY, LABELS + 3)}, r"within 0\.\.2"),

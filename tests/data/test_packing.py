@@ -6,11 +6,12 @@ import torch
 from PIL import Image
 
 from fedtranscribe.cli import run
-from fedtranscribe.config import OwnData
+from fedtranscribe.config import OwnData, TranscribeSettings
 from fedtranscribe.data import load
 from fedtranscribe.data.ledgers import ledger_of
 from fedtranscribe.data.packing import pack
 from fedtranscribe.errors import ConfigError, InvalidDataError, SecondLedgerError
+from fedtranscribe.run_directory import RunDirectory
 
 
 def picture(path: Path, seed: int, size: tuple[int, int] = (8, 8)) -> None:
@@ -36,6 +37,16 @@ def test_the_records_stay_what_they_were(tmp_path: Path, parts: tuple[str, ...])
         assert torch.equal(one.labels, other.labels)
         assert list(one.ids) == list(other.ids)
         assert (one.data_id, one.class_names) == (other.data_id, other.class_names)
+
+
+def test_nothing_is_written_between_the_pictures(tmp_path: Path):
+    source = pictures(tmp_path / "pets")
+    with pytest.raises(ConfigError, match=r"pets/a/b' outside of the data"):
+        pack(source, source / "a" / "b")
+    settings = TranscribeSettings(data=str(source))
+    with pytest.raises(ConfigError, match=r"pets/run' outside of the data"):
+        RunDirectory.create(source / "run", settings)
+    assert {path.name for path in source.iterdir()} == {"cat", "dog"}
 
 
 def test_records_have_one_ledger_packed_or_not(tmp_path: Path):

@@ -204,7 +204,7 @@ def test_every_setting_is_there(site: Path):
 def test_public_rooms_are_there(site: Path):
     wanted = {
         "privacy": ("Guarantee", "Ledger", "gaussian_epsilon", "published.dpsd_theorem1"),
-        "mechanisms": ("LocalNoise", "MaskedShare", "dpsgd.DpSgdStep"),
+        "mechanisms": ("LocalNoise", "MaskedShare"),
         "query": ("ImageQuery", "MomentsQuery"),
         "secagg": ("Server",),
         "runs": ("transcribe", "finished.FinishedRun"),

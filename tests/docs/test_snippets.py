@@ -16,6 +16,7 @@ import typer
 
 from fedtranscribe.cli import app
 from fedtranscribe.config import TranscribeSettings
+from fedtranscribe.errors import ConfigError
 from fedtranscribe.releases import make_release
 from fedtranscribe.runs import prepare, transcribe
 from tests.conftest import TINY_DPSD, TINY_TEACHERS
@@ -154,7 +155,9 @@ def words_of(line: str) -> list[str]:
 def test_command_lines_name_commands_and_options_that_exist(page: Path):
     for number, line in pages.commands(page):
         try:
-            parse(root(), words_of(line))
+            # A file that the reader writes is not there.
+            with contextlib.suppress(ConfigError):
+                parse(root(), words_of(line))
         except _USAGE_ERROR as error:
             pytest.fail(f"{name(page)}:{number}: {line}: {error.format_message()}")  # type: ignore[attr-defined]
 

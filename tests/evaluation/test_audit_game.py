@@ -130,6 +130,24 @@ def test_a_runs_own_noise_is_judged_by_its_events(privacy, mode, fault):
         assert found.contradicts
 
 
+@pytest.mark.parametrize("shards", [20, 5])
+@pytest.mark.parametrize("fault", [1.0, 0.5])
+def test_a_holder_is_played_with_its_own_number_of_teachers(shards, fault):
+    """The mean number of teachers of all holders says nothing about the most exposed one."""
+    layout, rows = EnsembleLayout(3 * shards, 3), 400
+    gradient = RowAnswer.GRADIENT
+    std = noise_std(10.0, DELTA, rows, layout, Unit.RECORD, gradient, NoiseMode.LOCAL)
+    few = noisy_mean_rows(layout, std, gradient)
+    many = noisy_mean_rows(EnsembleLayout(180, 3), std, gradient)
+    facts = {"holders": 3, "shards": {"a": 60, "b": shards, "c": 60}, "noise": "local"}
+    result, given = as_run(few, rows, noise_std=std * fault, privacy="data", **facts)
+    given = {"a": (many.release(rows, positional_ids=False),), "b": given["the holder"]}
+    found = play_run(result, given, Adjacency.ADD_REMOVE, 300_000, 0.999, SeededNoise(5))
+    assert found is not None
+    assert found.contradicts is (fault == 0.5)
+    assert found.lower > 0.3 * found.claim.epsilon
+
+
 def test_label_runs_are_played_one_label_at_a_time():
     result, given = as_run(TopKRandomizedResponse(1.5, 4), 100, privacy="label", teachers=1)
     played = play_run(result, given, Adjacency.REPLACE, 100_000, 0.99, SeededNoise(1))

@@ -273,7 +273,8 @@ def test_risk_in_words_and_game_are_those_of_the_worst_holder(settings, open_nod
     assert audited.right == pytest.approx(worst.right)
     assert audited.found == worst.found
     given = read_events(run.path)
-    assert most_exposed(given, Adjacency.ZERO_OUT, 1e-5) == given["holder-1"] != given["holder-0"]
+    assert most_exposed(given, Adjacency.ZERO_OUT, 1e-5) == "holder-1"
+    assert given["holder-1"] != given["holder-0"]
     played = play_run(Result.read(run.path), given, Adjacency.ZERO_OUT, trials=100, confidence=0.9)
     alone = {"holder-1": given["holder-1"]}
     same = play_run(Result.read(run.path), alone, Adjacency.ZERO_OUT, trials=100, confidence=0.9)
@@ -385,6 +386,30 @@ def test_a_run_whose_noise_key_is_gone_asks_nobody(either, open_nodes, tmp_path)
         with pytest.raises(StorageError, match=r"noise\.key .*Restore private/"):
             federate(settings, InProcess(nodes), run, expected=3, test=None)
     assert not any(ledger_file(node).exists() for node in nodes)
+
+
+def test_a_finished_run_needs_no_noise_key(either, open_nodes, tmp_path):
+    settings, nodes = either.settings, open_nodes(either.settings)
+    run = RunDirectory.create(tmp_path / "run", settings)
+    first = federate(settings, InProcess(nodes), run, expected=3, test=None)
+    shutil.rmtree(run.private)
+    assert federate(settings, InProcess(nodes), run, expected=3, test=None).rows == first.rows
+
+
+def test_a_run_that_was_killed_before_it_had_a_name_can_begin(settings, tmp_path, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedtranscribe.run_directory.tomli_w.dumps", killed)
+        with pytest.raises(KeyboardInterrupt):
+            RunDirectory.create(tmp_path / "run", settings)
+    assert (tmp_path / "run" / "private" / "noise.key").exists()
+    assert RunDirectory.create(tmp_path / "run", settings).noise_key()
+    (tmp_path / "run" / "config.toml").unlink()
+    (tmp_path / "run" / "private" / "teachers").mkdir()
+    with pytest.raises(StorageError, match="is not empty"):
+        RunDirectory.create(tmp_path / "run", settings)
 
 
 def test_the_log_of_a_round_says_what_was_answered(either, open_nodes, tmp_path, caplog):

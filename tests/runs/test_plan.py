@@ -7,6 +7,7 @@ from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.privacy.accountant import epsilon
+from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.query import Kind
 from fedtranscribe.rounds.plan import Plan
@@ -215,6 +216,7 @@ def test_labels_at_a_tiny_delta_cost_what_was_asked(delta):
 
 
 def test_a_plan_that_would_state_more_than_was_asked_is_refused(monkeypatch):
-    monkeypatch.setattr("fedtranscribe.rounds.planning.noise_std", lambda *_: 0.01)
+    weak = NoisePlan(NoiseMode.CENTRAL, 0.01, 1)
+    monkeypatch.setattr("fedtranscribe.rounds.planning.row_noise", lambda *_: weak)
     with pytest.raises(ConfigError, match="Expected a plan of epsilon=10"):
         plan(privacy="vote")

@@ -97,8 +97,8 @@ def event_lists(given: Given, adjacency: Adjacency) -> tuple[tuple[Event, ...], 
     return tuple(dict.fromkeys(lists))
 
 
-def most_exposed(given: Given, adjacency: Adjacency, delta: float) -> tuple[Release, ...]:
-    """What the holder gave away whose records it costs the most; empty without any events."""
+def most_exposed(given: Given, adjacency: Adjacency, delta: float) -> str | None:
+    """The holder whose records a run costs the most; None without any events."""
 
     costs: dict[Any, float] = {}
 
@@ -110,4 +110,4 @@ def most_exposed(given: Given, adjacency: Adjacency, delta: float) -> tuple[Rele
             costs[events] = math.inf if epsilon is None else epsilon
         return costs[events]
 
-    return max(given.values(), key=cost, default=())
+    return max(given, key=lambda holder: cost(given[holder]), default=None)

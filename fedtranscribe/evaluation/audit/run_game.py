@@ -22,7 +22,6 @@ from fedtranscribe.mechanisms import (
     TopKRandomizedResponse,
     mean_rows_bound,
 )
-from fedtranscribe.privacy.calibrate import EnsembleLayout
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
@@ -86,9 +85,10 @@ def play_run(
         confidence: of the bound.
         source: noise or bits; OS entropy unless a test seeds it.
     """
-    releases = most_exposed(given, adjacency, result.guarantee.delta)
-    if not releases:
+    holder = most_exposed(given, adjacency, result.guarantee.delta)
+    if holder is None or not given[holder]:
         return None
+    releases, shards = given[holder], _shards_of(holder, result)
     release = releases[0]
     if release.mechanism.endswith(MOMENTS):
         sums = sums_game(result, releases, adjacency)
@@ -100,16 +100,13 @@ def play_run(
         mechanism = TopKRandomizedResponse(event.epsilon0, event.classes)
         first, second = torch.eye(event.classes)[:2].split(1)
     elif isinstance(event, ExponentialVotes):
-        mechanism, others = (
-            ExponentialVoteLabels(event.eta, event.classes),
-            (result.teachers or 0) - 1,
-        )
+        mechanism = ExponentialVoteLabels(event.eta, event.classes)
         # A vote that moves from a crowd to an empty class moves the normalisation as well.
         first, second = torch.zeros(2, 1, event.classes)
-        first[0, 0], first[0, 1], second[0, 1] = 1, others, others + 1
+        first[0, 0], first[0, 1], second[0, 1] = 1, shards - 1, shards
     elif event is not None and answers.noise_std:
         mu = math.sqrt(2 * event.zcdp_rho)
-        mechanism, rows, first, second = _gaussian(result, answers, release.rows, mu)
+        mechanism, rows, first, second = _gaussian(result, answers, shards, release.rows, mu)
     if mechanism is None or first is None or second is None:
         return None
     claim = _claim(result, (release.with_rows(rows),), adjacency)
@@ -161,29 +158,38 @@ def _claim(result: Result, releases: tuple[Release, ...], adjacency: Adjacency) 
     return Claim(epsilon if result.guarantee.private else None, delta, Unit.RECORD, adjacency)
 
 
+def _shards_of(holder: str, result: Result) -> int:
+    """Teachers of the one holder: holders may have different numbers of them."""
+    if result.federation is not None and holder in result.federation.shards:
+        return result.federation.shards[holder]
+    holders = 1 if result.federation is None else result.federation.holders
+    return max(1, (result.teachers or 0) // holders)
+
+
 def _gaussian(
-    result: Result, answers: Answers, booked: int, mu: float
+    result: Result, answers: Answers, shards: int, booked: int, mu: float
 ) -> tuple[Privatiser, int, Tensor, Tensor]:
     """The run's mechanism, how many rows one stands for, and a record's row in two worlds.
 
     Args:
         result: of the run.
         answers: that it had; their noise is the mechanism's.
+        shards: of the holder that is played.
         booked: rows of the first release.
         mu: of them all; it decides how many rows are played, nothing else.
     """
     answer = RowAnswer.GRADIENT if answers.privacy == "data" else RowAnswer.VOTE
     holders = 1 if result.federation is None else result.federation.holders
-    std, layout = answers.noise_std or 0.0, EnsembleLayout(result.teachers or 0, holders)
-    rows = max(1, min(booked, layout.shards**2, int(booked * (_BEST_MU / mu) ** 2)))
-    moved = math.sqrt(rows) / layout.shards
+    std = answers.noise_std or 0.0
+    rows = max(1, min(booked, shards**2, int(booked * (_BEST_MU / mu) ** 2)))
+    moved = math.sqrt(rows) / shards
     first, second = torch.zeros(2, 1, _WIDTH, dtype=torch.float64)
     first[0, 0] = moved
     if answer is RowAnswer.GRADIENT:
         second[0, 0] = -moved
     else:
         second[0, 1] = moved
-    bound = mean_rows_bound(layout.shards, answer, _WIDTH)
+    bound = mean_rows_bound(shards, answer, _WIDTH)
     mode = NoiseMode(answers.noise or NoiseMode.LOCAL)
     if mode is NoiseMode.CENTRAL:
         mechanism: Privatiser = ServerSide(CentralNoise(bound, std, holders))
