@@ -32,8 +32,7 @@ def go(
         run,
         expected=settings.holders,
         test=HeldOut(split.test, public=True) if split else None,
-        noise=SeededNoise(1),
-        **options,
+        **{"noise": SeededNoise(1), **options},
     ).to_json()
 
 
