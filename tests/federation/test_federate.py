@@ -374,8 +374,8 @@ def test_a_copy_that_misses_a_holder_draws_other_noise_and_ends_there(
     [(_, partial)] = answers_of(tmp_path / "copy", settings, faulty)
     std = Result.read(run.path).answers.noise_std
     rest = 3 * whole.double() - 2 * partial.double() - raw[0].double()
-    # Two independent draws of 3 std each; rounding alone would leave 0.02 std.
-    assert float(rest.std()) == pytest.approx(3 * math.sqrt(2) * std, rel=0.3)
+    # Two independent draws of 3 std each, in 30 numbers; rounding alone would leave 0.02 std.
+    assert 0.4 < float(rest.std()) / (3 * math.sqrt(2) * std) < 1.8
 
 
 def test_a_run_whose_noise_key_is_gone_asks_nobody(either, open_nodes, tmp_path):
