@@ -25,21 +25,21 @@ from utility import NoisyHolder, facts_of, plan_of
 from fedtranscribe.config import DpsdSettings, TranscribeSettings
 from fedtranscribe.data import DataSplit, NamedData, load
 from fedtranscribe.holder.answering import Holder
-from fedtranscribe.mechanisms import RowBound
-from fedtranscribe.methods.distillation import classic_distillation, gradient_of
 from fedtranscribe.methods.dpsd import DPSD, GeneratorLoss, generator_loss
 from fedtranscribe.models import Classifier, build, load_state, restore
+from fedtranscribe.models.ensemble import Ensemble
 from fedtranscribe.models.inference import accuracy
+from fedtranscribe.models.teacher_training import shard_file, train_teachers
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.rounds.planning import KINDS
+from fedtranscribe.questions.gradients import MeanGradients, classic_distillation, gradient_of
+from fedtranscribe.questions.kinds import by_kind
+from fedtranscribe.questions.rows import RowBound
+from fedtranscribe.results.progress import silent
+from fedtranscribe.rounds.plan import KINDS
 from fedtranscribe.runs.preparation import make_manifest
 from fedtranscribe.runs.student_side import build_student_side, public_images
-from fedtranscribe.statistics import MeanGradients, by_kind
-from fedtranscribe.teachers import Ensemble, train_teachers
-from fedtranscribe.teachers.training import shard_file
-from fedtranscribe.tracking import silent
 
 RESULTS = Path(__file__).parent / "results"
 SHARDS = 250

@@ -12,7 +12,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedtranscribe.secagg.graph import graph_of
+from fedtranscribe.noise.mask_graph import graph_of
 
 RESULTS = Path(__file__).parent / "results"
 PAIRS, TAKEN_OFF = "pairs", "server: masks taken off"

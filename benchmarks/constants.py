@@ -21,12 +21,12 @@ from kept_lines import add_line, read_lines
 
 from fedtranscribe.config import FederationSettings
 from fedtranscribe.data import ImageSet, load
-from fedtranscribe.run_directory import RunDirectory
+from fedtranscribe.questions.moments import Moments
+from fedtranscribe.results.run_directory import RunDirectory
 from fedtranscribe.runs.federate import federate
-from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.runs.learning import HeldOut
 from fedtranscribe.runs.simulation import open_holder
-from fedtranscribe.statistics import Moments
+from fedtranscribe.runs.transports import InProcess
 
 RESULTS = Path(__file__).parent / "results"
 LINES = RESULTS / "constants.jsonl"

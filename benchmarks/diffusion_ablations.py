@@ -28,14 +28,13 @@ from kept_lines import add_line, read_lines
 from fedtranscribe.config import SynthesizeSettings, build
 from fedtranscribe.config.evaluation import EvaluationSettings
 from fedtranscribe.evaluation.evaluate import evaluate
-from fedtranscribe.mechanisms.bits import BitSource
-from fedtranscribe.mechanisms.noise import NoiseSource
 from fedtranscribe.models.diffusion import Synthesizer
+from fedtranscribe.noise.sources import BitSource, NoiseSource
 from fedtranscribe.runs.finished import FinishedRun
-from fedtranscribe.synthesis import prepare, synthesize
-from fedtranscribe.synthesis.preparation import Prepared
+from fedtranscribe.trainers.preparation import Prepared, prepare
 from fedtranscribe.trainers.private_start import MIXTURE, TrainerWithStart
 from fedtranscribe.trainers.stages import Trainer
+from fedtranscribe.trainers.synthesize import synthesize
 
 RESULTS = Path(__file__).parent / "results"
 LINES = RESULTS / "diffusion_ablations.jsonl"

@@ -28,10 +28,10 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.profiler import ProfilerActivity, profile
 
-from fedtranscribe.mechanisms import OsNoise
 from fedtranscribe.models import build
 from fedtranscribe.models.unet import make_unet
-from fedtranscribe.privacy.dpsgd_plan import DpSgdPlan
+from fedtranscribe.noise.sources import OsNoise
+from fedtranscribe.privacy.diffusion import DpSgdPlan
 from fedtranscribe.trainers.per_sample import Backend, Loss
 from fedtranscribe.trainers.private_steps import DpSgdStep
 

@@ -23,12 +23,12 @@ import torch
 from fedtranscribe.data import load
 from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.flower.apps import settings_from
-from fedtranscribe.run_directory import RunDirectory
+from fedtranscribe.results.progress import PROGRESS
+from fedtranscribe.results.run_directory import RunDirectory
 from fedtranscribe.runs.federate import federate
-from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.runs.learning import HeldOut
 from fedtranscribe.runs.simulation import open_holder, partitions
-from fedtranscribe.tracking import PROGRESS
+from fedtranscribe.runs.transports import InProcess
 
 RESULTS = Path(__file__).parent / "results"
 HOLDERS = (1, 2, 5, 10)

@@ -22,18 +22,20 @@ from typing import Any
 import psutil
 import torch
 
-from fedtranscribe import wire
 from fedtranscribe.config import TeacherSettings, TranscribeSettings
 from fedtranscribe.data import load
+from fedtranscribe.holder.link import call
+from fedtranscribe.models.ensemble import Ensemble
+from fedtranscribe.models.teacher_training import train_teachers
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import NoiseMode
-from fedtranscribe.query import ImageQuery, Kind
+from fedtranscribe.questions import messages as wire
+from fedtranscribe.questions import query_messages as queries
+from fedtranscribe.questions.messages import pack, unpack
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.questions.rows import ImageQuery
 from fedtranscribe.runs.preparation import make_manifest
-from fedtranscribe.service.link import call
-from fedtranscribe.teachers import Ensemble, train_teachers
-from fedtranscribe.wire import queries
-from fedtranscribe.wire.frames import pack, unpack
 
 RESULT = Path(__file__).parent / "results" / "holder_service.md"
 CLIENTS = 4

@@ -34,9 +34,9 @@ from torch import Tensor
 
 from fedtranscribe.config import TeacherSettings
 from fedtranscribe.models import build, load_state, restore, save
-from fedtranscribe.teachers import Ensemble, Manifest
-from fedtranscribe.teachers.stacked import Way
-from fedtranscribe.teachers.training import shard_file
+from fedtranscribe.models.ensemble import Ensemble, Way
+from fedtranscribe.models.teacher_training import shard_file
+from fedtranscribe.models.teachers import Manifest
 
 RESULTS = Path(__file__).parent / "results"
 FRESH, DISK = "fresh", "disk"

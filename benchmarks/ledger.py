@@ -18,12 +18,11 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fedtranscribe.privacy.budget import Budget
+from fedtranscribe.privacy.budget import Budget, release_of
 from fedtranscribe.privacy.chain import Kind, canonical
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import Release
-from fedtranscribe.privacy.reservations import release_of
 from fedtranscribe.privacy.units import Adjacency, Unit
 
 RESULTS = Path(__file__).parent / "results" / "ledger.md"

@@ -20,10 +20,10 @@ from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.data import load
 from fedtranscribe.models import pick_device
 from fedtranscribe.models.inference import accuracy
-from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.models.teacher_training import train_teachers
 from fedtranscribe.runs.finished import FinishedRun
-from fedtranscribe.runs.preparation import make_manifest
-from fedtranscribe.teachers import train_teachers
+from fedtranscribe.runs.preparation import make_manifest, prepare
+from fedtranscribe.runs.transcription import transcribe
 
 RESULTS = Path(__file__).parent / "results"
 DATA, SHARDS, ROWS, EPSILON = "digits", 250, 4_000, 10.0

@@ -19,7 +19,6 @@ from kept_lines import add_line, read_lines
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.data import ImageSet, load
 from fedtranscribe.holder.answering import Holder
-from fedtranscribe.mechanisms import moments_bound
 from fedtranscribe.methods.method import Combined
 from fedtranscribe.methods.moments import MomentsMethod
 from fedtranscribe.models import Classifier
@@ -29,10 +28,11 @@ from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.calibrate import ROUNDING
 from fedtranscribe.privacy.closed_forms import gaussian_mu
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
+from fedtranscribe.questions.kinds import by_kind
+from fedtranscribe.questions.moments import Moments, moments_bound
 from fedtranscribe.runs.student_side import build_student_side, public_images
-from fedtranscribe.statistics import Moments, by_kind
 
 RESULTS = Path(__file__).parent / "results"
 DATA = ("digits", "mnist", "fashion-mnist", "cifar10-jpeg")

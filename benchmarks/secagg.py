@@ -20,25 +20,27 @@ from typing import Any
 
 import torch
 
-from fedtranscribe import wire
 from fedtranscribe.config import FederationSettings, TeacherSettings
 from fedtranscribe.data import load
 from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.mechanisms import OsNoise
 from fedtranscribe.models.fixed_features import SCATTER, coefficient_count, row_width
+from fedtranscribe.noise.sources import OsNoise
 from fedtranscribe.privacy.units import NoiseMode
-from fedtranscribe.query import ImageQuery, Kind, MomentsQuery, Query
-from fedtranscribe.rounds.combining import combine
+from fedtranscribe.questions import messages as wire
+from fedtranscribe.questions import query_messages as queries
+from fedtranscribe.questions.messages import Message
+from fedtranscribe.questions.moments import MomentsQuery
+from fedtranscribe.questions.question import Kind, Query
+from fedtranscribe.questions.rows import ImageQuery
 from fedtranscribe.rounds.masked_sum import MaskedSum
-from fedtranscribe.rounds.plan import Plan
-from fedtranscribe.rounds.planning import Asked, make_plan
-from fedtranscribe.rounds.standing import Standing
-from fedtranscribe.rounds.transport import MakeMessage
-from fedtranscribe.runs.in_process import InProcess
+from fedtranscribe.rounds.plan import Asked, Plan
+from fedtranscribe.rounds.planning import make_plan
+from fedtranscribe.rounds.roster import Standing
+from fedtranscribe.rounds.transport import MakeMessage, combine
 from fedtranscribe.runs.simulation import open_holder
-from fedtranscribe.wire import Message, queries
+from fedtranscribe.runs.transports import InProcess
 
 RESULTS = Path(__file__).parent / "results" / "secagg.md"
 HOLDERS = (2, 5, 20, 100)

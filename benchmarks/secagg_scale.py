@@ -26,13 +26,20 @@ from typing import Any
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedtranscribe.rounds.vector_file import VectorFile
-from fedtranscribe.secagg import Cohort, Graph, Holder, RunKey, Server, Task, keys
-from fedtranscribe.secagg.graph import graph_of
-from fedtranscribe.secagg.keys import KeyBook, sign
-from fedtranscribe.secagg.masks import RoundKey, keystream, residue_type, signed_keystream, tag
-from fedtranscribe.secagg.protocol import settled
-from fedtranscribe.secagg.shares import split
+from fedtranscribe.noise import mask_keys as keys
+from fedtranscribe.noise.mask_graph import Graph, graph_of
+from fedtranscribe.noise.mask_keys import Cohort, KeyBook, RunKey, sign
+from fedtranscribe.noise.masks import (
+    RoundKey,
+    keystream,
+    residue_type,
+    signed_keystream,
+    split,
+    tag,
+)
+from fedtranscribe.noise.secagg import Holder, Task, settled
+from fedtranscribe.noise.secagg_server import Server
+from fedtranscribe.rounds.round_state import VectorFile
 
 RESULTS = Path(__file__).parent / "results" / "secagg_scale.md"
 TASK = Task("query", "bound", 130_761, 64)

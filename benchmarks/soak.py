@@ -27,20 +27,23 @@ import numpy as np
 import psutil
 import torch
 
-from fedtranscribe import wire
 from fedtranscribe.config import TeacherSettings, TranscribeSettings
 from fedtranscribe.data import load
+from fedtranscribe.holder.link import METHODS, NAME, PIECE_BYTES, is_serving
+from fedtranscribe.models.teacher_training import train_teachers
+from fedtranscribe.noise.key_files import new_pair
+from fedtranscribe.noise.mask_keys import Members
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import NoiseMode
-from fedtranscribe.query import ImageQuery, Kind
+from fedtranscribe.questions import masked_messages as masked
+from fedtranscribe.questions import messages as wire
+from fedtranscribe.questions import query_messages as queries
+from fedtranscribe.questions import training_messages as trainings
+from fedtranscribe.questions.messages import pack, unpack
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.questions.rows import ImageQuery
 from fedtranscribe.runs.preparation import make_manifest
-from fedtranscribe.secagg import Members
-from fedtranscribe.secagg.key_files import new_pair
-from fedtranscribe.service.link import METHODS, NAME, PIECE_BYTES, is_serving
-from fedtranscribe.teachers import train_teachers
-from fedtranscribe.wire import masked, queries, trainings
-from fedtranscribe.wire.frames import pack, unpack
 
 RESULT = Path(__file__).parent / "results" / "soak.md"
 MESSAGES, QUICK, LOOKS = 10_000, 500, 20

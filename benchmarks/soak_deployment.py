@@ -25,9 +25,9 @@ import grpc
 import psutil
 from soak import ask, attacks
 
-from fedtranscribe import wire
+from fedtranscribe.holder.link import is_serving
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.service.link import is_serving
+from fedtranscribe.questions import messages as wire
 from tests.e2e.deployment import Deployment, train_teachers, write_records
 
 RESULTS = Path(__file__).parent / "results"

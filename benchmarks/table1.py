@@ -11,8 +11,8 @@ import json
 
 from utility import CASES, RESULTS, plan_of
 
-from fedtranscribe.capabilities import Facts
 from fedtranscribe.config import TranscribeSettings
+from fedtranscribe.config.facts import Facts
 
 # Table I of the paper: its own method, and the best of the other twelve at that ε.
 PAPER = {

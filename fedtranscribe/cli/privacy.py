@@ -40,19 +40,18 @@ from fedtranscribe.privacy.accountant import epsilon as epsilon_of_plan
 from fedtranscribe.privacy.accountant import quote
 from fedtranscribe.privacy.calibrate import EnsembleLayout, label_epsilon0, row_mu
 from fedtranscribe.privacy.calibrate import noise_std as calibrated_std
-from fedtranscribe.privacy.checks import expect
 from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian
 from fedtranscribe.privacy.forecasts import Forecast, label_forecast
 from fedtranscribe.privacy.forecasts import forecast as forecast_of_plan
 from fedtranscribe.privacy.label_events import RandomizedResponse
-from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.published import (
     Published,
     dpsd_theorem2,
     sampling_probability,
     sgd_steps,
 )
-from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
+from fedtranscribe.privacy.release_plan import NoisePlan
+from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit, expect
 
 privacy_app = group("Privacy calculators: cost, noise and information of a plan.")
 calibrate_app = group("How much noise a target ε needs.")
@@ -257,7 +256,7 @@ def _row_noise(
 ) -> NoisePlan:
     if noise is NoiseMode.SECAGG:
         # Masked sums alone need torch, which takes seconds to import.
-        from fedtranscribe.mechanisms.placement import row_noise
+        from fedtranscribe.questions.rows import row_noise
 
         return row_noise(epsilon, delta, rows, classes, layout, unit, answer, noise, failures)
     std = calibrated_std(epsilon, delta, rows, layout, unit, answer, noise)
@@ -297,7 +296,8 @@ def _row_events(
         mu = row_mu(plan.strength, layout, unit, answer, plan.mode)
         return dict.fromkeys(Adjacency, Gaussian(mu, rows))
 
-    from fedtranscribe.mechanisms import gaussian_mechanism, mean_rows_bound
+    from fedtranscribe.noise.mechanisms import gaussian_mechanism
+    from fedtranscribe.questions.rows import mean_rows_bound
 
     bound = mean_rows_bound(layout.shards, answer, classes)
     release = gaussian_mechanism(bound, plan).release(rows, positional_ids=False)

@@ -153,7 +153,7 @@ class Place(Settings):
 
 
 class TrackingOptions(Settings):
-    """Where else a run's progress is reported; see `fedtranscribe.tracking`."""
+    """Where else a run's progress is reported; see `fedtranscribe.results.progress`."""
 
     tensorboard: Annotated[bool, CIRCUMSTANCE, Topic.RUN] = Field(
         default=False, description="Write TensorBoard event files too."

@@ -17,14 +17,12 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from fedtranscribe.catalogue import MEMORY
 from fedtranscribe.config import UNSTATED, OwnData
-from fedtranscribe.data.classes import Classes, below, settled
+from fedtranscribe.config.catalogue import MEMORY
 from fedtranscribe.data.folders import as_grey
 from fedtranscribe.data.hub_datasets import HubDataset, column_of, columns_of, is_hub_dataset
-from fedtranscribe.data.imageset import DataSplit, ImageSet
+from fedtranscribe.data.imageset import Classes, DataSplit, ImageSet, below, settled, split_by_id
 from fedtranscribe.data.pictures import pixels_of
-from fedtranscribe.data.splits import split_by_id
 from fedtranscribe.data.validation import to_images, to_labels
 from fedtranscribe.errors import ConfigError, InvalidDataError
 from fedtranscribe.text import counted

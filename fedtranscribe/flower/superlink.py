@@ -32,9 +32,9 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from fedtranscribe.errors import SimulationError
+from fedtranscribe.files import parse_json
 from fedtranscribe.flower.apps import Scalar
 from fedtranscribe.flower.keeper import GRACE_SECONDS, KEEPER, LOG
-from fedtranscribe.reading import parse_json
 
 # The first start after an installation compiles Flower and Ray, which takes minutes on a busy disk.
 START_SECONDS = 300

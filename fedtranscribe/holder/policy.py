@@ -8,14 +8,15 @@ from typing import Literal
 
 from pydantic import Field
 
-from fedtranscribe.capabilities import Capabilities, Facts
 from fedtranscribe.config import Settings
+from fedtranscribe.config.facts import Facts
 from fedtranscribe.errors import BudgetExhaustedError
 from fedtranscribe.privacy.budget import Budget
-from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
-from fedtranscribe.query import Kind, Query
-from fedtranscribe.refusals import Refusal, RefusalCode
+from fedtranscribe.questions.capabilities import Capabilities
+from fedtranscribe.questions.question import Kind, Query
+from fedtranscribe.questions.refusals import Refusal, RefusalCode
 
 Trainer = Literal["dp-promise", "dp-sad"]
 

@@ -10,7 +10,7 @@ from enum import StrEnum
 from torch import Tensor, nn
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.models.initialise import fixed_randomness
+from fedtranscribe.models.classifier import fixed_randomness
 
 
 class UNetSize(StrEnum):

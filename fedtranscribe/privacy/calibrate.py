@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.privacy.accountant import epsilon as epsilon_of_plan
-from fedtranscribe.privacy.checks import expect_delta, expect_epsilon
 from fedtranscribe.privacy.closed_forms import gaussian_mu
 from fedtranscribe.privacy.events import Event
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
-from fedtranscribe.privacy.units import NoiseMode, RowAnswer, Unit
+from fedtranscribe.privacy.units import NoiseMode, RowAnswer, Unit, expect_delta, expect_epsilon
 
 DIAMETERS = {RowAnswer.GRADIENT: 2.0, RowAnswer.VOTE: math.sqrt(2)}
 """How far apart two answers for one row can lie: unit rows, or one-hot and softmax rows."""
@@ -192,7 +191,7 @@ def _expect_one_gaussian(noise: NoiseMode) -> None:
         raise ConfigError(
             "Expected noise local or central: masked sums add discrete noise in shares, which "
             "costs more than one Gaussian of their std. Their noise is found by "
-            "fedtranscribe.mechanisms.placement.row_noise, with dropouts and colluders."
+            "fedtranscribe.questions.rows.row_noise, with dropouts and colluders."
         )
 
 

@@ -10,30 +10,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fedtranscribe.capabilities import Capabilities
+from fedtranscribe.config import StudentSettings
 from fedtranscribe.errors import ConfigError, HopelessPlanError
-from fedtranscribe.mechanisms import (
-    Bound,
-    MaskedShare,
-    Mechanism,
-    gaussian_mechanism,
-    gradients_bound,
-    label_mechanism,
-    mean_rows_bound,
-    mixture_bound,
-    moments_bound,
-)
-from fedtranscribe.mechanisms.masked import Grid
+from fedtranscribe.noise.bounds import Bound
+from fedtranscribe.noise.masked import Grid, MaskedShare
+from fedtranscribe.noise.mechanisms import Mechanism, gaussian_mechanism, label_mechanism
 from fedtranscribe.privacy.accountant import guarantee
 from fedtranscribe.privacy.forecasts import Forecast
-from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.published import Published
-from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
+from fedtranscribe.privacy.release_plan import NoisePlan, PrivacyPlan, Release, expect_tolerable
 from fedtranscribe.privacy.units import Adjacency, Guarantee, NoiseMode, RowAnswer, Unit
-from fedtranscribe.query import Kind
+from fedtranscribe.questions.capabilities import Capabilities
+from fedtranscribe.questions.descent import gradients_bound
+from fedtranscribe.questions.mixture import mixture_bound
+from fedtranscribe.questions.moments import moments_bound
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.questions.rows import mean_rows_bound
 
 if TYPE_CHECKING:
-    from fedtranscribe.secagg import Members
+    from fedtranscribe.noise.mask_keys import Members
 
 # In label mode a class that all M teachers name has log odds η·M; of synthetic images about half
 # of them agree.
@@ -48,6 +43,52 @@ _TRUST = {
 
 Charged = Mapping[str, Sequence[int]]
 """Rows by holder and part of the plan."""
+
+
+KINDS = {"data": Kind.GRADIENT, "label": Kind.LABEL, "vote": Kind.VOTE}
+"""What is asked for, by the setting `privacy`."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The settings of a run, and what follows from them.
+
+    Attributes:
+        settings: of the run.
+        kind: what is asked for; of teachers, where there is a start.
+        mode: who adds the noise.
+        dropouts: that a masked sum is to bear; None: what all holders bear.
+        by_formula: whether the noise is the published formula's, which is no guarantee.
+        start: whether sums over the records are asked first.
+    """
+
+    settings: StudentSettings
+    kind: Kind
+    mode: NoiseMode = NoiseMode.LOCAL
+    dropouts: int | None = None
+    by_formula: bool = False
+    start: bool = False
+
+    def failures(self, roster: Mapping[str, Capabilities]) -> tuple[int, int]:
+        """How many holders a masked sum may miss, and how many may side with the server.
+
+        Every holder's own policy is kept: as many colluders as the most careful one counts on, and
+        no more drop-outs than the strictest one bears.
+
+        Raises:
+            ConfigError: more drop-outs are asked for than that, or too many for so few holders.
+        """
+        colluders = max(facts.colluders for facts in roster.values())
+        strictest = min(roster.values(), key=lambda facts: facts.dropouts)
+        most = min(strictest.dropouts, max(0, (len(roster) - colluders - 1) // 2))
+        wanted = most if self.dropouts is None else self.dropouts
+        if wanted > strictest.dropouts:
+            raise ConfigError(
+                f"Expected dropouts={wanted} <= {strictest.dropouts}, the limit of holder "
+                f"{strictest.name}; ask for fewer."
+            )
+        expect_tolerable(len(roster), wanted, colluders)
+        return wanted, colluders
 
 
 @dataclass(frozen=True)
@@ -266,7 +307,7 @@ class Plan:
             ConfigError: too many failures for so few holders.
         """
         # Of an extra that one machine does without.
-        from fedtranscribe.secagg import Members
+        from fedtranscribe.noise.mask_keys import Members
 
         return Members(tuple(sorted(self.roster)), self.noise.dropouts, self.noise.colluders)
 

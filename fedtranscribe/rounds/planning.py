@@ -4,10 +4,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.config import StudentSettings
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms.placement import row_noise
 from fedtranscribe.privacy.accountant import epsilon_filter
 from fedtranscribe.privacy.calibrate import (
     EnsembleLayout,
@@ -16,17 +14,14 @@ from fedtranscribe.privacy.calibrate import (
     vote_eta,
 )
 from fedtranscribe.privacy.closed_forms import gaussian_epsilon
-from fedtranscribe.privacy.forecasts import (
-    Verdict,
-    forecast,
-    label_forecast,
-)
-from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.forecasts import Verdict, forecast, label_forecast
 from fedtranscribe.privacy.published import dpsd_theorem1, dpsd_theorem2, published_sigma
+from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
-from fedtranscribe.query import Kind
-from fedtranscribe.rounds.asked import KINDS, Asked
-from fedtranscribe.rounds.plan import Part, Plan, label_nats
+from fedtranscribe.questions.capabilities import Capabilities
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.questions.rows import row_noise
+from fedtranscribe.rounds.plan import KINDS, Asked, Part, Plan, label_nats
 from fedtranscribe.rounds.sums_planning import sums_plan
 
 __all__ = ["KINDS", "Asked", "make_plan"]

@@ -13,21 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedtranscribe.answer import Answer, RawAnswer
 from fedtranscribe.config import RoundSettings
 from fedtranscribe.errors import ConfigError, ProtocolError, QuorumError
-from fedtranscribe.mechanisms import KeyedNoise, NoiseSource, OsNoise
 from fedtranscribe.methods.method import Combined, Method, Show
+from fedtranscribe.noise.sources import KeyedNoise, NoiseSource, OsNoise
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
-from fedtranscribe.query import Query
-from fedtranscribe.rounds.combining import combine, combine_masked
+from fedtranscribe.questions.kinds import query_from
+from fedtranscribe.questions.question import Answer, Query, RawAnswer
+from fedtranscribe.results.progress import Report, ignore
+from fedtranscribe.results.run_directory import Checkpoint, RunDirectory
 from fedtranscribe.rounds.plan import Plan
-from fedtranscribe.rounds.roster import quorum
-from fedtranscribe.rounds.standing import Complaint, Standing
-from fedtranscribe.rounds.transport import Reply, Transport
-from fedtranscribe.run_directory import Checkpoint, RunDirectory
+from fedtranscribe.rounds.roster import Complaint, Standing, quorum
+from fedtranscribe.rounds.transport import Reply, Transport, combine, combine_masked
 from fedtranscribe.text import counted
-from fedtranscribe.tracking import Report, ignore
 
 if TYPE_CHECKING:
     from fedtranscribe.rounds.masked_sum import MaskedSum
@@ -278,7 +276,7 @@ class Server:
             "standing": self._standing.to_json(),
             "plan": self._plan.outline(),
         }
-        self._run.save_checkpoint(state, query, list(self._curve))
+        self._run.save_checkpoint(state, query.to_dict(), list(self._curve))
         self._left_stored = dict(self._standing.left)
 
     def _own_noise(self) -> NoiseSource:
@@ -329,7 +327,8 @@ class Server:
         self._left_stored = dict(self._standing.left)
         self._resumed = True
         self._curve = (list(stored.curve[0]), list(stored.curve[1]))
-        return self._abandoned(stored.query) if self._settings.abandon else stored.query
+        query = query_from(**stored.query)
+        return self._abandoned(query) if self._settings.abandon else query
 
     def _abandoned(self, query: Query) -> Query:
         """The same rows under a new id, if a masked round of them was begun; paid for again."""

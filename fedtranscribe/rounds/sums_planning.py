@@ -3,28 +3,23 @@
 import math
 from collections.abc import Mapping
 
-from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms import Bound, gradients_bound
-from fedtranscribe.mechanisms.blocks import mixture_bound
-from fedtranscribe.mechanisms.masked import masked_noise_std
-from fedtranscribe.mechanisms.moments import moments_bound
-from fedtranscribe.methods.mixture_shapes import (
-    QuestionShape,
-    fits,
-    picked_cuts,
-    question_shapes,
-)
+from fedtranscribe.methods.mixture import QuestionShape, fits, picked_cuts, question_shapes
 from fedtranscribe.models.fixed_features import features_for, row_width
+from fedtranscribe.noise.bounds import Bound
+from fedtranscribe.noise.masked import masked_noise_std
 from fedtranscribe.privacy.calibrate import ROUNDING
 from fedtranscribe.privacy.closed_forms import gaussian_mu
 from fedtranscribe.privacy.forecasts import in_short, moments_forecast
-from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.privacy.zcdp import zcdp_rho
-from fedtranscribe.query import Kind
-from fedtranscribe.rounds.asked import Asked
-from fedtranscribe.rounds.plan import Part, Plan
+from fedtranscribe.questions.capabilities import Capabilities
+from fedtranscribe.questions.descent import gradients_bound
+from fedtranscribe.questions.mixture import mixture_bound
+from fedtranscribe.questions.moments import moments_bound
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.rounds.plan import Asked, Part, Plan
 from fedtranscribe.text import counted
 
 # Of μ², which adds up: the first question about moments only has to show which axes matter.

@@ -10,8 +10,6 @@ from torch import Tensor
 from fedtranscribe.config import RoundSettings, StudentSettings
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.figures import draw_curve, draw_images, figures_available
-from fedtranscribe.mechanisms import NoiseSource
 from fedtranscribe.methods.descent import DescentMethod
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.method import Method
@@ -20,18 +18,19 @@ from fedtranscribe.methods.moments import MomentsMethod
 from fedtranscribe.methods.started import Started, TeachersAfterMoments
 from fedtranscribe.methods.sums import SumsMethod
 from fedtranscribe.models import pick_device, save_network
-from fedtranscribe.models.confusion import confusion_of
 from fedtranscribe.models.fixed_features import features_for
 from fedtranscribe.models.generator import GENERATED
-from fedtranscribe.models.inference import accuracy, labelled_samples
+from fedtranscribe.models.inference import accuracy, confusion_of, labelled_samples
+from fedtranscribe.noise.sources import NoiseSource
 from fedtranscribe.privacy.units import Unit
-from fedtranscribe.result_parts import Accuracy, Confusion, DeclaredTeachers, MixtureFacts
+from fedtranscribe.results.figures import draw_curve, draw_images, figures_available
+from fedtranscribe.results.parts import Accuracy, Confusion, DeclaredTeachers, MixtureFacts
+from fedtranscribe.results.progress import Progress, Report, ignore, silent
+from fedtranscribe.results.run_directory import GENERATOR, STUDENT, RunDirectory
 from fedtranscribe.rounds.plan import Plan
 from fedtranscribe.rounds.server import Events, Outcome, Server
 from fedtranscribe.rounds.transport import Transport
-from fedtranscribe.run_directory import GENERATOR, STUDENT, RunDirectory
 from fedtranscribe.runs.student_side import StudentSide, build_student_side
-from fedtranscribe.tracking import Progress, Report, ignore, silent
 
 S = TypeVar("S", bound=StudentSettings)
 

@@ -20,35 +20,37 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedtranscribe.capabilities import Facts
 from fedtranscribe.config import FederationSettings, TranscribeSettings
+from fedtranscribe.config.facts import Facts
 from fedtranscribe.data import DataSplit, ImageSet, dirichlet_partition, load
 from fedtranscribe.data.partitions import holder_name, part_id
 from fedtranscribe.files import write_atomically
-from fedtranscribe.holder.masking import Masking
+from fedtranscribe.holder.masking import Masking, RoundStore
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.holder.round_store import RoundStore
 from fedtranscribe.holder.trainings import Trainings
-from fedtranscribe.mechanisms import BitSource, NoiseSource
 from fedtranscribe.models import pick_device
+from fedtranscribe.models.ensemble import Ensemble
+from fedtranscribe.models.teacher_training import train_teachers
+from fedtranscribe.models.teachers import Manifest
+from fedtranscribe.noise.key_files import SUFFIX, Identity, new_pair
+from fedtranscribe.noise.sources import BitSource, NoiseSource
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.run_ledger import Say
 from fedtranscribe.privacy.units import NoiseMode, Unit
-from fedtranscribe.query import Kind
-from fedtranscribe.result_parts import StatedGuarantee
+from fedtranscribe.questions.kinds import of_records, of_teachers
+from fedtranscribe.questions.moments import Moments
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.results.parts import StatedGuarantee
 from fedtranscribe.rounds.roster import against_start
 from fedtranscribe.runs.federate import show_plan as show_federated
 from fedtranscribe.runs.picking import training_mode
 from fedtranscribe.runs.pooled import largest
 from fedtranscribe.runs.preparation import make_manifest
-from fedtranscribe.runs.public_features import given_backbones
 from fedtranscribe.runs.single_node import TRAINERS, asked_of, training_holders
-from fedtranscribe.secagg.key_files import SUFFIX, Identity, new_pair
-from fedtranscribe.statistics import Moments, of_records, of_teachers
-from fedtranscribe.synthesis import show_plan as show_training
-from fedtranscribe.teachers import Ensemble, Manifest, train_teachers
+from fedtranscribe.runs.student_side import given_backbones
 from fedtranscribe.text import counted
+from fedtranscribe.trainers.synthesize import show_plan as show_training
 
 log = logging.getLogger(__name__)
 
@@ -265,7 +267,7 @@ class TrainedWhenAsked:
     def facts(self) -> Facts:
         """What is public about them, and how many records the holder declares."""
         return replace(
-            Facts.of(self._part),
+            self._part.facts,
             shards=self._manifest.shards,
             records=len(self._part),
             features=self._features,

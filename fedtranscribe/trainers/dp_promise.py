@@ -49,13 +49,11 @@ from torch import Tensor
 from torch.optim import Adam, Optimizer
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms.noise import NoiseSource
-from fedtranscribe.mechanisms.public_grid import on_grid
-from fedtranscribe.models.sampling import Sampling
-from fedtranscribe.models.schedule import Schedule, spread
+from fedtranscribe.models.diffusion import Sampling, Schedule, spread
 from fedtranscribe.models.unet import Denoiser, UNetSize
-from fedtranscribe.privacy.diffusion import DpPromisePlan
-from fedtranscribe.privacy.dpsgd_plan import DpSgdPlan
+from fedtranscribe.noise.gaussian import on_grid
+from fedtranscribe.noise.sources import NoiseSource
+from fedtranscribe.privacy.diffusion import DpPromisePlan, DpSgdPlan
 from fedtranscribe.trainers.denoising import (
     NoisePrediction,
     descend,

@@ -43,14 +43,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.models.initialise import fixed_randomness, xavier_
-from fedtranscribe.models.sampling import Sampling, guided_noise, sample
-from fedtranscribe.models.schedule import Schedule, posterior_mean
+from fedtranscribe.models.classifier import fixed_randomness, xavier_
+from fedtranscribe.models.diffusion import Sampling, Schedule, guided_noise, posterior_mean, sample
 from fedtranscribe.models.unet import Denoiser, UNetSize, make_unet
 from fedtranscribe.privacy.diffusion import Discriminator, DpSadPlan, Teacher
 from fedtranscribe.trainers import denoising
-from fedtranscribe.trainers.denoising import Ema, NoisePrediction, noise_losses, random_rows
-from fedtranscribe.trainers.discriminator import ImageDiscriminator
+from fedtranscribe.trainers.denoising import (
+    Ema,
+    ImageDiscriminator,
+    NoisePrediction,
+    noise_losses,
+    random_rows,
+)
 from fedtranscribe.trainers.dp_sad_as_printed import published_caveats, published_step
 from fedtranscribe.trainers.per_sample import Inputs
 from fedtranscribe.trainers.records import Draws, SharedDraws

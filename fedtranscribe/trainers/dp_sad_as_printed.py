@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from fedtranscribe.mechanisms.noise import NoiseSource
-from fedtranscribe.models.schedule import Schedule
-from fedtranscribe.privacy.dpsgd_plan import DpSgdPlan
+from fedtranscribe.models.diffusion import Schedule
+from fedtranscribe.noise.sources import NoiseSource
+from fedtranscribe.privacy.diffusion import DpSgdPlan
 from fedtranscribe.trainers.per_sample import trainable
 
 LossOfOutput = Callable[[Tensor], Tensor]

@@ -26,10 +26,9 @@ from torch import Tensor
 from fedtranscribe.config import SynthesizeSettings
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms import Bound, LocalNoise, mixture_bound
 from fedtranscribe.methods.method import Combined
-from fedtranscribe.methods.mixture import MixtureMethod
-from fedtranscribe.methods.mixture_shapes import (
+from fedtranscribe.methods.mixture import (
+    MixtureMethod,
     QuestionShape,
     fits,
     picked_cuts,
@@ -38,12 +37,14 @@ from fedtranscribe.methods.mixture_shapes import (
 from fedtranscribe.models.diffusion import to_signed
 from fedtranscribe.models.inference import as_bytes
 from fedtranscribe.models.unet import Denoiser
+from fedtranscribe.noise.bounds import Bound
+from fedtranscribe.noise.gaussian import LocalNoise
 from fedtranscribe.privacy.calibrate import ROUNDING
 from fedtranscribe.privacy.closed_forms import gaussian_mu
 from fedtranscribe.privacy.forecasts import in_short
 from fedtranscribe.privacy.release_plan import Release, together
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.statistics.mixture import Mixture, bound_of
+from fedtranscribe.questions.mixture import Mixture, bound_of, mixture_bound
 from fedtranscribe.trainers.plan import DataFacts, TrainingPlan
 from fedtranscribe.trainers.stages import StepCounts, Trainer, TrainingInputs, no_counts
 

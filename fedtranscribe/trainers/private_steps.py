@@ -25,11 +25,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.optim import Optimizer
 
 from fedtranscribe.errors import ConfigError, PrivacyError
-from fedtranscribe.mechanisms.bits import BitSource, OsBits
-from fedtranscribe.mechanisms.noise import NoiseSource
-from fedtranscribe.mechanisms.public_grid import on_grid
+from fedtranscribe.noise.gaussian import on_grid
+from fedtranscribe.noise.sources import BitSource, NoiseSource, OsBits
 from fedtranscribe.privacy.calibrate import ROUNDING
-from fedtranscribe.privacy.dpsgd_plan import DpSgdPlan
+from fedtranscribe.privacy.diffusion import DpSgdPlan
 from fedtranscribe.trainers.per_sample import (
     Backend,
     Inputs,

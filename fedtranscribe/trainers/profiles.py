@@ -13,7 +13,7 @@ import torch
 
 from fedtranscribe.config import DpSadOptions, SynthesizeSettings
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.models.sampling import Sampling
+from fedtranscribe.models.diffusion import Sampling
 from fedtranscribe.models.unet import UNetSize, make_unet
 from fedtranscribe.privacy.diffusion import Discriminator, Teacher
 from fedtranscribe.privacy.published import TIME_STEPS

@@ -14,9 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms.bits import BitSource
-from fedtranscribe.mechanisms.noise import NoiseSource
-from fedtranscribe.privacy.dpsgd_plan import DpSgdPlan
+from fedtranscribe.noise.sources import BitSource, NoiseSource
+from fedtranscribe.privacy.diffusion import DpSgdPlan
 from fedtranscribe.trainers.per_sample import Backend, Inputs, Loss
 from fedtranscribe.trainers.private_steps import DpSgdStep, PoissonBatches
 

@@ -22,13 +22,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms.bits import BitSource
-from fedtranscribe.mechanisms.noise import NoiseSource
-from fedtranscribe.models.sampling import Sampling
-from fedtranscribe.models.schedule import Schedule
+from fedtranscribe.models.diffusion import Sampling, Schedule
 from fedtranscribe.models.unet import Denoiser, UNetSize
-from fedtranscribe.privacy.diffusion import DpPromisePlan, DpSadPlan
-from fedtranscribe.privacy.dpsgd_plan import DpSgdPlan
+from fedtranscribe.noise.sources import BitSource, NoiseSource
+from fedtranscribe.privacy.diffusion import DpPromisePlan, DpSadPlan, DpSgdPlan
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.trainers.denoising import Ema
 from fedtranscribe.trainers.per_sample import Backend

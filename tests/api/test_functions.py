@@ -20,10 +20,10 @@ from fedtranscribe.errors import (
     StorageError,
 )
 from fedtranscribe.holder import answering
-from fedtranscribe.mechanisms import SeededNoise
+from fedtranscribe.noise.sources import SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.result import Result
-from fedtranscribe.run_directory import GENERATOR, STUDENT, RunDirectory
+from fedtranscribe.results.result import Result
+from fedtranscribe.results.run_directory import GENERATOR, STUDENT, RunDirectory
 from tests.conftest import TINY_DPSD, TINY_TEACHERS
 
 TEACHERS: dict[str, Any] = {
@@ -323,8 +323,8 @@ def test_simulate_asks_for_what_the_command_asks_for(
             force=True,
         ).path  # fmt: skip
 
-    monkeypatch.setattr("fedtranscribe.api.simulation.run_app", run_app)
-    monkeypatch.setattr("fedtranscribe.cli.simulate.simulate", run_app)
+    monkeypatch.setattr("fedtranscribe.api.run_app", run_app)
+    monkeypatch.setattr("fedtranscribe.cli.transcribe.simulate", run_app)
     seen: list[Any] = []
     run = ft.simulate(
         "dirichlet_mnist",

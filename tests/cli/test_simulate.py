@@ -20,8 +20,8 @@ import psutil
 import pytest
 
 from fedtranscribe import cli
-from fedtranscribe.catalogue import files_of
-from fedtranscribe.cli.simulate import show
+from fedtranscribe.cli.transcribe import show_simulation
+from fedtranscribe.config.catalogue import files_of
 from fedtranscribe.errors import (
     BudgetExhaustedError,
     ConfigError,
@@ -34,8 +34,8 @@ from fedtranscribe.errors import (
 from fedtranscribe.flower import simulate
 from fedtranscribe.flower.apps import App, find_app
 from fedtranscribe.flower.keeper import lives
-from fedtranscribe.flower.run_files import Tail, raise_mistake
-from fedtranscribe.result import Shown
+from fedtranscribe.flower.simulate import Tail, raise_mistake
+from fedtranscribe.results.result import Shown
 from tests.results import changed, result_of
 
 TOY = Path(__file__).parents[1] / "federation" / "toy_app"
@@ -249,7 +249,7 @@ SCORES = {"private_student": 0.9234, "one teacher": None}
 
 
 def test_both_figures_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    show(Shown(RESULT, SCORES, ()), Path("/runs/one"))
+    show_simulation(Shown(RESULT, SCORES, ()), Path("/runs/one"))
     out = capsys.readouterr().out
     for part in ["feddpsd", "private student", "92.3%", "9.87", "3.21", "zero-out", "/runs/one"]:
         assert part in out
@@ -258,7 +258,7 @@ def test_both_figures_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_no_guarantee_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     none = changed(RESULT, epsilon=None, published=None)
-    show(Shown(none, SCORES, ()), Path("/runs/one"))
+    show_simulation(Shown(none, SCORES, ()), Path("/runs/one"))
     out = capsys.readouterr().out
     assert "infinite: no guarantee" in out
     assert "published" not in out

@@ -19,7 +19,7 @@ QUICK = (
 
 @pytest.fixture(autouse=True)
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedtranscribe.synthesis.run.figures_available", lambda: False)
+    monkeypatch.setattr("fedtranscribe.trainers.synthesize.figures_available", lambda: False)
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import torch
 
 from fedtranscribe.config import OwnData
 from fedtranscribe.data import NamedData, expect_public, folder_of, load
-from fedtranscribe.data.ledgers import ledger_of
-from fedtranscribe.data.npy_files import NpyFile
+from fedtranscribe.data.npz import NpyFile
+from fedtranscribe.data.registry import ledger_of
 from fedtranscribe.data.stored import StoredPixels
 from fedtranscribe.errors import ConfigError, DataNotFoundError, InvalidDataError
 

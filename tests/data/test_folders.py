@@ -3,7 +3,7 @@ from PIL import Image
 
 from fedtranscribe.config import OwnData
 from fedtranscribe.data import load
-from fedtranscribe.data.packing import pack
+from fedtranscribe.data.array_folders import pack
 from fedtranscribe.errors import ConfigError, DataNotFoundError, InvalidDataError
 
 

@@ -8,10 +8,10 @@ from PIL import Image
 from fedtranscribe.cli import run
 from fedtranscribe.config import OwnData, TranscribeSettings
 from fedtranscribe.data import load
-from fedtranscribe.data.ledgers import ledger_of
-from fedtranscribe.data.packing import pack
+from fedtranscribe.data.array_folders import pack
+from fedtranscribe.data.registry import ledger_of
 from fedtranscribe.errors import ConfigError, InvalidDataError, SecondLedgerError
-from fedtranscribe.run_directory import RunDirectory
+from fedtranscribe.results.run_directory import RunDirectory
 
 
 def picture(path: Path, seed: int, size: tuple[int, int] = (8, 8)) -> None:

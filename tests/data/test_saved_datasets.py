@@ -8,7 +8,8 @@ import pytest
 from PIL import Image as Picture
 
 from fedtranscribe.config import OwnData
-from fedtranscribe.data import load, saved_datasets
+from fedtranscribe.data import hub_datasets as saved_datasets
+from fedtranscribe.data import load
 from fedtranscribe.errors import ConfigError, DataNotFoundError, InvalidDataError
 
 datasets = pytest.importorskip("datasets")

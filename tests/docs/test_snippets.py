@@ -18,7 +18,8 @@ from fedtranscribe.cli import app
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.releases import make_release
-from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
 from tests.conftest import TINY_DPSD, TINY_TEACHERS
 
 WITH_PYTHON = [
@@ -102,7 +103,7 @@ def test_the_python_of_a_page_runs_and_prints_what_it_says(
     # Data in memory leave a marker in the home.
     monkeypatch.setenv("HOME", str(tmp_path))
     # A simulation takes minutes: the notebook on two holders runs one.
-    monkeypatch.setattr("fedtranscribe.api.simulation.run_app", as_on_one_machine)
+    monkeypatch.setattr("fedtranscribe.api.run_app", as_on_one_machine)
     if name(page) in RELEASES:
         wanted = tmp_path / RELEASES[name(page)]
         shutil.copytree(request.getfixturevalue("finished_run"), wanted)

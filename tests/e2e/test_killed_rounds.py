@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from fedtranscribe import wire
 from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.run_directory import STUDENT
+from fedtranscribe.questions import messages as wire
+from fedtranscribe.results.run_directory import STUDENT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from fedtranscribe.data import load
-from fedtranscribe.mechanisms import MomentSums
 from fedtranscribe.models.fixed_features import SCATTER, row_width
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.questions.moments import MomentSums
 from tests.e2e.deployment import RECORDS, Deployment, train_teachers, write_records
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]

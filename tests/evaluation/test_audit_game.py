@@ -8,25 +8,20 @@ import pytest
 import torch
 
 from fedtranscribe.errors import AuditError, ConfigError
-from fedtranscribe.evaluation.audit import Check, Claim, expect_sound, play
-from fedtranscribe.evaluation.audit.risk import risk_of
-from fedtranscribe.evaluation.audit.run_game import play_run
-from fedtranscribe.evaluation.audit.sums_game import check_noise
-from fedtranscribe.mechanisms import (
-    SeededBits,
-    SeededNoise,
-    TopKRandomizedResponse,
-    gaussian_mechanism,
-    moments_bound,
-)
-from fedtranscribe.mechanisms.blocks import products_bound, squares_bound
+from fedtranscribe.evaluation.findings import Check, Claim, expect_sound, risk_of
+from fedtranscribe.evaluation.game import play, play_run
+from fedtranscribe.evaluation.sums_game import check_noise
+from fedtranscribe.noise.mechanisms import gaussian_mechanism
+from fedtranscribe.noise.randomized_labels import TopKRandomizedResponse
+from fedtranscribe.noise.sources import SeededBits, SeededNoise
 from fedtranscribe.privacy.accountant import delta_of, epsilon
 from fedtranscribe.privacy.calibrate import EnsembleLayout, noise_std
 from fedtranscribe.privacy.events import Gaussian, PoissonGaussian
 from fedtranscribe.privacy.label_events import RandomizedResponse
-from fedtranscribe.privacy.noise_plan import NoisePlan
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import NoisePlan, Release
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
+from fedtranscribe.questions.mixture import products_bound, squares_bound
+from fedtranscribe.questions.moments import moments_bound
 from tests.mechanisms_for import (
     masked_mean_rows,
     masked_std,

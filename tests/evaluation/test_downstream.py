@@ -7,9 +7,8 @@ from fedtranscribe.config import build
 from fedtranscribe.config.evaluation import CLASSIFIERS as ALL
 from fedtranscribe.config.evaluation import NETS, QUICK, SKLEARN, EvaluationSettings
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.evaluation.downstream import downstream
-from fedtranscribe.evaluation.nets import predict, train_net
-from fedtranscribe.tracking import silent
+from fedtranscribe.evaluation.downstream import downstream, predict, train_net
+from fedtranscribe.results.progress import silent
 from tests.evaluation.conftest import labelled
 
 CPU = torch.device("cpu")

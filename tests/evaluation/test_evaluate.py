@@ -7,10 +7,16 @@ import pytest
 import torch
 
 from fedtranscribe.cli import run as cli
+from fedtranscribe.config.evaluation import EvaluationSettings
 from fedtranscribe.errors import ConfigError, DataNotFoundError
-from fedtranscribe.evaluation import EvaluationSettings, check_libraries, evaluate
-from fedtranscribe.evaluation.evaluate import OWN_RECORDS, STAMP
-from fedtranscribe.evaluation.neighbours import nearest, pixels
+from fedtranscribe.evaluation.evaluate import (
+    OWN_RECORDS,
+    STAMP,
+    check_libraries,
+    evaluate,
+    nearest,
+    pixels,
+)
 from fedtranscribe.models.inference import accuracy
 from fedtranscribe.runs.finished import FinishedRun
 from tests.evaluation.conftest import TINY, make_run

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from fedtranscribe.config import build
+from fedtranscribe.config.evaluation import EvaluationSettings
 from fedtranscribe.data import NamedData, load
 from fedtranscribe.errors import ConfigError, CorruptWeightsError, WeightsNotFoundError
-from fedtranscribe.evaluation import EvaluationSettings, features
-from fedtranscribe.evaluation.features import train_features
-from fedtranscribe.evaluation.fidelity import FeatureSource, feature_source, measure
-from fedtranscribe.result import RunSettings
+from fedtranscribe.evaluation import fidelity as features
+from fedtranscribe.evaluation.fidelity import FeatureSource, feature_source, measure, train_features
+from fedtranscribe.results.result import RunSettings
 
 CPU = torch.device("cpu")
 SCANS = NamedData("scans.npz", "npz:scans")

@@ -8,9 +8,9 @@ from fedtranscribe.errors import ConfigError, QuorumError
 from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
-from fedtranscribe.query import Kind
-from fedtranscribe.run_directory import STUDENT
-from fedtranscribe.runs.in_process import InProcess
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.results.run_directory import STUDENT
+from fedtranscribe.runs.transports import InProcess
 from tests.federation.runs import go, ledger_file, start
 
 MODES = [mode.value for mode in NoiseMode]

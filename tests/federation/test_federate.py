@@ -11,7 +11,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedtranscribe.answer import Answer, RawAnswer
 from fedtranscribe.config.evaluation import AuditSettings
 from fedtranscribe.errors import (
     ConfigError,
@@ -20,23 +19,23 @@ from fedtranscribe.errors import (
     QuorumError,
     StorageError,
 )
-from fedtranscribe.evaluation.audit.audit import Audit
-from fedtranscribe.evaluation.audit.claims import event_lists, most_exposed, read_events
-from fedtranscribe.evaluation.audit.findings import Claim
-from fedtranscribe.evaluation.audit.risk import risk_of
-from fedtranscribe.evaluation.audit.run_game import play_run
+from fedtranscribe.evaluation.audit import Audit
+from fedtranscribe.evaluation.audit_checks import event_lists, most_exposed, read_events
+from fedtranscribe.evaluation.findings import Claim, risk_of
+from fedtranscribe.evaluation.game import play_run
+from fedtranscribe.evaluation.report_facts import read_facts
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.mechanisms import OsBits, OsNoise, SeededNoise
+from fedtranscribe.noise.sources import OsBits, OsNoise, SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
-from fedtranscribe.refusals import RefusalCode
-from fedtranscribe.report.facts import read_facts
-from fedtranscribe.result import Result
-from fedtranscribe.run_directory import RunDirectory
+from fedtranscribe.questions.question import Answer, RawAnswer
+from fedtranscribe.questions.refusals import RefusalCode
+from fedtranscribe.results.result import Result
+from fedtranscribe.results.run_directory import RunDirectory
 from fedtranscribe.runs.federate import ROSTER, federate
 from fedtranscribe.runs.finished import FinishedRun
-from fedtranscribe.runs.in_process import InProcess
+from fedtranscribe.runs.transports import InProcess
 from tests.federation.runs import go, ledger_file, start
 
 
@@ -401,7 +400,7 @@ def test_a_run_that_was_killed_before_it_had_a_name_can_begin(settings, tmp_path
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedtranscribe.run_directory.tomli_w.dumps", killed)
+        patch.setattr("fedtranscribe.results.run_directory.tomli_w.dumps", killed)
         with pytest.raises(KeyboardInterrupt):
             RunDirectory.create(tmp_path / "run", settings)
     assert (tmp_path / "run" / "private" / "noise.key").exists()

@@ -9,7 +9,7 @@ from fedtranscribe.privacy.accountant import epsilon
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.runs.federate import show_plan
-from fedtranscribe.runs.in_process import InProcess
+from fedtranscribe.runs.transports import InProcess
 from tests.federation.runs import go, ledger_file, start
 
 ROWS = {

@@ -10,30 +10,31 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedtranscribe import wire
 from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.errors import ConfigError, ProtocolError, QuorumError, StorageError
-from fedtranscribe.evaluation.audit.checks import check_events
-from fedtranscribe.evaluation.audit.claims import read_events
+from fedtranscribe.evaluation.audit_checks import check_events, read_events
 from fedtranscribe.flower.client_app import make_client_app
 from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.holder.masking import Masking
-from fedtranscribe.holder.node import Node
+from fedtranscribe.holder.node import Node, reply_to
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.holder.replies import reply_to
-from fedtranscribe.mechanisms import SeededBits
+from fedtranscribe.noise.mask_graph import Graph
+from fedtranscribe.noise.mask_keys import Members
+from fedtranscribe.noise.secagg_server import Server
+from fedtranscribe.noise.sources import SeededBits
 from fedtranscribe.privacy.calibrate import EnsembleLayout
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import NoiseMode, RowAnswer
-from fedtranscribe.query import ImageQuery, Kind
-from fedtranscribe.refusals import Refusal, RefusalCode
-from fedtranscribe.result import Result
-from fedtranscribe.rounds.round_progress import Progress
-from fedtranscribe.run_directory import STUDENT, RunDirectory
-from fedtranscribe.runs.in_process import InProcess
-from fedtranscribe.secagg import Graph, Members, Server
-from fedtranscribe.wire import masked as masked_wire
+from fedtranscribe.questions import masked_messages as masked_wire
+from fedtranscribe.questions import messages as wire
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.questions.refusals import Refusal, RefusalCode
+from fedtranscribe.questions.rows import ImageQuery
+from fedtranscribe.results.result import Result
+from fedtranscribe.results.run_directory import STUDENT, RunDirectory
+from fedtranscribe.rounds.round_state import Progress
+from fedtranscribe.runs.transports import InProcess
 from tests.federation.local_grid import LocalGrid
 from tests.federation.runs import go, ledger_file, start
 from tests.mechanisms_for import masked_mean_rows

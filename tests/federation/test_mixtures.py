@@ -7,10 +7,10 @@ from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
-from fedtranscribe.query import Kind
-from fedtranscribe.run_directory import GENERATOR, STUDENT
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.results.run_directory import GENERATOR, STUDENT
 from fedtranscribe.runs.finished import FinishedRun
-from fedtranscribe.runs.in_process import InProcess
+from fedtranscribe.runs.transports import InProcess
 from tests.federation.runs import go, ledger_file, start
 
 MODES = [mode.value for mode in NoiseMode]

@@ -9,7 +9,7 @@ import pytest
 from fedtranscribe import cli
 from fedtranscribe.errors import ConfigError, FedtranscribeError
 from fedtranscribe.flower import superlink
-from fedtranscribe.flower.run_config import settings_from
+from fedtranscribe.flower.apps import settings_from
 from fedtranscribe.flower.simulated import _serve, show_plan, simulated_client_app
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit

@@ -9,12 +9,12 @@ from fedtranscribe.errors import ConfigError, QuorumError, WeightsNotFoundError
 from fedtranscribe.models.backbones import Backbone, Backbones, file_digest
 from fedtranscribe.models.fixed_features import coefficient_count
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.query import Kind, MomentsQuery
-from fedtranscribe.run_directory import STUDENT
+from fedtranscribe.questions.moments import Moments, MomentsQuery
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.results.run_directory import STUDENT
 from fedtranscribe.runs.federate import ROSTER
-from fedtranscribe.runs.in_process import InProcess
-from fedtranscribe.runs.public_features import with_features
-from fedtranscribe.statistics import Moments
+from fedtranscribe.runs.student_side import with_features
+from fedtranscribe.runs.transports import InProcess
 from tests.conftest import NETWORK
 from tests.federation.runs import go, ledger_file, start
 

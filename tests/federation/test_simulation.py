@@ -8,18 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from fedtranscribe.catalogue import files_of
 from fedtranscribe.config import FederationSettings
+from fedtranscribe.config.catalogue import files_of
 from fedtranscribe.data import DataSplit, load, overlap
 from fedtranscribe.errors import ConfigError, DataNotFoundError, StorageError
 from fedtranscribe.flower import deployed
 from fedtranscribe.flower.apps import find_app, known_apps, settings_from
-from fedtranscribe.flower.run_config import run_folder
+from fedtranscribe.flower.server_apps import run_folder
 from fedtranscribe.flower.simulated import _serve, simulated_client_app
-from fedtranscribe.runs.simulation import (
-    load_data,
-    partitions,
-)
+from fedtranscribe.runs.simulation import load_data, partitions
 from tests.federation.local_grid import LocalGrid
 
 APPS = sorted((Path(__file__).parents[2] / "simulations").iterdir())

@@ -9,16 +9,15 @@ import torch
 from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.errors import ConfigError, QuorumError
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.mechanisms import SeededNoise
-from fedtranscribe.mechanisms.moments import SUM_BITS
+from fedtranscribe.noise.sources import SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
-from fedtranscribe.query import Kind, MomentsQuery
-from fedtranscribe.run_directory import GENERATOR, STUDENT, RunDirectory
-from fedtranscribe.runs.in_process import InProcess
+from fedtranscribe.questions.moments import SUM_BITS, Moments, MomentsQuery
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.results.run_directory import GENERATOR, STUDENT, RunDirectory
 from fedtranscribe.runs.simulation import partitions
-from fedtranscribe.statistics import Moments
+from fedtranscribe.runs.transports import InProcess
 from tests.federation.runs import go, ledger_file, start
 
 MODES = [mode.value for mode in NoiseMode]

@@ -8,25 +8,25 @@ import numpy as np
 import pytest
 import torch
 
-from fedtranscribe import wire
 from fedtranscribe.config import FederationSettings, TrainingOptions
 from fedtranscribe.data import DataSplit, load
 from fedtranscribe.data.registry import PACKAGED
 from fedtranscribe.errors import HopelessPlanError, QuorumError
 from fedtranscribe.flower.client_app import make_client_app
 from fedtranscribe.flower.over_flower import OverFlower
+from fedtranscribe.holder.node import reply_to
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.holder.replies import reply_to
-from fedtranscribe.mechanisms import SeededBits, SeededNoise
+from fedtranscribe.noise.sources import SeededBits, SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.refusals import RefusalCode
-from fedtranscribe.run_directory import RunDirectory
-from fedtranscribe.runs.in_process import InProcess
+from fedtranscribe.questions import messages as wire
+from fedtranscribe.questions import training_messages as trainings
+from fedtranscribe.questions.refusals import RefusalCode
+from fedtranscribe.results.run_directory import RunDirectory
 from fedtranscribe.runs.simulation import open_holder, partitions
 from fedtranscribe.runs.single_node import asked_of, train_at_holders
-from fedtranscribe.synthesis.samples import ALL, chosen_labels, open_run
-from fedtranscribe.wire import trainings
+from fedtranscribe.runs.transports import InProcess
+from fedtranscribe.trainers.samples import ALL, chosen_labels, open_run
 from tests.federation.local_grid import LocalGrid
 
 pytestmark = pytest.mark.usefixtures("coarse_grid")

@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedtranscribe.cli import run
 from fedtranscribe.config import FederationSettings, OwnData
-from fedtranscribe.data.packing import pack
+from fedtranscribe.data.array_folders import pack
 from fedtranscribe.errors import (
     ConfigError,
     InvalidDataError,
@@ -21,19 +21,19 @@ from fedtranscribe.errors import (
     StorageError,
 )
 from fedtranscribe.files import who_may_reach
+from fedtranscribe.holder.holder_file import HolderFile
+from fedtranscribe.holder.holding import Holding
 from fedtranscribe.holder.node import Node
+from fedtranscribe.holder.readiness import examine
+from fedtranscribe.holder.service import open_node
 from fedtranscribe.models.backbones import NO_BACKBONES
+from fedtranscribe.models.teachers import load_manifest
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.query import Kind
-from fedtranscribe.runs.in_process import InProcess
-from fedtranscribe.service.holder_file import HolderFile
-from fedtranscribe.service.holding import Holding
-from fedtranscribe.service.readiness import examine
-from fedtranscribe.service.service import open_node
-from fedtranscribe.teachers import load_manifest
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.runs.transports import InProcess
 from tests.federation.runs import go, start
 
 SUMS = (Kind.MOMENTS, Kind.MIXTURE, Kind.DESCENT)
@@ -473,7 +473,7 @@ def test_a_device_that_is_not_there_is_said_before_a_ledger_is_made(home: Home, 
 
 
 def test_records_that_no_server_would_accept_are_not_served(home: Home, monkeypatch):
-    monkeypatch.setattr("fedtranscribe.capabilities.MOST_SIDE", 20)
+    monkeypatch.setattr("fedtranscribe.config.facts.MOST_SIDE", 20)
     ok, words = found(home)["records"]
     assert not ok
     assert "(3, 1, 28, 0) are more than" in words
@@ -486,7 +486,7 @@ def test_records_that_may_not_be_read_are_a_finding(home: Home, monkeypatch):
     def closed(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", str(home.records))
 
-    monkeypatch.setattr("fedtranscribe.service.holding.load", closed)
+    monkeypatch.setattr("fedtranscribe.holder.holding.load", closed)
     ok, words = found(home)["records"]
     assert not ok
     assert words == (

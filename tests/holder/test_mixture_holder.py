@@ -6,23 +6,29 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedtranscribe.answer import Answer
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import BudgetExhaustedError, ConfigError, ModelMismatchError
 from fedtranscribe.holder.answering import Holder
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.mechanisms import SeededBits, SeededNoise
-from fedtranscribe.mechanisms.blocks import block_matrices
-from fedtranscribe.mechanisms.moments import SUM_BITS
-from fedtranscribe.models.frequencies import frequencies, frequency_count
+from fedtranscribe.models.mixture import frequencies, frequency_count
+from fedtranscribe.noise.sources import SeededBits, SeededNoise
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
-from fedtranscribe.query import CONSTANT, Kind, MixtureQuery, query_from
-from fedtranscribe.statistics import Mixture, by_kind
-from fedtranscribe.statistics.mixture import blocks_of, bound_of, rows_of
-from fedtranscribe.wire.queries import Envelope, ask, read_query
+from fedtranscribe.questions.kinds import by_kind, query_from
+from fedtranscribe.questions.mixture import (
+    CONSTANT,
+    Mixture,
+    MixtureQuery,
+    block_matrices,
+    blocks_of,
+    bound_of,
+    rows_of,
+)
+from fedtranscribe.questions.moments import SUM_BITS
+from fedtranscribe.questions.query_messages import Envelope, ask, read_query
+from fedtranscribe.questions.question import Answer, Kind
 from tests.mechanisms_for import apart, local
 
 D = frequency_count(1, 8)

@@ -4,7 +4,8 @@ import torch
 from scipy import stats
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms import KEY_BYTES, KeyedNoise, OsNoise, SeededNoise
+from fedtranscribe.noise.sources import KeyedNoise, OsNoise, SeededNoise
+from fedtranscribe.privacy.release_plan import KEY_BYTES
 
 KEYED = KeyedNoise(bytes(range(KEY_BYTES)))
 

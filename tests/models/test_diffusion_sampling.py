@@ -3,8 +3,15 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.models.sampling import Sampling, Spacing, ddim, guided_noise, sample, visited
-from fedtranscribe.models.schedule import Schedule
+from fedtranscribe.models.diffusion import (
+    Sampling,
+    Schedule,
+    Spacing,
+    ddim,
+    guided_noise,
+    sample,
+    visited,
+)
 from fedtranscribe.models.unet import make_unet
 
 SCHEDULE = Schedule()

@@ -8,14 +8,15 @@ from torch import nn
 
 from fedtranscribe.errors import ConfigError, CorruptWeightsError
 from fedtranscribe.models.diffusion import (
+    Sampling,
+    Schedule,
+    Spacing,
     Synthesizer,
     load_synthesizer,
     save_synthesizer,
     to_pixels,
     to_signed,
 )
-from fedtranscribe.models.sampling import Sampling, Spacing
-from fedtranscribe.models.schedule import Schedule
 from fedtranscribe.models.unet import Denoiser, UNetSize, make_unet
 from fedtranscribe.trainers.denoising import Ema, drop_labels
 from fedtranscribe.trainers.records import SharedDraws

@@ -4,7 +4,7 @@ from urllib.error import URLError
 import pytest
 import torch
 
-from fedtranscribe.catalogue import torchvision_networks
+from fedtranscribe.config.catalogue import torchvision_networks
 from fedtranscribe.errors import UnknownArchitectureError, WeightsNotFoundError
 from fedtranscribe.models import available, build
 

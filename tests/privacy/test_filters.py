@@ -22,10 +22,10 @@ from fedtranscribe.privacy.closed_forms import (
     zcdp_epsilon,
 )
 from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian, Together
-from fedtranscribe.privacy.filters import Spent, renyi_curve
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.released_images import ReleasedImages
+from fedtranscribe.privacy.totals import Spent, renyi_curve
 from fedtranscribe.privacy.zcdp import ZeroConcentrated
 
 IMAGES = ReleasedImages(0.93, 60_000, 32, 2_000)

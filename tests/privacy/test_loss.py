@@ -11,7 +11,8 @@ from dp_accounting.pld import privacy_loss_distribution as library
 from dp_accounting.rdp import rdp_privacy_accountant
 from scipy.stats import binom
 
-from fedtranscribe.privacy import loss, renyi, responses
+from fedtranscribe.privacy import label_events as responses
+from fedtranscribe.privacy import loss, renyi
 from fedtranscribe.privacy.accountant import epsilon
 from fedtranscribe.privacy.closed_forms import gaussian_delta, gaussian_epsilon
 from fedtranscribe.privacy.events import Gaussian, PoissonGaussian

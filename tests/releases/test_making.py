@@ -9,9 +9,8 @@ import torch
 from fedtranscribe.errors import ConfigError, PrivacyError, StorageError
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.releases import make_release, onnx_export, verify, writing
-from fedtranscribe.releases.digests import sha256
-from fedtranscribe.releases.stamp import LOUD
-from fedtranscribe.releases.statement import SCHEMA_FILE, read_statement, schema
+from fedtranscribe.releases.loading import sha256
+from fedtranscribe.releases.statement import LOUD, SCHEMA_FILE, read_statement, schema
 from fedtranscribe.runs.finished import FinishedRun
 
 EVERYTHING = {

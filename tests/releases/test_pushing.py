@@ -12,7 +12,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from fedtranscribe import cli
 from fedtranscribe.errors import ConfigError, HubError, PrivacyError, StorageError
 from fedtranscribe.releases import make_release, plan_push, pushing, verify
-from fedtranscribe.releases.stamp import LOUD
+from fedtranscribe.releases.statement import LOUD
 
 NAME = "example/scans-student"
 

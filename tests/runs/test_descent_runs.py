@@ -12,11 +12,12 @@ from fedtranscribe.holder.answering import Holder
 from fedtranscribe.privacy.forecasts import in_short
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.query import Kind
+from fedtranscribe.questions.question import Kind
 from fedtranscribe.releases import make_release, verify
-from fedtranscribe.run_directory import STUDENT
-from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.results.run_directory import STUDENT
 from fedtranscribe.runs.finished import FinishedRun
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
 from tests.conftest import TINY_DPSD
 
 ROUNDS = 3

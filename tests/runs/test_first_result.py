@@ -8,12 +8,13 @@ import pytest
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.holder.answering import Holder
-from fedtranscribe.methods import course
-from fedtranscribe.methods.moments_generator import MomentsMatching
+from fedtranscribe.methods import method as course
+from fedtranscribe.methods.moments import MomentsMatching
 from fedtranscribe.methods.pretraining import GeneratorPretraining
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.runs.finished import FinishedRun
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
 from tests.conftest import TINY_DPSD
 
 

@@ -12,8 +12,9 @@ from fedtranscribe.privacy.accountant import epsilon
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.runs import prepare, transcribe
-from fedtranscribe.synthesis.pool import GivenGenerator
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
+from fedtranscribe.trainers.samples import GivenGenerator
 
 TRAINED = Gaussian(1.5, 1)
 

@@ -11,8 +11,9 @@ from fedtranscribe.errors import ConfigError
 from fedtranscribe.methods.pretraining import GeneratorPretraining
 from fedtranscribe.models.fixed_features import FIXED, coefficient_count, fixed_features, side_seen
 from fedtranscribe.models.mixture import GaussianMixture
-from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.runs.finished import FinishedRun
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
 from tests.conftest import TINY_DPSD, TINY_TEACHERS
 
 SIDE = 224

@@ -18,13 +18,15 @@ from fedtranscribe.models import Generator, save_network
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.query import ImageQuery, Kind
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.questions.rows import ImageQuery
 from fedtranscribe.releases import make_release, verify
 from fedtranscribe.releases.statement import CARD
-from fedtranscribe.run_directory import GENERATOR, STUDENT
-from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.results.run_directory import GENERATOR, STUDENT
 from fedtranscribe.runs.finished import FinishedRun
 from fedtranscribe.runs.learning import _class_by_class
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
 from tests.conftest import TINY_DPSD
 
 

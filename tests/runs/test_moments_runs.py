@@ -9,8 +9,9 @@ from fedtranscribe.errors import ConfigError, HopelessPlanError
 from fedtranscribe.holder.answering import Holder
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.runs.picking import with_source
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
 from tests.conftest import TINY_DPSD
 
 

@@ -3,17 +3,17 @@ from dataclasses import replace
 
 import pytest
 
-from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.privacy.accountant import epsilon
-from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
-from fedtranscribe.query import Kind
-from fedtranscribe.rounds.plan import Plan
-from fedtranscribe.rounds.planning import Asked, make_plan
-from fedtranscribe.runs import prepare
+from fedtranscribe.questions.capabilities import Capabilities
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.rounds.plan import Asked, Plan
+from fedtranscribe.rounds.planning import make_plan
 from fedtranscribe.runs.picking import default_shards, kind_of, training_mode
+from fedtranscribe.runs.preparation import prepare
 
 OWN = Capabilities(
     name="own",

@@ -13,9 +13,10 @@ from fedtranscribe.models.backbones import Backbone, file_digest
 from fedtranscribe.releases import make_release, verify
 from fedtranscribe.releases.loading import load
 from fedtranscribe.releases.statement import CARD, STATEMENT, read_statement
-from fedtranscribe.result import METRICS
-from fedtranscribe.runs import prepare, transcribe
-from fedtranscribe.runs.public_features import with_features
+from fedtranscribe.results.result import METRICS
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.student_side import with_features
+from fedtranscribe.runs.transcription import transcribe
 from tests.conftest import NETWORK
 
 SIDE, WHO = 24, "J. Doe, Example *Hospital*"

@@ -9,7 +9,7 @@ import pytest
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.data import load
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.runs import prepare
+from fedtranscribe.runs.preparation import prepare
 
 
 def refuse(settings: TranscribeSettings, public: str | Path, words: str) -> None:

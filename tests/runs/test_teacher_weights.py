@@ -9,11 +9,12 @@ from fedtranscribe.config import TranscribeSettings, build
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.models import build as build_network
 from fedtranscribe.models import save
+from fedtranscribe.models.teachers import load_manifest
 from fedtranscribe.releases import make_release, verify
 from fedtranscribe.releases.describe import THE_HOLDER
 from fedtranscribe.releases.statement import CARD, read_statement
-from fedtranscribe.runs import prepare, transcribe
-from fedtranscribe.teachers import load_manifest
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
 from tests.conftest import TINY_DPSD, TINY_TEACHERS
 
 WHO = "J. Doe"

@@ -13,15 +13,15 @@ from torch import Tensor
 
 from fedtranscribe.config import DpSadOptions, SynthesizeSettings
 from fedtranscribe.errors import PrivacyError
-from fedtranscribe.mechanisms.noise import OsNoise
+from fedtranscribe.noise.sources import OsNoise
 from fedtranscribe.privacy import Adjacency, PoissonGaussian, Unit, epsilon
-from fedtranscribe.privacy.dpsgd_plan import DpSgdPlan
+from fedtranscribe.privacy.diffusion import DpSgdPlan
 from fedtranscribe.privacy.events import Event, flat
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.released_images import ReleasedImages
-from fedtranscribe.synthesis.preparation import Prepared, prepare
-from fedtranscribe.synthesis.run import synthesize
+from fedtranscribe.trainers.preparation import Prepared, prepare
 from fedtranscribe.trainers.private_steps import DpSgdStep, PoissonBatches
+from fedtranscribe.trainers.synthesize import synthesize
 
 
 @dataclass

@@ -6,13 +6,15 @@ import pytest
 import torch
 
 from fedtranscribe.config import SynthesizeSettings
+from fedtranscribe.config.evaluation import EvaluationSettings
 from fedtranscribe.data import load
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.evaluation import EvaluationSettings, evaluate
+from fedtranscribe.evaluation.evaluate import evaluate
 from fedtranscribe.releases import make_release
 from fedtranscribe.runs.finished import FinishedRun
-from fedtranscribe.synthesis import prepare, synthesize
-from fedtranscribe.synthesis.clusters import Clusters
+from fedtranscribe.trainers.preparation import prepare
+from fedtranscribe.trainers.public_images import Clusters
+from fedtranscribe.trainers.synthesize import synthesize
 
 
 def blobs(n: int, seed: int) -> torch.Tensor:

@@ -9,9 +9,10 @@ import torch
 from fedtranscribe.config import DpSadOptions, SynthesizeSettings
 from fedtranscribe.privacy.chain import Kind
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.synthesis import prepare, synthesize
-from fedtranscribe.synthesis.samples import chosen_labels, open_run
 from fedtranscribe.trainers.dp_sad import DpSad
+from fedtranscribe.trainers.preparation import prepare
+from fedtranscribe.trainers.samples import chosen_labels, open_run
+from fedtranscribe.trainers.synthesize import synthesize
 
 
 @pytest.fixture

@@ -12,10 +12,8 @@ from synthesis_settings import told
 
 from fedtranscribe.config import DpPromiseOptions, DpSadOptions, SynthesizeSettings
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms import SeededNoise
-from fedtranscribe.mechanisms.bits import SeededBits
-from fedtranscribe.mechanisms.blocks import mixture_bound
-from fedtranscribe.methods.mixture_shapes import question_shapes
+from fedtranscribe.methods.mixture import question_shapes
+from fedtranscribe.noise.sources import SeededBits, SeededNoise
 from fedtranscribe.privacy.accountant import epsilon, sound_table
 from fedtranscribe.privacy.closed_forms import gaussian_mu
 from fedtranscribe.privacy.diffusion import Teacher
@@ -23,13 +21,14 @@ from fedtranscribe.privacy.events import Gaussian, flat
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.statistics.mixture import Mixture, bound_of
-from fedtranscribe.synthesis import prepare, synthesize
+from fedtranscribe.questions.mixture import Mixture, bound_of, mixture_bound
 from fedtranscribe.trainers.dp_promise import DpPromise
 from fedtranscribe.trainers.dp_sad import DpSad
 from fedtranscribe.trainers.plan import DataFacts, plan_training
+from fedtranscribe.trainers.preparation import prepare
 from fedtranscribe.trainers.private_start import TrainerWithStart, mixture_start
 from fedtranscribe.trainers.profiles import DpPromiseRecipe, DpSadRecipe
+from fedtranscribe.trainers.synthesize import synthesize
 
 DIGITS = DataFacts("digits", 4_000, 10, 1, 28)
 MNIST = DataFacts("mnist", 60_000, 10, 1, 28)

@@ -13,17 +13,13 @@ from synthesis_settings import told
 
 from fedtranscribe.config import DpSadOptions, SynthesizeSettings
 from fedtranscribe.data import NamedData, load
-from fedtranscribe.errors import (
-    ConfigError,
-    InvalidDataError,
-    UnsupportedAdjacencyError,
-)
-from fedtranscribe.synthesis import prepare
-from fedtranscribe.synthesis.public import public_images
+from fedtranscribe.errors import ConfigError, InvalidDataError, UnsupportedAdjacencyError
 from fedtranscribe.trainers.dp_promise import DpPromiseSettings, PhaseOne
 from fedtranscribe.trainers.dp_sad import DpSadSettings
 from fedtranscribe.trainers.plan import DataFacts, plan_training
+from fedtranscribe.trainers.preparation import prepare
 from fedtranscribe.trainers.profiles import DpPromiseRecipe, DpSadRecipe
+from fedtranscribe.trainers.public_images import public_images
 
 DIGITS = DataFacts("digits", 4000, 10, 1, 28)
 MNIST = DataFacts("mnist", 60_000, 10, 1, 28)
@@ -202,7 +198,7 @@ def test_a_copy_of_the_records_is_refused_before_anything_is_planned(
     tiny_synthesis, tmp_path: Path, monkeypatch, method: str
 ):
     copy = shutil.copy(tiny_synthesis.data, tmp_path / "public.npz")
-    monkeypatch.setattr("fedtranscribe.synthesis.preparation.plan_training", None)
+    monkeypatch.setattr("fedtranscribe.trainers.preparation.plan_training", None)
     for spelled, words in {
         str(copy): "exactly those of",
         os.path.relpath(tiny_synthesis.data): "the file or folder of",

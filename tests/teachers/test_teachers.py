@@ -11,17 +11,13 @@ import torch
 
 from fedtranscribe.config import TeacherSettings, TranscribeSettings
 from fedtranscribe.data import ImageSet, assign_shards, load
-from fedtranscribe.errors import (
-    CorruptWeightsError,
-    ModelError,
-    ModelMismatchError,
-    StorageError,
-)
-from fedtranscribe.evaluation.audit.canaries import plant
+from fedtranscribe.errors import CorruptWeightsError, ModelError, ModelMismatchError, StorageError
+from fedtranscribe.evaluation.canaries import plant
 from fedtranscribe.models import build, load_state, save
+from fedtranscribe.models.ensemble import Ensemble
+from fedtranscribe.models.teacher_training import shard_file, train_teachers
+from fedtranscribe.models.teachers import Manifest, load_manifest
 from fedtranscribe.runs.preparation import make_manifest
-from fedtranscribe.teachers import Ensemble, Manifest, load_manifest, train_teachers
-from fedtranscribe.teachers.training import shard_file
 
 CPU = torch.device("cpu")
 
@@ -130,7 +126,7 @@ def workers_left() -> list[psutil.Process]:
 def test_several_processes_train_the_same_teachers_and_end(
     images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("fedtranscribe.teachers.training._STEPS_PER_WORKER", 1)
+    monkeypatch.setattr("fedtranscribe.models.teacher_training._STEPS_PER_WORKER", 1)
     manifest = manifest_for(images, 4)
     assert train(images, manifest, tmp_path / "alone") == [0, 1, 2, 3, 4]
     seen: list[tuple[int, int]] = []
@@ -159,7 +155,7 @@ def test_a_process_is_started_only_for_work_that_is_worth_it(
     def started(count: int, **options: object) -> None:
         raise InterruptedError(count)
 
-    monkeypatch.setattr("fedtranscribe.teachers.training.Parallel", started)
+    monkeypatch.setattr("fedtranscribe.models.teacher_training.Parallel", started)
     with pytest.raises(InterruptedError, match=f"^{processes}$"):
         train_teachers(
             images,
@@ -175,7 +171,7 @@ def test_a_process_is_started_only_for_work_that_is_worth_it(
 def test_what_a_process_cannot_write_is_told_as_if_there_were_none(
     images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("fedtranscribe.teachers.training._STEPS_PER_WORKER", 1)
+    monkeypatch.setattr("fedtranscribe.models.teacher_training._STEPS_PER_WORKER", 1)
     folder = tmp_path / "gone"
 
     def put_a_file_in_its_place(done: int, total: int) -> None:
@@ -297,7 +293,7 @@ KILLED = """
 import sys, torch
 from pathlib import Path
 from fedtranscribe.data import load
-from fedtranscribe.teachers import train_teachers
+from fedtranscribe.models.teacher_training import train_teachers
 from tests.teachers.test_teachers import manifest_for
 
 if __name__ == "__main__":

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import tomli_w
 
-from fedtranscribe import tracking
 from fedtranscribe.config import TrackingOptions
 from fedtranscribe.errors import ConfigError, PrivacyError
-from fedtranscribe.tracking import Tracker
+from fedtranscribe.results import progress as tracking
+from fedtranscribe.results.progress import Tracker
 
 ROOT = Path(__file__).parents[2]
 ENTRIES = [
@@ -208,7 +208,7 @@ def test_mlflow_itself(run, tmp_path, monkeypatch):
     assert [(each.step, each.value) for each in steps] == [(1, 1.5), (2, 3.0)]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nowhere://example")
     with pytest.raises(ConfigError, match="MLFLOW_TRACKING_URI"):
-        importlib.import_module("fedtranscribe.trackers.mlflow").track(run)
+        importlib.import_module("fedtranscribe.results.mlflow").track(run)
 
 
 @pytest.mark.slow

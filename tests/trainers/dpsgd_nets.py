@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from fedtranscribe.privacy.dpsgd_plan import DpSgdPlan
+from fedtranscribe.privacy.diffusion import DpSgdPlan
 
 
 def tiny_unet(seed: int = 0) -> nn.Module:

@@ -6,11 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtranscribe.mechanisms.bits import SeededBits
-from fedtranscribe.mechanisms.noise import SeededNoise
-from fedtranscribe.models.sampling import Sampling, sample
-from fedtranscribe.models.schedule import Schedule
+from fedtranscribe.models.diffusion import Sampling, Schedule, sample
 from fedtranscribe.models.unet import UNetSize
+from fedtranscribe.noise.sources import SeededBits, SeededNoise
 from fedtranscribe.privacy.diffusion import Teacher
 from fedtranscribe.trainers.dp_sad import DpSad, DpSadSettings, SadNetworks, SadStage, make_networks
 from fedtranscribe.trainers.per_sample import Backend

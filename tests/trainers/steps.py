@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fedtranscribe.mechanisms.bits import BitSource, SeededBits
+from fedtranscribe.noise.sources import BitSource, SeededBits
 
 
 class NoNoise:

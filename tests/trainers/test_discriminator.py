@@ -3,7 +3,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.trainers.discriminator import ImageDiscriminator
+from fedtranscribe.trainers.denoising import ImageDiscriminator
 from fedtranscribe.trainers.per_sample import Backend, record_gradients
 
 

@@ -8,11 +8,9 @@ from sad_runs import drawn
 from torch import Tensor
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms.bits import OsBits, SeededBits
-from fedtranscribe.mechanisms.noise import OsNoise, SeededNoise
-from fedtranscribe.models.sampling import Sampling
-from fedtranscribe.models.schedule import Schedule
+from fedtranscribe.models.diffusion import Sampling, Schedule
 from fedtranscribe.models.unet import Denoiser, UNetSize, make_unet
+from fedtranscribe.noise.sources import OsBits, OsNoise, SeededBits, SeededNoise
 from fedtranscribe.trainers.dp_promise import (
     DpPromise,
     DpPromiseSettings,

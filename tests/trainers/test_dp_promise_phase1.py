@@ -7,10 +7,8 @@ import torch
 from steps import NoNoise
 from torch import Tensor, nn
 
-from fedtranscribe.mechanisms.bits import SeededBits
-from fedtranscribe.mechanisms.noise import SeededNoise
-from fedtranscribe.models.diffusion import to_pixels, to_signed
-from fedtranscribe.models.schedule import Schedule
+from fedtranscribe.models.diffusion import Schedule, to_pixels, to_signed
+from fedtranscribe.noise.sources import SeededBits, SeededNoise
 from fedtranscribe.trainers.dp_promise import (
     DpPromise,
     DpPromiseSettings,

@@ -19,13 +19,12 @@ from sad_runs import (
 from torch import Tensor, nn
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms.bits import OsBits
-from fedtranscribe.mechanisms.noise import OsNoise, SeededNoise
-from fedtranscribe.models.sampling import Sampling
+from fedtranscribe.models.diffusion import Sampling
 from fedtranscribe.models.unet import Denoiser
+from fedtranscribe.noise.sources import OsBits, OsNoise, SeededNoise
 from fedtranscribe.privacy.diffusion import Discriminator as LearnsFrom
 from fedtranscribe.privacy.diffusion import Teacher
-from fedtranscribe.trainers.discriminator import ImageDiscriminator
+from fedtranscribe.trainers.denoising import ImageDiscriminator
 from fedtranscribe.trainers.dp_sad import SadStage
 from fedtranscribe.trainers.per_sample import Backend
 

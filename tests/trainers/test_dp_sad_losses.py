@@ -6,8 +6,7 @@ import torch
 from sad_runs import TINY
 from torch import Tensor, nn
 
-from fedtranscribe.models.sampling import guided_noise
-from fedtranscribe.models.schedule import Schedule, posterior_mean
+from fedtranscribe.models.diffusion import Schedule, guided_noise, posterior_mean
 from fedtranscribe.trainers.denoising import noise_losses
 from fedtranscribe.trainers.dp_sad import (
     Rows,

@@ -13,9 +13,9 @@ import torch
 from sad_runs import TINY
 from torch import Tensor, nn
 
-from fedtranscribe.mechanisms.noise import SeededNoise
-from fedtranscribe.models.schedule import Schedule
-from fedtranscribe.privacy.dpsgd_plan import DpSgdPlan
+from fedtranscribe.models.diffusion import Schedule
+from fedtranscribe.noise.sources import SeededNoise
+from fedtranscribe.privacy.diffusion import DpSgdPlan
 from fedtranscribe.trainers.dp_sad import Rows, StudentLoss, output_of
 from fedtranscribe.trainers.dp_sad_as_printed import add_published, published_step
 from fedtranscribe.trainers.per_sample import Backend

@@ -7,7 +7,7 @@ from sad_runs import TINY
 from torch import nn
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.models.sampling import Sampling
+from fedtranscribe.models.diffusion import Sampling
 from fedtranscribe.privacy.accountant import epsilon
 from fedtranscribe.privacy.diffusion import Discriminator, Teacher
 from fedtranscribe.privacy.units import Adjacency

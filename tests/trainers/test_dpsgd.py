@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from fedtranscribe.errors import ConfigError, PrivacyError
-from fedtranscribe.mechanisms import OsNoise, SeededBits, SeededNoise
+from fedtranscribe.noise.sources import OsNoise, SeededBits, SeededNoise
 from fedtranscribe.privacy.accountant import epsilon
 from fedtranscribe.privacy.units import Adjacency
 from fedtranscribe.trainers.per_sample import Backend

@@ -12,7 +12,7 @@ from scipy import stats
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from fedtranscribe.mechanisms import OsNoise, SeededBits, SeededNoise
+from fedtranscribe.noise.sources import OsNoise, SeededBits, SeededNoise
 from fedtranscribe.privacy.units import Adjacency
 from fedtranscribe.trainers.per_sample import Backend
 from fedtranscribe.trainers.private_steps import DpSgdStep, PoissonBatches

@@ -12,11 +12,10 @@ import torch
 from steps import HeldCoin, NoNoise, moved_by, sum_of
 from torch import Tensor, nn
 
-from fedtranscribe.evaluation.audit.bounds import clopper_pearson
-from fedtranscribe.mechanisms.bits import BitSource, OsBits
-from fedtranscribe.mechanisms.noise import SeededNoise
+from fedtranscribe.evaluation.audit_bounds import clopper_pearson
+from fedtranscribe.noise.sources import BitSource, OsBits, SeededNoise
 from fedtranscribe.privacy import Adjacency, Discriminator, Teacher, epsilon
-from fedtranscribe.privacy.dpsgd_plan import DpSgdPlan
+from fedtranscribe.privacy.diffusion import DpSgdPlan
 from fedtranscribe.trainers import dp_promise, dp_sad
 from fedtranscribe.trainers.per_sample import Backend, Inputs
 from fedtranscribe.trainers.records import (

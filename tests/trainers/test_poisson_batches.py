@@ -5,8 +5,8 @@ from dpsgd_nets import plan_for
 from scipy import stats
 
 from fedtranscribe.errors import ConfigError, PrivacyError
-from fedtranscribe.mechanisms import OsBits, SeededBits
-from fedtranscribe.privacy.dpsgd_plan import DpSgdPlan
+from fedtranscribe.noise.sources import OsBits, SeededBits
+from fedtranscribe.privacy.diffusion import DpSgdPlan
 from fedtranscribe.privacy.events import PoissonGaussian
 from fedtranscribe.privacy.units import Adjacency
 from fedtranscribe.trainers.private_steps import PoissonBatches
