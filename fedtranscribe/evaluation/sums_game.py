@@ -127,7 +127,7 @@ def sums_game(result: Result, releases: Sequence[Release], adjacency: Adjacency)
         return None
     opened = opened_sums(result, sums)
     worlds = [_worst_records(answer.bound, adjacency) for answer in opened]
-    beside = "" if len(sums) == len(releases) else ". Answers of teachers were not played"
+    beside = "" if len(sums) == len(releases) else ". Other answers were not played"
     return SumsGame(
         Together(opened),
         torch.cat([first for first, _ in worlds], -1),

@@ -20,7 +20,7 @@ from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import NoisePlan, Release
 from fedtranscribe.privacy.run_ledger import answer_once
-from fedtranscribe.questions.question import Answer, Kind, Query, RawAnswer, Summand
+from fedtranscribe.questions.question import Answer, Query, RawAnswer, Summand
 from fedtranscribe.questions.statistic import Statistic
 
 
@@ -44,7 +44,7 @@ class Holder:
 
     def __init__(
         self,
-        statistics: Mapping[Kind, Statistic[Any]],
+        statistics: Mapping[str, Statistic[Any]],
         ledger: Ledger,
         run: str,
         *,

@@ -18,6 +18,7 @@ from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.models.backbones import Backbones
 from fedtranscribe.noise.key_files import Identity
 from fedtranscribe.privacy.units import NoiseMode
+from fedtranscribe.questions.question import is_sum
 from fedtranscribe.text import expect_name
 
 # What a Unix socket's address may hold, on Linux, and the one for health beside it.
@@ -146,7 +147,7 @@ class HolderFile(HolderPolicy):
     @property
     def sums_wanted(self) -> bool:
         """Whether the policy allows any sum over the records."""
-        return any(kind.sums for kind in self.policy.answered)
+        return any(is_sum(kind) for kind in self.policy.answered)
 
     @property
     def summed(self) -> Path | None:

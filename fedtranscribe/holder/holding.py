@@ -19,7 +19,6 @@ from fedtranscribe.models.teachers import Manifest
 from fedtranscribe.privacy.budget import POSITION, expect_noted
 from fedtranscribe.privacy.ledger_place import LedgerPlace
 from fedtranscribe.questions.kinds import of_records, of_teachers
-from fedtranscribe.questions.question import Kind
 from fedtranscribe.questions.statistic import Statistic
 
 log = logging.getLogger(__name__)
@@ -174,13 +173,13 @@ class Holding:
         assert self.teachers is not None
         return self.teachers.manifest.ids_by
 
-    def statistics(self, backbones: Backbones) -> Mapping[Kind, Statistic[Any]]:
+    def statistics(self, backbones: Backbones) -> Mapping[str, Statistic[Any]]:
         """All that can be asked: of the teachers, and where the policy allows it of the records.
 
         Args:
             backbones: as for `facts`.
         """
-        of_both: dict[Kind, Statistic[Any]] = {}
+        of_both: dict[str, Statistic[Any]] = {}
         if self.teachers is not None:
             of_both.update(of_teachers(self.teachers))
         if self.records is not None and self.file.sums_wanted:

@@ -26,7 +26,7 @@ from fedtranscribe.questions import query_messages as queries
 from fedtranscribe.questions import training_messages as trainings
 from fedtranscribe.questions.capabilities import Capabilities
 from fedtranscribe.questions.messages import Message, get, get_name, get_names
-from fedtranscribe.questions.question import Answer, Kind, Query, RawAnswer, Scalar
+from fedtranscribe.questions.question import Answer, Query, RawAnswer, Scalar
 from fedtranscribe.questions.refusals import Refusal, RefusalCode, refusing, where
 from fedtranscribe.questions.statistic import Statistic
 from fedtranscribe.questions.training_messages import TrainedNetwork, TrainingProgress
@@ -63,7 +63,7 @@ class Node:
     def __init__(
         self,
         name: str,
-        statistics: Mapping[Kind, Statistic[Any]],
+        statistics: Mapping[str, Statistic[Any]],
         facts: Callable[[], Facts],
         policy: HolderPolicy,
         ledger: OpenLedger,
@@ -107,7 +107,7 @@ class Node:
         )
 
     def expect(
-        self, kind: Kind, shapes: Mapping[str, tuple[int, ...]], terms: Mapping[str, Scalar]
+        self, kind: str, shapes: Mapping[str, tuple[int, ...]], terms: Mapping[str, Scalar]
     ) -> None:
         """Refuse a query by the shapes of its arrays, before anything is made of them.
 

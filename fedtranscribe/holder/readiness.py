@@ -19,6 +19,7 @@ from fedtranscribe.models.teachers import Manifest
 from fedtranscribe.privacy.budget import two_digits_below, words
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.questions.question import is_sum
 from fedtranscribe.text import counted
 
 T = TypeVar("T")
@@ -121,8 +122,8 @@ def _settled(name: str, do: Callable[[], T]) -> tuple[T | None, Finding]:
 def _answers(file: HolderFile) -> str:
     kinds = file.policy.answered
     source = {True: file.summed, False: file.holder.teachers}
-    words = ", ".join(kind for kind in kinds if source[kind.sums] is not None) or "none"
-    if file.summed is None and any(kind.sums for kind in kinds):
+    words = ", ".join(kind for kind in kinds if source[is_sum(kind)] is not None) or "none"
+    if file.summed is None and any(is_sum(kind) for kind in kinds):
         return f"{words}; no sums: [holder] records names none that can be read here"
     return words
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from fedtranscribe.config.facts import Facts
 from fedtranscribe.privacy.units import NoiseMode
-from fedtranscribe.questions.question import Kind
 from fedtranscribe.text import expect_name
 
 
@@ -23,7 +22,7 @@ class Capabilities(Facts):
     """
 
     name: str
-    kinds: tuple[Kind, ...]
+    kinds: tuple[str, ...]
     noise: NoiseMode
     rows_per_message: int
     rows_per_run: int

@@ -1,15 +1,21 @@
 """What a holder can be asked for, a file per kind: see `Statistic`."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from fedtranscribe.config.facts import Facts
 from fedtranscribe.data import ImageSet
+from fedtranscribe.errors import ConfigError
 from fedtranscribe.models.backbones import NO_BACKBONES, Backbones
 from fedtranscribe.models.teachers import Teachers
+from fedtranscribe.noise.bounds import Bound
 from fedtranscribe.questions.descent import Descent, DescentQuery
 from fedtranscribe.questions.gradients import MeanGradients
 from fedtranscribe.questions.labels import Labels
@@ -21,22 +27,10 @@ from fedtranscribe.questions.rows import ImageQuery
 from fedtranscribe.questions.statistic import Statistic
 from fedtranscribe.questions.votes import MeanVotes
 from fedtranscribe.results.progress import Progress, silent
-
-__all__ = [
-    "Descent",
-    "Labels",
-    "MeanGradients",
-    "MeanVotes",
-    "Mixture",
-    "Moments",
-    "Statistic",
-    "by_kind",
-    "of_records",
-    "of_teachers",
-]
+from fedtranscribe.text import expect_name
 
 
-def of_teachers(teachers: Teachers) -> Mapping[Kind, Statistic[Any]]:
+def of_teachers(teachers: Teachers) -> Mapping[str, Statistic[Any]]:
     """Everything that can be asked of an ensemble."""
     return by_kind([MeanVotes(teachers), MeanGradients(teachers), Labels(teachers)])
 
@@ -50,7 +44,7 @@ def of_records(
     backbones: Backbones = NO_BACKBONES,
     scratch_gib: float = SCRATCH_GIB,
     progress: Progress = silent,
-) -> Mapping[Kind, Statistic[Any]]:
+) -> Mapping[str, Statistic[Any]]:
     """Everything that can be summed over records.
 
     Args:
@@ -65,15 +59,16 @@ def of_records(
     moments = moments or Moments(
         images, device, scratch, backbones, scratch_gib=scratch_gib, progress=progress
     )
-    return by_kind([moments, Descent(moments.rows), Mixture(images, moments.rows.sums)])
+    others = [question.statistic(images) for question in registered().values()]
+    return by_kind([moments, Descent(moments.rows), Mixture(images, moments.rows.sums), *others])
 
 
-def by_kind(statistics: Iterable[Statistic[Any]]) -> Mapping[Kind, Statistic[Any]]:
+def by_kind(statistics: Iterable[Statistic[Any]]) -> Mapping[str, Statistic[Any]]:
     """Statistics by what they answer."""
     return {statistic.kind: statistic for statistic in statistics}
 
 
-QUERIES: Mapping[Kind, type[Query]] = {
+QUERIES: Mapping[str, type[Query]] = {
     Kind.GRADIENT: ImageQuery,
     Kind.LABEL: ImageQuery,
     Kind.VOTE: ImageQuery,
@@ -81,7 +76,80 @@ QUERIES: Mapping[Kind, type[Query]] = {
     Kind.MIXTURE: MixtureQuery,
     Kind.DESCENT: DescentQuery,
 }
-"""The form that queries of each kind have."""
+"""The form that queries of each of our own kinds have."""
+
+
+# ---------------------------------------------------------------- questions of other packages
+
+GROUP = "fedtranscribe.questions"
+"""Entry points of this group name a `Question`."""
+
+_REGISTERED: dict[str, "Question"] = {}
+
+
+@dataclass(frozen=True)
+class Question:
+    """A kind of question about records that another package brings; a run asks it once.
+
+    Attributes:
+        kind: its name, in policies and settings.
+        query: the form of its queries.
+        ask: makes a run's query from an id and what holders state in public.
+        bound: of one holder's answer, from the same facts; it needs a *Guarantee*.
+        statistic: answers queries from a holder's private records.
+    """
+
+    kind: str
+    query: type[Query]
+    ask: Callable[[str, Facts], Query]
+    bound: Callable[[Facts], Bound]
+    statistic: Callable[[ImageSet], Statistic[Any]]
+
+    def __post_init__(self) -> None:
+        """Refuse a name that is taken, or that is none."""
+        expect_name("kind", self.kind)
+        if self.kind in QUERIES:
+            raise ConfigError(f"Expected another kind than {self.kind!r}, which is ours.")
+
+
+def register(question: Question) -> None:
+    """Let holders and runs of this process know a question, as an entry point does for all."""
+    _REGISTERED[question.kind] = question
+
+
+def registered() -> Mapping[str, Question]:
+    """Every question that other packages bring, by kind."""
+    return {**_from_entry_points(), **_REGISTERED}
+
+
+@cache
+def _from_entry_points() -> Mapping[str, Question]:
+    found = [point.load() for point in entry_points(group=GROUP)]
+    return {question.kind: question for question in found}
+
+
+def question_of(kind: str) -> Question:
+    """The question of a name.
+
+    Raises:
+        ConfigError: nobody has registered it.
+    """
+    known = registered()
+    if kind not in known:
+        names = ", ".join(sorted(known)) or "none is installed"
+        raise ConfigError(
+            f"Expected a question that a package brings, got {kind!r}; known: {names}."
+        )
+    return known[kind]
+
+
+def form_of_kind(kind: str) -> type[Query]:
+    """The form of a kind's queries.
+
+    Raises:
+        ConfigError: an unknown kind.
+    """
+    return QUERIES[kind] if kind in QUERIES else question_of(kind).query
 
 
 def query_from(
@@ -92,5 +160,6 @@ def query_from(
     Raises:
         ConfigError, TypeError, ValueError: it cannot be read.
     """
-    known = Kind(kind)
-    return QUERIES[known](id=query_id, kind=known, **arrays, **terms)
+    form = form_of_kind(kind)
+    known = Kind(kind) if kind in QUERIES else kind
+    return form(id=query_id, kind=known, **arrays, **terms)

@@ -18,7 +18,7 @@ from fedtranscribe.noise.mechanisms import Mechanism, gaussian_mechanism
 from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.questions.question import MOST_FEATURES, FeaturesQuery, Kind, Scalar
-from fedtranscribe.questions.records import _WEIGHT_BITS, SCRATCH_GIB, RecordRows, RecordSums
+from fedtranscribe.questions.records import SCRATCH_GIB, WEIGHT_BITS, RecordRows, RecordSums
 from fedtranscribe.questions.rows import clip_rows
 from fedtranscribe.results.progress import Progress, silent
 
@@ -28,7 +28,7 @@ MOMENTS = "moments"
 _ROW_BITS = 13
 ROW_UNITS = 2.0**_ROW_BITS
 """In an entry of 1 of a lattice row."""
-SUM_BITS = 2 * _ROW_BITS + _WEIGHT_BITS
+SUM_BITS = 2 * _ROW_BITS + WEIGHT_BITS
 """Sums are whole numbers of 2⁻³⁶; int64 holds those of 2²⁷ records."""
 # Wide against the rounding of a norm in float64, narrow against the lattice.
 _INSIDE = 1 - 2.0**-40

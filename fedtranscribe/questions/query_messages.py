@@ -24,7 +24,7 @@ from fedtranscribe.errors import ConfigError, ModelMismatchError, ProtocolError
 from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.questions.capabilities import Capabilities
-from fedtranscribe.questions.kinds import QUERIES, query_from
+from fedtranscribe.questions.kinds import form_of_kind, query_from
 from fedtranscribe.questions.messages import (
     Message,
     Terms,
@@ -37,6 +37,7 @@ from fedtranscribe.questions.messages import (
 )
 from fedtranscribe.questions.question import Answer, Kind, Query, RawAnswer, Scalar
 from fedtranscribe.questions.refusals import Refusal, RefusalCode
+from fedtranscribe.text import expect_name
 
 _PRIVATE, _RAW = "private", "raw"
 _VALUES = "values"
@@ -57,7 +58,7 @@ _NARROWER = {
 }
 
 
-Expect = Callable[[Kind, Mapping[str, tuple[int, ...]], Mapping[str, Scalar]], None]
+Expect = Callable[[str, Mapping[str, tuple[int, ...]], Mapping[str, Scalar]], None]
 """Given the kind of a query, the shapes of its arrays and its own terms."""
 
 
@@ -90,7 +91,7 @@ def ask(envelope: Envelope) -> Message:
         "holder": envelope.holder,
         "run": envelope.run,
         "query-id": query.id,
-        "kind": query.kind.value,
+        "kind": str(query.kind),
         "mode": plan.mode.value,
         "strength": plan.strength,
         "holders": plan.holders,
@@ -126,15 +127,15 @@ def read_query(content: Message, expect: Expect) -> Envelope:
     terms = asked_terms(content)
     try:
         query_id, run = get_name(terms, "query-id"), get_name(terms, "run")
-        kind = Kind(get(terms, "kind", str))
+        kind = get(terms, "kind", str)
         own = _own_terms(terms)
-        arrays = QUERIES[kind].ARRAYS
+        arrays = form_of_kind(kind).ARRAYS
         forms = {name: form for name in arrays if (form := form_of(content, name)) is not None}
         for name, form in forms.items():
             _expect_type(name, form.dtype, arrays[name], _KINDS[arrays[name]])
         expect(kind, {name: form.shape for name, form in forms.items()}, own)
         query = query_from(
-            kind.value,
+            kind,
             query_id,
             {name: _read_array(content, name, arrays[name]) for name in forms},
             own,
@@ -176,7 +177,7 @@ def _scalar(value: object) -> Scalar:
 def tell_capabilities(capabilities: Capabilities) -> Message:
     """A holder's self-description on its way out."""
     facts = asdict(capabilities)
-    facts["kinds"] = [kind.value for kind in capabilities.kinds]
+    facts["kinds"] = [str(kind) for kind in capabilities.kinds]
     facts["noise"] = capabilities.noise.value
     facts["trainers"] = list(capabilities.trainers)
     facts["features"] = list(capabilities.features)
@@ -212,7 +213,7 @@ def read_capabilities(content: Message) -> Capabilities:
             size=get(terms, "size", int),
             shards=get(terms, "shards", int),
             positional_ids=get(terms, "positional-ids", bool),
-            kinds=tuple(Kind(kind) for kind in kinds),
+            kinds=tuple(expect_name("kind", kind) for kind in kinds),
             noise=NoiseMode(get(terms, "noise", str)),
             rows_per_message=get(terms, "rows-per-message", int),
             rows_per_run=get(terms, "rows-per-run", int),

@@ -33,7 +33,10 @@ MOST_NUMBERS = triangle_length(MOST_FEATURES)
 
 
 class Kind(StrEnum):
-    """What a holder is asked for (DPSD Eq. 6's switch, noisy votes, and sums over records)."""
+    """What a holder is asked for (DPSD Eq. 6's switch, noisy votes, and sums over records).
+
+    Kinds that other packages bring are plain names, see `kinds.Question`.
+    """
 
     GRADIENT = "gradient"
     LABEL = "label"
@@ -42,10 +45,10 @@ class Kind(StrEnum):
     MIXTURE = "mixture"
     DESCENT = "descent"
 
-    @property
-    def sums(self) -> bool:
-        """Whether it is a sum over records; teachers answer the others."""
-        return self in (Kind.MOMENTS, Kind.MIXTURE, Kind.DESCENT)
+
+def is_sum(kind: str) -> bool:
+    """Whether answers of a kind are sums over records; teachers answer the others."""
+    return kind not in (Kind.GRADIENT, Kind.LABEL, Kind.VOTE)
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class Query:
     """
 
     id: str
-    kind: Kind
+    kind: str
 
     # The type of each array that a kind has; what else a query holds are its terms.
     ARRAYS: ClassVar[Mapping[str, torch.dtype]] = {}
@@ -109,7 +112,7 @@ class Query:
     def to_dict(self) -> dict[str, Any]:
         """Strings, scalars and tensors, for a checkpoint; `query_from` is the inverse."""
         return {
-            "kind": self.kind.value,
+            "kind": str(self.kind),
             "query_id": self.id,
             "arrays": self.arrays,
             "terms": self.terms,

@@ -378,10 +378,10 @@ class _Blocks:
             self._kept[number] = False
 
 
-_WEIGHT_BITS = 10
+WEIGHT_BITS = 10
 
 
-FULL_WEIGHT = 2**_WEIGHT_BITS
+FULL_WEIGHT = 2**WEIGHT_BITS
 """What a person's records weigh together, at most."""
 
 

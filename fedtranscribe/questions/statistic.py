@@ -7,7 +7,7 @@ from torch import Tensor
 
 from fedtranscribe.noise.mechanisms import Mechanism
 from fedtranscribe.privacy.release_plan import NoisePlan
-from fedtranscribe.questions.question import Kind, Query, Scalar
+from fedtranscribe.questions.question import Query, Scalar
 
 Q = TypeVar("Q", bound=Query, contravariant=True)
 
@@ -23,7 +23,7 @@ class Statistic(Protocol[Q]):
     """
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> str:
         """Of the queries that it answers."""
         ...
 

@@ -60,6 +60,7 @@ KEYS: Mapping[str, Listed] = {
         Why.COURSE: "query vectors survivors signatures.*",
         Why.OUTPUT: "sent.*.* tags.*.* revealed.*.*",
     },
+    "answers.json": {Why.COST: "*.noise_std", Why.OUTPUT: "*.values"},
     "error.json": {Why.COURSE: "error exit_code"},
     "evaluation.json": {
         Why.SETTING: "data samples seed fidelity.features fidelity.samples fidelity.real "

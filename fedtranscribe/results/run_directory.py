@@ -3,6 +3,7 @@
 config.toml               the settings, resolved
 events.jsonl              one line per answered query: mechanism, rows, cost
 checkpoints/state.pt      everything needed to go on, the query in flight included
+answers.json              noisy answers to questions that other packages bring
 metrics.json              the result, both figures, the accuracy curve
 progress.jsonl            one line per round: rows, ε so far, losses
 images.png, accuracy.png  synthetic samples; accuracy over answered rows
@@ -37,6 +38,8 @@ from fedtranscribe.results.result import CONFUSION, METRICS, SCORES
 STUDENT = "student.safetensors"
 GENERATOR = "generator.safetensors"
 DENOISER = "denoiser.safetensors"
+ANSWERS = "answers.json"
+"""What was answered to questions of other packages."""
 HOLDERS = "holders"
 """Folders, each a whole run, where every holder has trained a network of its own."""
 _RECORDS = "private/records.json"
@@ -261,6 +264,11 @@ class RunDirectory:
             expect_allowed("events.jsonl", event)
         lines = "".join(json.dumps(event, sort_keys=True) + "\n" for event in events)
         write_atomically(self.path / "events.jsonl", lines.encode())
+
+    def write_answers(self, answers: dict[str, dict[str, Any]]) -> None:
+        """Keep what was answered to questions of other packages: values and noise, by kind."""
+        expect_allowed(ANSWERS, answers)
+        write_atomically(self.path / ANSWERS, json.dumps(answers, indent=2).encode())
 
     def write_scores(self, scores: dict[str, float]) -> None:
         """Keep all accuracies under `private/`; `result.Accuracy` has those that may leave it."""

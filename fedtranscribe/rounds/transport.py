@@ -14,7 +14,7 @@ from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.questions.capabilities import Capabilities
 from fedtranscribe.questions.messages import Message
-from fedtranscribe.questions.question import Answer, Query, RawAnswer
+from fedtranscribe.questions.question import Answer, Query, RawAnswer, is_sum
 from fedtranscribe.questions.refusals import RefusalCode
 from fedtranscribe.rounds.plan import Part, Plan
 
@@ -94,7 +94,7 @@ def combine(
         # No honest answer is louder than a row and the far tail of its noise.
         total = bounded(total, asked.combined_std(1))
     combined = total.sum(0) / shares
-    return combined if asked.kind.sums else combined.float()
+    return combined if is_sum(asked.kind) else combined.float()
 
 
 def _name(query: Query, part: Part, values: Sequence[Tensor]) -> str:

@@ -15,7 +15,7 @@ from fedtranscribe.noise.sources import NoiseSource
 from fedtranscribe.privacy.run_ledger import Say
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.questions.capabilities import Capabilities
-from fedtranscribe.questions.question import Kind
+from fedtranscribe.questions.question import Kind, is_sum
 from fedtranscribe.results.allowed import expect_allowed
 from fedtranscribe.results.parts import (
     Accuracy,
@@ -175,7 +175,7 @@ def _plan(settings: FederationSettings, roster: Mapping[str, Capabilities], say:
 def _asked(settings: FederationSettings, plan: Plan) -> str:
     """How often each holder is asked, for what, and under which noise."""
     holders, asked, stds = len(plan.roster), [], []
-    sums = [part.combined_std(holders) for part in plan.parts if part.kind.sums]
+    sums = [part.combined_std(holders) for part in plan.parts if is_sum(part.kind)]
     rounds = len(sums)
     if sums:
         asked.append(f"{counted(len(sums), 'noisy sum')} over its records")
@@ -264,7 +264,7 @@ def _sensitive(facts: Capabilities) -> tuple[Any, ...]:
 
 
 def _capabilities(facts: dict[str, Any]) -> Capabilities:
-    kinds = tuple(Kind(kind) for kind in facts["kinds"])
+    kinds = tuple(map(str, facts["kinds"]))
     typed = {
         "kinds": kinds,
         "noise": NoiseMode(facts["noise"]),

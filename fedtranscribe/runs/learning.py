@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.method import Method
 from fedtranscribe.methods.mixture import MixtureMethod
 from fedtranscribe.methods.moments import MomentsMethod
+from fedtranscribe.methods.questions import WithQuestions
 from fedtranscribe.methods.started import Started, TeachersAfterMoments
 from fedtranscribe.methods.sums import SumsMethod
 from fedtranscribe.models import pick_device, save_network
@@ -177,8 +178,10 @@ def learn(
     if test is not None and stored is None and not plan.starts:
         run.write_scores({"public_set_alone": evaluate()})
     told = test is not None and test.public
+    questions = [part.kind for part in plan.parts if part.outside]
+    asked = WithQuestions(method, questions, len(plan.of_method), facts, run.run_id)
     server = Server(
-        method,
+        cast("Method[Any]", asked) if questions else method,
         plan,
         transport,
         rounds,
@@ -194,6 +197,8 @@ def learn(
         run.write_scores(others() | run.read_scores() | {"student": evaluate()})
         confusion = confusion_of(side.student, test.images.blocks(), test.images.labels)
         run.write_confusion(confusion)
+    if questions:
+        run.write_answers(asked.answers)
     save_network(side.student, run.path / STUDENT)
     shown = Accuracy.of(run.read_scores()) if told else None
     if outcome.curve[0] and figures_available():
@@ -242,7 +247,7 @@ def _method(
     public: ImageSet | None,
     progress: Progress,
 ) -> Method[Any]:
-    last = plan.parts[-1]
+    last = plan.of_method[-1]
     chosen = settings.dpsd.model_copy(update={"rows": last.rows, "top_k": settings.top_k})
     images = None if public is None else public.images
 

@@ -34,7 +34,7 @@ from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.questions.capabilities import Capabilities
 from fedtranscribe.questions.moments import Moments, MomentsQuery
-from fedtranscribe.questions.question import Kind
+from fedtranscribe.questions.question import Kind, is_sum
 from fedtranscribe.questions.records import BATCH, count_ids
 from fedtranscribe.results.progress import Progress, check_tracking
 from fedtranscribe.rounds.plan import Asked, Plan
@@ -196,7 +196,7 @@ def prepare(
                 f"Expected shards={shards} <= {counted} records; ask for fewer shards."
             )
     start = kind is not Kind.MOMENTS and settings.start == "moments"
-    sums = tuple(known for known in Kind if known.sums)
+    sums = (*filter(is_sum, Kind), *settings.questions)
     records = settings.declared or counted
     vouched = _vouched(settings, manifest)
     kinds = sums if kind is Kind.MOMENTS else (kind, *sums * start)
@@ -314,7 +314,7 @@ def _vouched(settings: TranscribeSettings, manifest: Manifest | None) -> dict[st
 
 
 def _facts(
-    images: ImageSet, records: int, shards: int, kinds: tuple[Kind, ...], vouched: dict[str, Any]
+    images: ImageSet, records: int, shards: int, kinds: tuple[str, ...], vouched: dict[str, Any]
 ) -> Capabilities:
     """What is public about the private data, and no limits but the ledger's.
 

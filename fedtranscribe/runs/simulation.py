@@ -90,6 +90,7 @@ def policy_of(settings: FederationSettings) -> HolderPolicy:
         epsilon=settings.epsilon,
         delta=settings.delta,
         unit=Unit(settings.unit),
+        kinds=(*Kind, *settings.questions),
         trainers=(settings.method,) if settings.method in TRAINERS else (),
         noise=NoiseMode(settings.noise),
         dropouts=_DROPOUTS if settings.dropouts is None else settings.dropouts,
@@ -190,7 +191,9 @@ def show_plan(
     roster = {}
     for number, (name, part) in enumerate(zip(names, parts, strict=True)):
         facts = _teachers(settings, part, number, nowhere, backbones.names).facts
-        roster[name] = policy.capabilities(name, facts, tuple(Kind), masks=masks, trains=False)
+        roster[name] = policy.capabilities(
+            name, facts, (*Kind, *settings.questions), masks=masks, trains=False
+        )
     return show_federated(settings, roster, expected=settings.holders, say=say)
 
 

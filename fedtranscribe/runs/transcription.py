@@ -218,7 +218,7 @@ def _student_words(shown: Shown, folder: Path, *, free: bool) -> str:
 
 def _private_side(
     prepared: Prepared, run: RunDirectory, progress: Progress
-) -> tuple[Mapping[Kind, Statistic[Any]], Callable[[], dict[str, float]]]:
+) -> tuple[Mapping[str, Statistic[Any]], Callable[[], dict[str, float]]]:
     """What the holder computes answers from, and how good that is by itself."""
     test = prepared.split.test
     train, backbones = prepared.split.train, given_backbones(prepared.settings)

@@ -283,7 +283,7 @@ def test_sums_are_played_together_as_whoever_may_see_them_sees_them(mode, adjace
     beside = changed(result, noise_std=0.1)
     again = play_run(beside, {"holder": started}, adjacency, 20_000, 0.999, source)
     assert again is not None
-    assert "teachers were not played" in again.words
+    assert "Other answers were not played" in again.words
     assert again.contradicts is (fault == 0.3)
 
 

@@ -28,7 +28,7 @@ from fedtranscribe.questions.mixture import (
 )
 from fedtranscribe.questions.moments import SUM_BITS
 from fedtranscribe.questions.query_messages import Envelope, ask, read_query
-from fedtranscribe.questions.question import Answer, Kind
+from fedtranscribe.questions.question import Answer, Kind, is_sum
 from tests.mechanisms_for import apart, local
 
 D = frequency_count(1, 8)
@@ -233,8 +233,8 @@ def test_a_query_arrives_as_it_was_sent(form: str):
 
 def test_a_policy_for_whole_holders_allows_no_sums():
     policy = HolderPolicy(epsilon=1.0, unit=Unit.HOLDER)
-    assert not any(kind.sums for kind in policy.answered)
-    assert {kind for kind in HolderPolicy(epsilon=1.0).answered if kind.sums} == {
+    assert not any(is_sum(kind) for kind in policy.answered)
+    assert {kind for kind in HolderPolicy(epsilon=1.0).answered if is_sum(kind)} == {
         Kind.MOMENTS,
         Kind.MIXTURE,
         Kind.DESCENT,
