@@ -267,7 +267,7 @@ def lines_drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return drawn
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_run_on_a_benchmark_leaves_is_listed(kind, benchmark, tmp_path, lines_drawn):
@@ -307,7 +307,7 @@ def test_what_a_run_on_a_benchmark_leaves_is_listed(kind, benchmark, tmp_path, l
         assert not json.loads(before.read_text()).keys() - told.keys()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["teachers, vote", "dp-promise", "simulated, central"])
 def test_what_is_written_of_a_finished_run_is_listed(kind, benchmark, tmp_path, lines_drawn):
     run, compared = tmp_path / "run", tmp_path / "compared"
@@ -318,7 +318,7 @@ def test_what_is_written_of_a_finished_run_is_listed(kind, benchmark, tmp_path, 
     assert leaks(run) == leaks(compared) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["teachers, vote", "simulated, central"])
 def test_what_a_run_on_own_records_leaves_is_listed(kind, tiny_data, tmp_path):
     run = tmp_path / "run"

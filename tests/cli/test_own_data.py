@@ -120,7 +120,7 @@ def test_a_holders_records_are_read_as_its_teachers_were(unstated: Path, tmp_pat
 PATIENTS = ["--id-pattern", r"/(p\d+)\.png$"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("first", "then"), [(PATIENTS, []), ([], PATIENTS)])
 @pytest.mark.parametrize("command", ["transcribe", "synthesize"])
 def test_what_a_record_is_stays_what_it_was(

@@ -343,7 +343,7 @@ def command(tmp_path: Path) -> Iterator[Command]:
     shutil.rmtree(temporary, ignore_errors=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_to_its_end(command: Command, tmp_path: Path) -> None:
     done = command.run("epsilon=5", "data_root=sets", "--holders", "3", "--json")
     assert done.code == 0, done.err
@@ -358,7 +358,7 @@ def test_a_run_to_its_end(command: Command, tmp_path: Path) -> None:
     command.check_nothing_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_crash_is_a_failure(command: Command, tmp_path: Path) -> None:
     done = command.run("mode=crash")
     assert done.code == SimulationError.exit_code
@@ -371,7 +371,7 @@ def test_a_crash_is_a_failure(command: Command, tmp_path: Path) -> None:
     command.check_nothing_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_users_mistake_is_one_line_with_its_code(command: Command) -> None:
     done = command.run("mode=mistake")
     assert done.code == PrivacyError.exit_code
@@ -379,7 +379,7 @@ def test_a_users_mistake_is_one_line_with_its_code(command: Command) -> None:
     command.check_nothing_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("send", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_leaves_nothing_behind(
     command: Command, send: signal.Signals, code: int
@@ -390,7 +390,7 @@ def test_an_interrupt_leaves_nothing_behind(
     command.check_nothing_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_kill_9_leaves_nothing_behind(command: Command) -> None:
     assert command.run("mode=wait", send=signal.SIGKILL).code == -signal.SIGKILL
     deadline = time.monotonic() + 90

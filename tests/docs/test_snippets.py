@@ -88,7 +88,7 @@ def as_on_one_machine(app: Any, chosen: Any, federation: Any, show: Any, say: An
     "page",
     [
         # Five runs.
-        pytest.param(page, marks=pytest.mark.slow if page.name == "python.md" else ())
+        pytest.param(page, marks=pytest.mark.long if page.name == "python.md" else ())
         for page in WITH_PYTHON
     ],
     ids=name,

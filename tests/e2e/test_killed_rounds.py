@@ -17,7 +17,7 @@ from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.questions import messages as wire
 from fedtranscribe.results.run_directory import STUDENT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
 SCRIPT = Path(__file__).with_name("killed_rounds.py")
 

@@ -36,7 +36,7 @@ CLAIM = Claim(1.0, DELTA)
 LAYOUT = EnsembleLayout(4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("answer", list(RowAnswer))
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("fault", [1.0, 0.5])
@@ -256,7 +256,7 @@ def sums_of(mode: NoiseMode, holders: int, stds: tuple[float, ...]) -> list[Rele
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("mode", list(NoiseMode))
 @pytest.mark.parametrize("adjacency", [Adjacency.ZERO_OUT, Adjacency.REPLACE])
 @pytest.mark.parametrize("fault", [1.0, 0.3])

@@ -128,7 +128,7 @@ def test_all_bounds_of_an_audit_hold_together_with_the_confidence_asked_for(told
     assert read(told_run.path / "audit.json")["confidence"] == 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_suspects_are_held_against_the_cost_of_replacing_a_record(tiny_data, tmp_path):
     """A coin exchanges two records: of moments, that is more than one that comes or goes."""
     dpsd = TINY_DPSD.model_copy(update={"moments_steps": 1})

@@ -161,7 +161,7 @@ def test_nearest_neighbours_are_the_nearest():
 FAST = ["--samples", "60", "--classifiers", "lda", "--device", "cpu"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_json_is_one_object_for_one_run_and_a_list_for_several(public_run, tmp_path, capsys):
     assert cli(["evaluate", str(public_run.path), *FAST, "--no-fidelity", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["data"] == "digits"

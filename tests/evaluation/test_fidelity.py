@@ -158,7 +158,7 @@ def test_an_unreachable_download_is_one_line(monkeypatch, digits):
         measure(digits[0], digits[1], source, CPU)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("channels", [1, 3])
 def test_agrees_with_the_command_line_of_torch_fidelity(channels: int, tmp_path: Path):
     """Same images, same randomly initialised Inception weights, saved."""

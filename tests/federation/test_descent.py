@@ -24,7 +24,7 @@ def descending(settings):
     return settings.model_copy(update={**chosen, "descent_rounds": ROUNDS})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("noise", MODES)
 def test_holders_pay_once_and_the_run_costs_what_was_asked(
     descending, split, open_nodes, tmp_path, noise
@@ -41,7 +41,7 @@ def test_holders_pay_once_and_the_run_costs_what_was_asked(
             assert 9.9 < total <= 10.0 * (1 + 1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("noise", MODES)
 def test_a_run_goes_on_between_two_rounds_and_pays_nothing_twice(
     descending, split, open_nodes, tmp_path, noise

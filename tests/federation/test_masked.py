@@ -116,7 +116,7 @@ def test_the_decoded_mean_is_the_holders_mean_with_the_planned_noise(masked, ope
         assert planned * 0.95 < spread < planned * 1.05 + 0.25
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_same_seeds_give_the_same_student_in_process_and_through_flower(
     masked_case, open_nodes, tmp_path
 ):
@@ -136,7 +136,7 @@ def test_the_same_seeds_give_the_same_student_in_process_and_through_flower(
     assert made[0] == made[1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("stage", [wire.SECAGG_OPEN, wire.SECAGG_MASK])
 def test_why_a_holder_left_in_the_last_round_survives_an_interrupt(
     masked_case, open_nodes, tmp_path, stage
@@ -170,7 +170,7 @@ def test_why_a_holder_left_in_the_last_round_survives_an_interrupt(
     assert booked == expected
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_holders_that_refused_too_early_for_a_sum_are_asked_again(
     masked_case, open_nodes, tmp_path
 ):
@@ -196,7 +196,7 @@ def test_holders_that_refused_too_early_for_a_sum_are_asked_again(
     assert [rows_booked(node) for node in nodes] == [case.rows] * M
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("stage", wire.MASKED)
 def test_as_many_as_tolerated_may_fail_at_every_stage(masked_case, open_nodes, tmp_path, stage):
     case, masked = masked_case, masked_case.settings
@@ -213,7 +213,7 @@ def test_as_many_as_tolerated_may_fail_at_every_stage(masked_case, open_nodes, t
     assert result["epsilon"] <= masked.epsilon
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("stage", wire.MASKED)
 def test_a_run_over_a_sparse_graph_ends_well_with_one_missing(masked, open_nodes, tmp_path, stage):
     nodes = open_nodes(masked)
@@ -261,7 +261,7 @@ def test_what_another_version_stored_of_a_round_gives_a_clear_error(masked, open
         nodes[0]._masking.cohort("run-a")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("stage", wire.MASKED)
 def test_one_more_stops_the_round_and_resuming_pays_nothing_twice(
     masked_case, open_nodes, tmp_path, stage

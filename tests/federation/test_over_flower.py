@@ -27,7 +27,7 @@ def over(nodes: list[Node], flower_nodes: int = 2, drop=()) -> OverFlower:
     return OverFlower(grid, [(ids[i % len(ids)], i) for i in range(len(nodes))], 5, 5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("privacy", "noise", "top_k"),
     [("vote", "central", None), ("data", "local", 2), ("label", "local", None)],

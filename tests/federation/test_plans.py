@@ -73,11 +73,11 @@ def config(tiny_data: Path, tmp_path: Path) -> dict[str, Any]:
         {**TEACHERS, "noise": "local", "privacy": "label"},
         pytest.param(
             {"noise": "secagg", "with-generator": False, "descent-rounds": 1},
-            marks=pytest.mark.slow,
+            marks=pytest.mark.long,
         ),
         {"noise": "local", "teachers-share": 0.5, "descent-rounds": 0},
         {"method": "fedavg"},
-        pytest.param(TRAINING, marks=pytest.mark.slow),
+        pytest.param(TRAINING, marks=pytest.mark.long),
     ],
     ids=str,
 )

@@ -69,7 +69,7 @@ def go(settings: FederationSettings, transport: InProcess, path: Path):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_each_network_is_booked_at_its_holder_and_samples_are_pooled(settings, nodes, tmp_path):
     result = go(settings, InProcess(nodes), tmp_path / "run")
     owns = [

@@ -63,7 +63,7 @@ def test_a_relative_folder_is_refused_and_none_goes_home(own_home):
     assert run_folder(FederationSettings(), "toy", 5) == own_home / "runs" / "toy-5"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_missing_data_stop_a_simulation_and_never_become_digits(tmp_path):
     """Every packaged app asks for its own data, and says where they go and how to get them."""
     for name, app in known_apps().items():

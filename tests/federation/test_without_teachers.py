@@ -96,7 +96,7 @@ def test_it_states_its_records_and_gives_sums(home: Home):
     assert facts.records == 0, "how many there are is not stated"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_needs_no_teachers(
     homes: list[Home], settings: FederationSettings, tmp_path: Path
 ) -> None:

@@ -90,12 +90,12 @@ def hold() -> None:
         assert of_mixture(channels) <= 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_record_that_joins_moves_sums_by_no_more_than_itself():
     hold()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kernels", ["AVX2", "SSE4_2"])
 def test_so_it_is_with_other_processors_kernels(kernels: str):
     code = "from tests.holder.test_places import hold; hold()"

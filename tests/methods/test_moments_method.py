@@ -141,7 +141,7 @@ def test_even_noise_alone_gives_a_finite_student(student):
     assert bool(torch.isfinite(student(bars(3, 0)[0].float() / 255)).all())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_generator_comes_closer_to_the_moments(student):
     _, _, second = learned(student)
     told = moments_of(second, answered(student, second))

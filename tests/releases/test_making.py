@@ -86,7 +86,7 @@ def test_a_student_that_cannot_be_exported_is_released_without_onnx(own, tmp_pat
     assert verify(folder).ok
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_export_that_answers_otherwise_is_left_out(own, monkeypatch):
     monkeypatch.setattr(onnx_export, "agrees", lambda *_: False)
     assert onnx_export.export_onnx(FinishedRun.open(own.run).student) is None

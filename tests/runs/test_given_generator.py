@@ -73,7 +73,7 @@ def test_however_the_path_is_spelled_the_generator_is_counted(tiny_settings, tmp
         assert prepared.before, path
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("data_id", "counted"), [("mnist", True), ("uci-digits", False)])
 def test_a_set_that_contains_the_records_counts(tiny_settings, data_id, counted):
     """A record of the digits is a record of MNIST: it has paid for both."""

@@ -54,7 +54,7 @@ def test_a_run_costs_what_it_says_and_says_what_it_told(
     assert result["not_private"] == ["student", "confusion"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("crash_after", [0, 1, 2])
 def test_a_crash_between_questions_spends_nothing_twice(
     settings: TranscribeSettings,

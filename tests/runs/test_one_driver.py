@@ -65,7 +65,7 @@ def node_of(prepared: Prepared, run: Path, ledger: Path) -> Node:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("asked", ["vote", "data", "label", "moments", "mixture", "descent"])
 def test_a_federation_of_one_gives_the_student_of_one_machine(
     asked: str, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -114,7 +114,7 @@ import fedtranscribe.questions.messages
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_base_install_needs_no_flower():
     done = subprocess.run(
         [sys.executable, "-c", HIDDEN], capture_output=True, text=True, check=False

@@ -118,7 +118,7 @@ def test_a_run_of_teachers_says_in_figures_what_a_start_would_add():
     assert "400 records (n / 10) is 1.4 times as strong as the noise" in said
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "typed",
     [{"privacy": "label"}, {"unit": "holder", "shards": 1}, {"calibrate_by": "published"}],

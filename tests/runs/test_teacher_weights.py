@@ -48,7 +48,7 @@ def test_without_a_name_no_weights_are_taken(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_name_is_in_manifest_result_statement_and_card(
     weights: Path, tiny_settings: TranscribeSettings, tmp_path: Path
 ):

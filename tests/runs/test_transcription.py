@@ -137,7 +137,7 @@ def test_a_finished_run_is_not_run_again(tiny_settings: TranscribeSettings, tmp_
     assert spent(tiny_settings) == pytest.approx(10, rel=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_retrained_teacher_continues_the_ledger_of_its_data(
     tiny_settings: TranscribeSettings, tmp_path: Path
 ):

@@ -32,7 +32,7 @@ FAILURE_BITS = {
 """A change of these is a change of the protocol: holders of two versions would not agree."""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tails_are_never_below_the_exact_ones_and_close():
     for population, drawn in ((30, 7), (999, 113)):
         marked = np.arange(population + 1)

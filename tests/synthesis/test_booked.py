@@ -74,7 +74,7 @@ def booked(prepared: Prepared, adjacency: Adjacency) -> list[Event]:
     return list(flat(release.event(Unit.RECORD, adjacency)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("adjacency", [Adjacency.ZERO_OUT, Adjacency.REPLACE])
 def test_the_event_of_dp_promise_is_the_steps_that_were_taken(
     tiny_synthesis: SynthesizeSettings, tmp_path: Path, seen: Seen, adjacency: Adjacency
@@ -102,7 +102,7 @@ def test_the_event_of_dp_promise_is_the_steps_that_were_taken(
     assert images.mu >= apart
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("teacher", "discriminator"), [("public", "outputs"), ("dp", "dp")])
 def test_the_event_of_dp_sad_is_the_steps_that_were_taken(
     tiny_synthesis: SynthesizeSettings,
@@ -134,7 +134,7 @@ def test_the_event_of_dp_sad_is_the_steps_that_were_taken(
     assert seen.batches == {(48, 8): taken}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_patients_with_many_images_are_counted_and_booked_as_patients(tmp_path: Path, seen: Seen):
     """400 images, 10 of each patient: an ε for 400 records would be another one for 40."""
     rng = np.random.default_rng(0)
@@ -170,7 +170,7 @@ def test_patients_with_many_images_are_counted_and_booked_as_patients(tmp_path: 
     assert epsilon(booked(prepared, Adjacency.ZERO_OUT), 1e-5) <= 1.0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_trainer_that_would_do_something_else_is_refused(tiny_synthesis: SynthesizeSettings):
     prepared = prepare(tiny_synthesis)
     longer = replace(prepared.plan.settings, phase2_epochs=0.5)

@@ -48,7 +48,7 @@ def test_clusters_need_public_images(tiny_synthesis: SynthesizeSettings):
         prepare(tiny_synthesis.model_copy(update={"labels": "kmeans", "noise": False}))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_under_clusters_says_so_and_is_not_tested_on_them(
     tiny_synthesis: SynthesizeSettings, tmp_path: Path
 ):

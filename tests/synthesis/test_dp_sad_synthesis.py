@@ -24,7 +24,7 @@ def tiny_sad(tiny_synthesis: SynthesizeSettings) -> SynthesizeSettings:
     return tiny_synthesis.model_copy(update={"method": "dp-sad", "dp_sad": options})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_interrupted_distillation_goes_on_under_its_one_reservation(
     tiny_sad: SynthesizeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -75,7 +75,7 @@ def changed(path: Path, **changes: object) -> None:
     metrics.write_text(json.dumps({k: v for k, v in result.items() if v is not ...}))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_spelling_costs_the_same_in_every_file(
     trained: Path,
     place: Path,

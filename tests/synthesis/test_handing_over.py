@@ -37,7 +37,7 @@ def read(path: Path) -> dict:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_private_run_from_its_figures_to_its_release(
     tiny_synthesis: SynthesizeSettings, tmp_path: Path
 ):

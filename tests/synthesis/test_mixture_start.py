@@ -130,7 +130,7 @@ def test_a_share_that_leaves_phase_i_nothing_names_a_boundary_that_fits(started)
         prepare(told(started, boundary=700, start_share=0.9))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["dp-promise", "dp-sad"])
 def test_both_parts_cost_what_was_asked_for(started, method: str):
     settings = told(started, method=method, dp_sad=DpSadOptions(batch=8, epochs=1))
@@ -153,7 +153,7 @@ def test_both_parts_cost_what_was_asked_for(started, method: str):
     assert isinstance(trained.training, kind)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_quick_trainings_take_few_large_steps_after_a_start():
     start = mixture_start(ASKED, MNIST)
     assert start is not None
@@ -172,7 +172,7 @@ def test_quick_trainings_take_few_large_steps_after_a_start():
         assert 9.99 <= epsilon([before, event], 1e-5) <= 10
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "steps"),
     [({"phase1": True}, 938), ({"boundary": 900}, 938), ({"phase1_epochs": 3}, 5_625)],
@@ -250,7 +250,7 @@ def test_an_unconditional_network_is_told_no_labels(started):
     assert set(trainer.training.public[1].tolist()) == {0}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("after", [0, 1, 3, 4, 6])
 def test_it_goes_on_from_any_step_to_the_same_weights(started, after: int):
     whole = trainer_of(started)
@@ -264,7 +264,7 @@ def test_it_goes_on_from_any_step_to_the_same_weights(started, after: int):
     assert torch.equal(weights(other), weights(whole))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_checkpoint_of_another_start_is_refused(started):
     begun = trainer_of(started)
     begun.train(2)

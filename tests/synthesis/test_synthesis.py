@@ -174,7 +174,7 @@ def test_algorithm_1_as_printed_has_both_figures_and_no_guarantee(tiny_synthesis
     assert not settings.ledger.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_as_published_without_phase_i_is_dp_sgd_and_costs_what_it_costs(tiny_synthesis):
     nothing_of_it = dict.fromkeys(("boundary", "phase1_batch", "phase1_epochs", "phase1_lr"))
     prepared = prepare(

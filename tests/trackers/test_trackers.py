@@ -191,7 +191,7 @@ def test_weights_and_biases_gets_the_same_and_nothing_of_the_machine(run, monkey
 # ---------------------------------------------------------------- the packages themselves
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_mlflow_itself(run, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
@@ -211,7 +211,7 @@ def test_mlflow_itself(run, tmp_path, monkeypatch):
         importlib.import_module("fedtranscribe.results.mlflow").track(run)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_weights_and_biases_itself(run, tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")

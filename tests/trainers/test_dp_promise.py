@@ -261,7 +261,7 @@ def spy(method: DpPromise, monkeypatch: pytest.MonkeyPatch) -> dict[str, list]:
     return seen
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("phase1", list(PhaseOne))
 def test_each_phase_sees_its_own_time_steps(phase1: PhaseOne, monkeypatch: pytest.MonkeyPatch):
     short = replace(TINY, schedule=Schedule(8, 0.01, 0.5), boundary=6, noise_multiplier=0.0)
@@ -351,7 +351,7 @@ def test_phase_ii_is_noisy():
     assert any(not torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("backend", [Backend.OPACUS, Backend.CONTRACTED])
 def test_back_ends_train_the_same_network(backend: Backend):
     reference = to_stage(run(replace(TINY, noise_multiplier=1e-9)), PromiseStage.DONE)
@@ -366,7 +366,7 @@ def test_back_ends_train_the_same_network(backend: Backend):
 # ---------------------------------------------------------------- interrupt and resume
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("sigma", "kept", "after"),
     [
@@ -398,7 +398,7 @@ def test_a_resumed_run_ends_with_the_same_bytes(sigma: float, kept: NoisyImages,
             assert torch.equal(tensor, other.state_dict()[name]), name
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_measured_physical_batch_is_part_of_the_state():
     settings = replace(TINY, phase2_batch=20)
     whole, first = run(settings, physical_batch=None), run(settings, physical_batch=None)
@@ -441,7 +441,7 @@ def test_running_out_of_memory_names_the_setting_to_lower(monkeypatch: pytest.Mo
 # ---------------------------------------------------------------- end to end
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_blobs_are_learnt_and_come_out_by_label():
     """Public blobs, then a few private steps; seconds on one core."""
     public = blobs(64, seed=5)[0]

@@ -149,7 +149,7 @@ def test_without_adv_there_is_no_discriminator_and_switches_switch_terms_off():
         assert (moved < 1e-3) is (guidance == 0), moved
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [
@@ -316,7 +316,7 @@ def test_back_ends_train_the_same_student(backend: Backend):
 # ---------------------------------------------------------------- interrupt and resume
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("changes", "after"),
     [
@@ -355,7 +355,7 @@ def test_a_finished_run_comes_back_finished():
     assert same(weights(whole.ema.network), weights(again.ema.network))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_measured_physical_batch_is_part_of_the_state():
     settings = replace(TINY, batch=20, epochs=1.5)
     whole, first = run(settings, physical_batch=None), run(settings, physical_batch=None)
@@ -400,7 +400,7 @@ def test_running_out_of_memory_names_the_setting_to_lower(
 # ---------------------------------------------------------------- end to end
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_blobs_are_learnt_and_come_out_by_label():
     """A teacher of public blobs, then a private student."""
     public, labels = blobs(64, seed=5)

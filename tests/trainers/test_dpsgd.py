@@ -390,7 +390,7 @@ def test_other_errors_pass_unchanged():
         taken(net, plan_for(multiplicity=2), squared_loss, draw, EVERYONE)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_physical_batch_follows_the_memory_and_draws_nobody_twice():
     inputs = unet_inputs(8, 2)
     sizes = {}

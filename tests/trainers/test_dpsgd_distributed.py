@@ -85,7 +85,7 @@ def one_rank(rank: int, folder: str) -> None:
         dist.destroy_process_group()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="gloo meets in a file")
 def test_two_processes_are_as_one(tmp_path):
     mp.spawn(one_rank, args=(str(tmp_path),), nprocs=RANKS, join=True)

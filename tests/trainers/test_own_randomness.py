@@ -191,7 +191,7 @@ def certified(by_position: bool, plays: int) -> float:
     return math.log(max(real - DELTA, 1e-12) / null)
 
 
-@pytest.mark.slow  # 6,000 steps: fewer certify too little
+@pytest.mark.long  # 6,000 steps: fewer certify too little
 def test_the_game_that_beat_the_first_version_certifies_less_than_is_claimed():
     """Zero-out, n = 1000, m = 50, one step, σ = 0.5, δ = 0.01."""
     claimed = epsilon([PLAN.event(Adjacency.ZERO_OUT)], DELTA)
