@@ -10,7 +10,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 OUT    := runs/demo-$(shell date +%Y%m%d-%H%M%S-$$$$)
 
-.PHONY: demo test test-slow test-pages test-long test-images lint types imports images-lint dist sbom docs \
+.PHONY: demo test test-ways test-long test-images lint types imports images-lint dist sbom docs \
     docs-version check clean
 
 # Ledgers of their own: the packaged digits are public, so trying the demo twice harms nobody. A run of
@@ -25,20 +25,20 @@ demo: $(STAMP)
 test: $(STAMP)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n logical --dist loadfile
 
-# Whole runs, one per core; then those that start Flower or are killed, one at a time.
-ALONE := tests/e2e tests/cli/test_simulate.py tests/federation/test_superlink.py
-test-slow: $(STAMP)
-	OMP_NUM_THREADS=1 $(BIN)/pytest -m slow -n logical --dist loadfile \
-	    --ignore tests/docs $(addprefix --ignore ,$(ALONE))
-	$(BIN)/pytest -m slow $(ALONE)
+# One run of each way of use: command line, Python, flwr run, TLS and masks, killed and resumed.
+test-ways: $(STAMP)
+	$(BIN)/pytest -m ways
 
-# Tutorials, notebooks and the Python page, run as they are printed: after a change to them.
-test-pages: $(STAMP)
-	$(BIN)/pytest -m slow tests/docs
-
-# More than CI has time for: by hand, before a release or after a change to what they test.
+# More than CI has time for: before a release, or some of it: make test-long TESTS=tests/federation.
+# Those that start Flower, are killed or execute pages run one at a time.
+ALONE := tests/e2e tests/docs tests/cli/test_simulate.py tests/federation/test_superlink.py
 test-long: $(STAMP)
-	$(BIN)/pytest -m long
+ifdef TESTS
+	$(BIN)/pytest -m long $(TESTS)
+else
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m long -n logical --dist loadfile $(addprefix --ignore ,$(ALONE))
+	$(BIN)/pytest -m long $(ALONE)
+endif
 
 # Builds the images and runs a deployment in them, as root; tests/images says what it needs.
 test-images: $(STAMP) dist

@@ -20,14 +20,13 @@ from benchmarks.harness import Benchmark, Case, Line, Options, grid, page, selec
 from fedtranscribe.config import SynthesizeSettings, build
 from fedtranscribe.config.evaluation import EvaluationSettings
 from fedtranscribe.evaluation.evaluate import evaluate
-from fedtranscribe.mechanisms.bits import BitSource
-from fedtranscribe.mechanisms.noise import NoiseSource
 from fedtranscribe.models.diffusion import Synthesizer
+from fedtranscribe.noise.sources import BitSource, NoiseSource
 from fedtranscribe.runs.finished import FinishedRun
-from fedtranscribe.synthesis import prepare, synthesize
-from fedtranscribe.synthesis.method import Trainer
-from fedtranscribe.synthesis.preparation import Prepared
-from fedtranscribe.synthesis.started import MIXTURE, StartedTrainer
+from fedtranscribe.trainers.preparation import Prepared, prepare
+from fedtranscribe.trainers.private_start import MIXTURE, TrainerWithStart
+from fedtranscribe.trainers.stages import Trainer
+from fedtranscribe.trainers.synthesize import synthesize
 
 DATA = ("digits", "mnist", "fashion-mnist")
 EPSILON = 10.0
@@ -67,7 +66,7 @@ class Forked(Prepared):
     def trainer(self, noise: NoiseSource | None = None, bits: BitSource | None = None) -> Trainer:
         """A trainer of this training's own plan, with the networks of `begun`."""
         trainer = super().trainer(noise, bits)
-        assert isinstance(trainer, StartedTrainer)
+        assert isinstance(trainer, TrainerWithStart)
         own = trainer.training.state()
         apart = {name: own[name] for name in ("plan", "discriminator") if name in own}
         trainer.load_state({**self.begun, **apart})

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import save_file
 
-from fedtranscribe.data.leaves import draw_leaves
+from fedtranscribe.data.shapes import draw_leaves
 from fedtranscribe.models.patches import BANK, SIDE, contrasts
 
 SEED = 0

@@ -1,7 +1,5 @@
 """What a ledger of years costs: opening, a query, rows of a run, and the proof of the whole.
 
-    python benchmarks/ledger.py            # ten minutes on two cores
-
 Ledgers of 10^2 to 10^5 entries are made by the code that a holder runs, many entries a
 transaction. Every figure is taken from all of them in turn, so that other work on the machine slows
 all alike; a ratio is over the smallest ledger of the same table. Seconds are those of the
@@ -10,23 +8,20 @@ ledger. The query's seconds by the clock are given as well. `first` is opening a
 process that has read no release yet.
 """
 
-import argparse
 import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 
-from fedtranscribe.privacy.budget import Budget
+from benchmarks.harness import Benchmark, Case, Line, Options, grid, page, select
+from fedtranscribe.privacy.budget import Budget, release_of
 from fedtranscribe.privacy.chain import Kind, canonical
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import Release
-from fedtranscribe.privacy.reservations import release_of
 from fedtranscribe.privacy.units import Adjacency, Unit
 
-RESULTS = Path(__file__).parent / "results" / "ledger.md"
 ENTRIES = (100, 1_000, 10_000, 100_000)
 DATA = "digits"
 LIMIT = Budget(1e4, 1e-5, Unit.RECORD, Adjacency.ZERO_OUT)
@@ -34,42 +29,53 @@ ANSWER = bytes(2_000)
 AT_ONCE = 500
 OPENED, ASKED, PROVED = 25, 40, 1
 
-CASES = {
+KINDS = {
     "50 queries a run, 7 different releases": (50, 7),
     "50 queries a run, every run under noise of its own": (50, 10**9),
     "one run of all queries": (10**9, 7),
 }
+CASES: list[Case] = [{"ledgers": kind} for kind in KINDS]
+FIGURES = ("opening", "query", "query by the clock", "first", "`rows`")
 
 
-def main() -> None:
-    """Measure and write the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--entries", type=int, nargs="+", default=ENTRIES)
-    parser.add_argument("--out", type=Path, default=RESULTS)
-    arguments = parser.parse_args()
-    parts = [_intro()]
-    for title, (per_run, releases) in CASES.items():
-        with tempfile.TemporaryDirectory() as folder:
-            paths = {n: Path(folder) / f"{n}.sqlite" for n in arguments.entries}
-            for n, path in paths.items():
-                _make(path, n, per_run, releases)
-                print(f"made {n:,} entries: {title}", flush=True)
-            parts.append(f"## {title[0].upper()}{title[1:]}\n\n{_table(paths)}")
-            print(parts[-1], flush=True)
-    arguments.out.write_text("\n\n".join(parts) + "\n")
+def measure(case: Case, options: Options) -> Line:
+    """Milliseconds by number of entries, and what there is of them."""
+    per_run, releases = KINDS[case["ledgers"]]
+    entries = ENTRIES[:2] if options.quick else ENTRIES
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {n: Path(folder) / f"{n}.sqlite" for n in entries}
+        for n, path in paths.items():
+            _make(path, n, per_run, releases)
+        return _figures(paths)
 
 
-def _intro() -> str:
-    return "\n".join(
-        [
-            "# A ledger of years\n",
-            f"{datetime.now(UTC):%Y-%m-%d}, milliseconds of the processor, medians of {OPENED}",
-            f"openings, {ASKED} queries (reserve and commit, answers of {len(ANSWER):,} bytes) and",
-            f"{ASKED} calls of `rows`; × is the ratio to the smallest ledger. First: opening and",
-            "one query, where no release was read before. The proof of the whole is no part of",
-            "opening or a query.",
-        ]
+def table(lines: list[Line]) -> str:
+    """A table for each kind of ledger."""
+    parts = []
+    for kind in KINDS:
+        for line in select(lines, {"ledgers": kind})[-1:]:
+            parts += [f"## {kind[0].upper()}{kind[1:]}", _table(line)]
+    return page(
+        "# A ledger of years",
+        f"Milliseconds of the processor, medians of {OPENED} openings, {ASKED} queries "
+        f"(reserve and commit, answers of {len(ANSWER):,} bytes) and {ASKED} calls of `rows`; × is "
+        "the ratio to the smallest ledger. First: opening and one query, where no release was read "
+        "before. The proof of the whole is no part of opening or a query.",
+        *parts,
     )
+
+
+def _table(line: Line) -> str:
+    head = [cell for name in FIGURES for cell in (name, "×")]
+    sizes = line["entries"]
+    least = sizes[min(sizes, key=int)]
+    rows = []
+    for n, own in sizes.items():
+        cells = [f"{int(n):,}", f"{own['runs']:,}", f"{own['bytes'] / 2**20:.1f}"]
+        for name in FIGURES:
+            cells += [f"{own[name]:.3g}", f"{own[name] / least[name]:.2f}"]
+        rows.append([*cells, f"{own['proof']:,.0f}"])
+    return grid(("entries", "runs", "MiB", *head, "proof of the whole"), rows)
 
 
 def _release(i: int) -> Release:
@@ -96,7 +102,7 @@ def _make(path: Path, entries: int, per_run: int, releases: int) -> None:
                         break
 
 
-def _table(paths: dict[int, Path]) -> str:
+def _figures(paths: dict[int, Path]) -> Line:
     opened = _in_turn(
         {n: lambda path=path: Ledger.open(path, DATA, LIMIT).close() for n, path in paths.items()},
         OPENED,
@@ -124,20 +130,22 @@ def _table(paths: dict[int, Path]) -> str:
     proved = _in_turn({n: ledger.verify for n, ledger in ledgers.items()}, PROVED)
     for ledger in ledgers.values():
         ledger.close()
-    lines = [
-        "| entries | runs | MiB | opening | × | query | × | query by the clock | × | first | × "
-        "| `rows` | × | proof of the whole |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    least = min(paths)
-    for n in paths:
-        size, runs = sizes[n]
-        cells = [f"{n:,}", f"{runs:,}", f"{size / 2**20:.1f}"]
-        for figures, clock in ((opened, 0), (asked, 0), (asked, 1), (first, 0), (rows, 0)):
-            own, base = figures[n][clock], figures[least][clock]
-            cells += [f"{own * 1e3:.3g}", f"{own / base:.2f}"]
-        lines.append(f"| {' | '.join([*cells, f'{proved[n][0] * 1e3:,.0f}'])} |")
-    return "\n".join(lines)
+    figures = dict(
+        zip(FIGURES, ((opened, 0), (asked, 0), (asked, 1), (first, 0), (rows, 0)), strict=False)
+    )
+    return {
+        "entries": {
+            str(n): {
+                **dict(zip(("bytes", "runs"), sizes[n], strict=True)),
+                **{
+                    name: round(1e3 * found[n][which], 3)
+                    for name, (found, which) in figures.items()
+                },
+                "proof": round(1e3 * proved[n][0], 1),
+            }
+            for n in paths
+        }
+    }
 
 
 def _in_turn(calls: dict[int, Callable[[], object]], times: int) -> dict[int, tuple[float, float]]:
@@ -155,5 +163,4 @@ def _median(spent: Sequence[tuple[float, float]], which: int) -> float:
     return statistics.median(each[which] for each in spent[1:])
 
 
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(table, CASES, measure, quick=CASES[:1])

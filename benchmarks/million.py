@@ -31,14 +31,15 @@ from benchmarks.harness import (
 )
 from fedtranscribe.data import draw_shapes, load
 from fedtranscribe.holder.answering import Holder
-from fedtranscribe.mechanisms import SeededNoise
 from fedtranscribe.models import build
+from fedtranscribe.noise.sources import SeededNoise
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
-from fedtranscribe.query import Kind, MomentsQuery
-from fedtranscribe.statistics import of_records
+from fedtranscribe.questions.kinds import of_records
+from fedtranscribe.questions.moments import MomentsQuery
+from fedtranscribe.questions.question import Kind
 
 RECORDS, CLASSES, DRAWN = (10_000, 100_000, 1_000_000), 10, 1_000
 STOP_AT = 0.7

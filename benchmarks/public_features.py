@@ -21,10 +21,10 @@ from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.data import load
 from fedtranscribe.methods.pretraining import train_classifier
 from fedtranscribe.models import build, save_network
-from fedtranscribe.models.confusion import confusion_of
-from fedtranscribe.models.inference import accuracy
-from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.models.inference import accuracy, confusion_of
 from fedtranscribe.runs.finished import FinishedRun
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
 
 NETWORK, SIDE = "resnet18", 32
 STEPS = {"fashion-mnist": 800, "cifar10-jpeg": 1_600, "random": 0}

@@ -1,7 +1,5 @@
 """Masked sums of large cohorts: what one holder does, and the server with a tenth missing.
 
-    python benchmarks/secagg_scale.py            # ten minutes on one core
-
 The protocol alone: no node, ledger or network, and CPU seconds of one process.
 
 - One holder goes through all steps with real messages of all its neighbours.
@@ -11,34 +9,52 @@ The protocol alone: no node, ledger or network, and CPU seconds of one process.
   survivors cancel in the sum. Nothing that the server does depends on what the vectors hold.
 """
 
-import argparse
-import json
 import os
 import resource
 import tempfile
 import time
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedtranscribe.rounds.vector_file import VectorFile
-from fedtranscribe.secagg import Cohort, Graph, Holder, RunKey, Server, Task, keys
-from fedtranscribe.secagg.graph import graph_of
-from fedtranscribe.secagg.keys import KeyBook, sign
-from fedtranscribe.secagg.masks import RoundKey, keystream, residue_type, signed_keystream, tag
-from fedtranscribe.secagg.protocol import settled
-from fedtranscribe.secagg.shares import split
+from benchmarks.harness import Benchmark, Case, Line, Options, grid, page
+from fedtranscribe.noise import mask_keys as keys
+from fedtranscribe.noise.mask_graph import Graph, graph_of
+from fedtranscribe.noise.mask_keys import Cohort, KeyBook, RunKey, sign
+from fedtranscribe.noise.masks import (
+    RoundKey,
+    keystream,
+    residue_type,
+    signed_keystream,
+    split,
+    tag,
+)
+from fedtranscribe.noise.secagg import Holder, Task, settled
+from fedtranscribe.noise.secagg_server import Server
+from fedtranscribe.rounds.round_state import VectorFile
 
-RESULTS = Path(__file__).parent / "results" / "secagg_scale.md"
 TASK = Task("query", "bound", 130_761, 64)
 # Holders, and whether the graph is sparse. A complete one of a thousand takes a quarter of an hour
 # to set up, since each of the others deals a thousand shares.
-CASES = ((20, False), (100, False), (300, False), (300, True), (1_000, True))
+CASES: list[Case] = [
+    {"holders": m, "graph": graph}
+    for m, graph in (
+        *((20, "complete"), (100, "complete"), (300, "complete")),
+        *((300, "sparse"), (1_000, "sparse")),
+    )
+]
+COLUMNS = {
+    **{"holders": "holders", "graph": "graph", "drawn": "drawn", "pairs": "pairs"},
+    **{"keys_s": "holder: keys, once per run, s", "open_s": "holder: open, s"},
+    **{"mask_s": "holder: mask, s", "sign_s": "holder: sign, s", "reveal_s": "holder: reveal, s"},
+    **{"round_s": "holder: a round, s", "beside_kb": "holder: kB beside the vector"},
+    **{"vector_kb": "vector, kB", "server_masks": "server: masks taken off"},
+    **{"server_s": "server: a round, s", "server_more_mb": "server: more memory than before, MB"},
+    "process_mb": "process, MB",
+}
 CHECKED = 1_000
 """Numbers of a vector that are really masked, and compared."""
 SLACK = 10
@@ -64,36 +80,20 @@ class Run:
         return cls(cohort, signers, made, server)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--most", type=int, default=1_000, help="holders")
-    options = parser.parse_args()
-    lines = []
-    for m, sparse in CASES:
-        if m <= options.most:
-            lines.append(measure(m, sparse))
-            print(json.dumps(lines[-1]), flush=True)
-    write(lines)
-
-
-def measure(m: int, sparse: bool) -> dict[str, Any]:
+def measure(case: Case, options: Options) -> Line:
+    m = case["holders"]
     missing = m // 10
     dropouts = -(-missing * SLACK // 9)
+    sparse = case["graph"] == "sparse"
     graph = graph_of(m, dropouts, 1) if sparse else Graph(m - 1, m - dropouts)
     assert graph.complete is not sparse
     with the_graph(graph):
         run = Run.make(m, dropouts)
         names = run.cohort.names
         gone = set(names[-missing:])
-        line: dict[str, Any] = {
-            "holders": m,
-            "graph": "sparse" if sparse else "complete",
-            "drawn": graph.drawn,
-            "pairs": len(run.server.neighbours[names[0]]),
-            **one_holder(run, names[0], gone),
-        }
-        line |= the_server(run, gone)
-    return line
+        pairs = len(run.server.neighbours[names[0]])
+        holder = one_holder(run, names[0], gone)
+        return {"drawn": graph.drawn, "pairs": pairs, **holder, **the_server(run, gone)}
 
 
 @contextmanager
@@ -120,7 +120,7 @@ def one_holder(run: Run, name: str, gone: set[str]) -> dict[str, float]:
     book = run.keys[name].agree(told)
     for other in book.others:
         book.shared_with(other)
-    lap("keys, once per run")
+    lap("keys")
     holder = Holder(book, run.signers[name])
     state = holder.open(TASK)
     lap("open")
@@ -164,10 +164,10 @@ def one_holder(run: Run, name: str, gone: set[str]) -> dict[str, float]:
         for part in (state.sent, inbox, own_tags, tags, signatures, shares)
     )
     return {
-        **{f"holder: {what}, s": value for what, value in seconds.items()},
-        "holder: a round, s": round(each_round, 3),
-        "holder: kB beside the vector": round(small / 1e3, 1),
-        "vector, kB": round(vector / 1e3, 1),
+        **{f"{what}_s": value for what, value in seconds.items()},
+        "round_s": round(each_round, 3),
+        "beside_kb": round(small / 1e3, 1),
+        "vector_kb": round(vector / 1e3, 1),
     }
 
 
@@ -207,37 +207,25 @@ def the_server(run: Run, gone: set[str]) -> dict[str, float]:
     after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     masks = len(signed) + sum(len(server.neighbours[name] - gone) for name in gone)
     return {
-        "server: masks taken off": masks,
-        "server: a round, s": round(seconds, 2),
-        "server: more memory than before, MB": round((after - before) / 1024, 1),
-        "process, MB": round(after / 1024),
+        "server_masks": masks,
+        "server_s": round(seconds, 2),
+        "server_more_mb": round((after - before) / 1024, 1),
+        "process_mb": round(after / 1024),
     }
 
 
-def write(lines: list[dict[str, Any]]) -> None:
-    names = list(dict.fromkeys(name for line in lines for name in line))
-    table = [
-        "| " + " | ".join(names) + " |",
-        "| " + " | ".join("---" for _ in names) + " |",
-        *("| " + " | ".join(str(line.get(name, "–")) for name in names) + " |" for line in lines),
-    ]
-    text = [
+def table(lines: list[Line]) -> str:
+    return page(
         "# Masked sums of large cohorts",
-        "",
-        f"`python benchmarks/secagg_scale.py`, {datetime.now(UTC):%Y-%m-%d}; CPU seconds of one "
-        "process on a busy machine, so compare lines with each other only. "
-        f"{TASK.length:,} numbers of 64 bits; a tenth of the holders drop out after they have sent "
-        "shares, and one may collude. One holder was measured with all of its masks and messages; "
-        "it is not the mean of all. The server opens the sum from real shares and reads vectors "
-        f"from disk one by one; their first {CHECKED:,} numbers are masked and compared with the "
-        "values, the others are zeros.",
-        "",
-        *table,
-        "",
-    ]
-    RESULTS.write_text("\n".join(text))
-    print(f"written: {RESULTS}")
+        f"By `benchmarks/secagg_scale.py`, {lines[-1]['date']}; CPU seconds of one process on a "
+        "busy machine, so compare lines with each other only. "
+        f"{TASK.length:,} numbers of 64 bits; a tenth of the holders drop out after they have "
+        "sent shares, and one may collude. One holder was measured with all of its masks and "
+        "messages; it is not the mean of all. The server opens the sum from real shares and reads "
+        f"vectors from disk one by one; their first {CHECKED:,} numbers are masked and compared with "
+        "the values, the others are zeros.",
+        grid(tuple(COLUMNS.values()), ([line[name] for name in COLUMNS] for line in lines)),
+    )
 
 
-if __name__ == "__main__":
-    main()
+BENCHMARK = Benchmark(table, CASES, measure, quick=({"holders": 20, "graph": "complete"},))

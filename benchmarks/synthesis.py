@@ -27,8 +27,9 @@ from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.config.evaluation import AuditSettings, EvaluationSettings
 from fedtranscribe.evaluation.audit import audit
 from fedtranscribe.evaluation.evaluate import evaluate
-from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.runs.finished import FinishedRun
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
 
 # ε, and the mixture's share of the budget: the default, and nearly all.
 BUDGETS = ((10.0, None), (1.0, None), (10.0, 0.9), (1.0, 0.9))

@@ -7,8 +7,8 @@ for comparison.
 
 from benchmarks.harness import Benchmark, Line, grid, page, per_cent, read_lines, select
 from benchmarks.utility import SETUPS, plan_of
-from fedtranscribe.capabilities import Facts
 from fedtranscribe.config import TranscribeSettings
+from fedtranscribe.config.facts import Facts
 
 # Table I of the paper: its own method, and the best of the other twelve at that ε.
 PAPER = {

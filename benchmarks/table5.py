@@ -25,18 +25,19 @@ from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.errors import HopelessPlanError
 from fedtranscribe.flower.baselines import load_mean, train_locally
 from fedtranscribe.holder.node import Node
-from fedtranscribe.methods.ensemble_distillation import dense, distil
+from fedtranscribe.methods.baselines import dense, distil
 from fedtranscribe.models import Classifier, build, load_network
+from fedtranscribe.models.ensemble import Ensemble
 from fedtranscribe.models.inference import accuracy
-from fedtranscribe.run_directory import STUDENT as STUDENT_FILE
-from fedtranscribe.run_directory import RunDirectory
+from fedtranscribe.models.teachers import ensemble_accuracy
+from fedtranscribe.questions.moments import Moments
+from fedtranscribe.results.run_directory import STUDENT as STUDENT_FILE
+from fedtranscribe.results.run_directory import RunDirectory
 from fedtranscribe.runs.federate import federate
-from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.runs.learning import HeldOut
 from fedtranscribe.runs.simulation import open_holder, partitions
 from fedtranscribe.runs.student_side import build_student_side, public_images
-from fedtranscribe.statistics import Moments
-from fedtranscribe.teachers import Ensemble, ensemble_accuracy
+from fedtranscribe.runs.transports import InProcess
 
 # MNIST, Fashion-MNIST, CIFAR-10 as printed; the paper's ε = 10 does not hold.
 PAPER = {

@@ -29,32 +29,35 @@ from benchmarks.harness import (
     select,
     values,
 )
-from fedtranscribe.capabilities import Capabilities, Facts
 from fedtranscribe.config import (
     DpsdSettings,
     FederationSettings,
     TeacherSettings,
     TranscribeSettings,
 )
+from fedtranscribe.config.facts import Facts
 from fedtranscribe.data import DataSplit, ImageSet, NamedData, load
 from fedtranscribe.holder.answering import Holder
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.method import Combined
 from fedtranscribe.models import Classifier
+from fedtranscribe.models.ensemble import Ensemble
 from fedtranscribe.models.inference import accuracy
+from fedtranscribe.models.teacher_training import train_teachers
+from fedtranscribe.models.teachers import ensemble_accuracy
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
-from fedtranscribe.query import ImageQuery
+from fedtranscribe.questions.capabilities import Capabilities
+from fedtranscribe.questions.kinds import of_teachers
+from fedtranscribe.questions.rows import ImageQuery
+from fedtranscribe.results.progress import silent
 from fedtranscribe.rounds.plan import Plan
 from fedtranscribe.rounds.planning import KINDS, Asked, make_plan
-from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.runs.finished import FinishedRun
-from fedtranscribe.runs.preparation import OWN, make_manifest
+from fedtranscribe.runs.preparation import OWN, make_manifest, prepare
 from fedtranscribe.runs.student_side import build_student_side, public_images
-from fedtranscribe.statistics import of_teachers
-from fedtranscribe.teachers import Ensemble, ensemble_accuracy, train_teachers
-from fedtranscribe.tracking import silent
+from fedtranscribe.runs.transcription import transcribe
 
 DATA = ("digits", "mnist", "fashion-mnist", "cifar10-jpeg", "medmnist:pneumoniamnist")
 # Whose last 5,000 test images are reported as well, and of which teachers are asked.
@@ -224,6 +227,7 @@ def learn(
     options: Options,
 ) -> Classifier:
     """A student that DPSD taught with these answers."""
+    assert settings.data is not None
     train = split.train
     public = public_images(settings, train.channels, train.size, NamedData.of(settings.data, split))
     shape = train.classes, train.channels, train.size

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any
 from fedtranscribe.errors import FedtranscribeError
 
 if TYPE_CHECKING:
-    from fedtranscribe.api import Run, evaluate, release, simulate, synthesize, transcribe
+    from fedtranscribe.api import simulate, synthesize, transcribe
     from fedtranscribe.releases import Release
+    from fedtranscribe.run import Run, evaluate, release
 
 __version__ = "0.2.0"
 
@@ -58,9 +59,9 @@ def __getattr__(name: str) -> Any:
         from fedtranscribe.releases import Release
 
         return Release
-    from fedtranscribe import api
+    from fedtranscribe import api, run
 
-    return getattr(api, name)
+    return getattr(run if name in ("Run", "evaluate", "release") else api, name)
 
 
 def __dir__() -> list[str]:

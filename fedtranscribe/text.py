@@ -1,13 +1,9 @@
-"""Text that came from outside, on its way to a terminal, a log, a page or a card.
+"""Text that came from outside, on its way to a terminal, a log or a page; and the names in it."""
 
-Names of runs, holders and data, keys of files and paths may hold anything: terminal escapes, line
-breaks that forge a line of a table, marks that turn the reading direction round. What shows text
-to people passes it through here first.
-"""
-
-import json
 import re
 import unicodedata
+
+from fedtranscribe.errors import ConfigError
 
 MOST_CHARACTERS = 2_000
 """Longest text that is shown; the rest is cut, so that no name can bury what stands around it."""
@@ -48,13 +44,6 @@ def literal(name: str, most: int = 50) -> str:
     return f" {plain}" if plain.startswith("_") else plain  # such labels are hidden otherwise
 
 
-def printable_json(document: str) -> str:
-    """A JSON document with the same content; outside of its line breaks all is printable."""
-    return "".join(
-        c if c == "\n" or _harmless(c) else json.dumps(c, ensure_ascii=True)[1:-1] for c in document
-    )
-
-
 def counted(number: int, noun: str, plural: str | None = None) -> str:
     """A number with its noun: 1 teacher, 2 teachers.
 
@@ -88,3 +77,38 @@ def _visible(character: str) -> str:
     if _harmless(character):
         return character
     return character.encode("unicode_escape").decode("ascii")
+
+
+LONGEST_NAME = 200
+
+_SHOWN = 40
+_REPOSITORY = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}", re.ASCII)
+
+
+def expect_name(what: str, value: str) -> str:
+    """The value itself, if it can be a name.
+
+    Args:
+        what: what it names, for the error.
+        value: the name.
+
+    Raises:
+        ConfigError: it is empty, longer than `LONGEST_NAME` characters, or not printable.
+    """
+    if not 0 < len(value) <= LONGEST_NAME or not value.isprintable():
+        shown = repr(value[:_SHOWN]) + ("…" if len(value) > _SHOWN else "")
+        raise ConfigError(
+            f"Expected {what}={shown} to have 1 to {LONGEST_NAME} printable characters, "
+            f"got {len(value)}."
+        )
+    return value
+
+
+def expect_repository(name: str) -> None:
+    """Refuse what names no repository on a hub.
+
+    Raises:
+        ConfigError: it is not OWNER/NAME.
+    """
+    if _REPOSITORY.fullmatch(name) is None:
+        raise ConfigError(f"Expected the repository as OWNER/NAME, got {name[:200]!r}.")

@@ -1,5 +1,7 @@
 """What several tests share: tiny private data, and settings that finish in seconds."""
 
+import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,6 +20,11 @@ hypothesis.settings.register_profile("repeatable", derandomize=True)
 hypothesis.settings.register_profile("explore", derandomize=False, print_blob=True)
 hypothesis.settings.load_profile("repeatable")
 
+# Ledgers of the person who runs the tests are looked for below the home, and belong to no test.
+os.environ.setdefault("MPLCONFIGDIR", str(Path.home() / ".config" / "matplotlib"))
+_HOME = tempfile.TemporaryDirectory(prefix="fedtranscribe-home-")
+os.environ["HOME"] = _HOME.name
+
 TINY_DPSD = DpsdSettings(
     round_rows=10,
     batch=8,
@@ -33,7 +40,7 @@ TINY_TEACHERS = TeacherSettings(steps=2, batch=4, copies=2)
 
 @pytest.fixture(autouse=True)
 def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No test may touch the ledgers of the person who runs it."""
+    """Every test begins without ledgers."""
     home = tmp_path / "home"
     monkeypatch.setenv("FEDTRANSCRIBE_HOME", str(home))
     return home

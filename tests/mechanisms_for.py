@@ -2,19 +2,15 @@
 
 from torch import Tensor
 
-from fedtranscribe.mechanisms import (
-    Bound,
-    CentralNoise,
-    LocalNoise,
-    MaskedShare,
-    mean_rows_bound,
-    moments_bound,
-)
-from fedtranscribe.mechanisms.masked import masked_noise_std
+from fedtranscribe.noise.bounds import Bound
+from fedtranscribe.noise.gaussian import CentralNoise, LocalNoise
+from fedtranscribe.noise.masked import MaskedShare, masked_noise_std
 from fedtranscribe.privacy.calibrate import ROUNDING, EnsembleLayout
-from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
 from fedtranscribe.privacy.zcdp import zcdp_rho
+from fedtranscribe.questions.moments import moments_bound
+from fedtranscribe.questions.rows import mean_rows_bound
 
 # Any width will do where no mask is put on.
 K = 10

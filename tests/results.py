@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fedtranscribe.result import Result
+from fedtranscribe.results.result import Result
 
 
 def result_of(**keys: Any) -> Result:

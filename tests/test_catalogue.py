@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 from torchvision import models as zoo
 
-from fedtranscribe import catalogue, data, models
-from fedtranscribe.catalogue import DATA_SETS, LAYOUT, absent_data, expect_root, files_of
-from fedtranscribe.data.idx import IDX_SETS
+from fedtranscribe import data, models
+from fedtranscribe.config import catalogue
+from fedtranscribe.config.catalogue import DATA_SETS, LAYOUT, absent_data, expect_root, files_of
+from fedtranscribe.data.named_sets import IDX_SETS, TORCHVISION_SETS
 from fedtranscribe.data.registry import PACKAGED
-from fedtranscribe.data.torchvision_sets import TORCHVISION_SETS
 from fedtranscribe.errors import DataNotFoundError, UnknownArchitectureError
+from fedtranscribe.models.classifier import WIDTHS
 from fedtranscribe.models.fixed_features import FIXED
-from fedtranscribe.models.small import WIDTHS
 
 
 def test_the_names_are_those_that_can_be_loaded():

@@ -49,6 +49,7 @@ def test_broken_toml_is_one_error(tmp_path: Path):
 def test_what_may_change_on_resume():
     """A name that joins must change no answer, and no result but by how it was computed."""
     anywhere = {"device", "data_root", "download", "max_gib", "tensorboard", "tracker"}
+    anywhere |= {"allow_skipped"}
     assert marked(Mark.RESUMABLE, TranscribeSettings) == anywhere | {
         *("out", "with_generator", "features_weights", "scratch_gib"),
     }

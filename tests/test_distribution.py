@@ -18,7 +18,7 @@ from packaging.metadata import Metadata
 
 import fedtranscribe
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[1]
 NAME = f"fedtranscribe-{fedtranscribe.__version__}"

@@ -5,7 +5,10 @@ import pytest
 import torch
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.query import QUERIES, ImageQuery, Kind, MomentsQuery, Query, query_from
+from fedtranscribe.questions.kinds import QUERIES, query_from
+from fedtranscribe.questions.moments import MomentsQuery
+from fedtranscribe.questions.question import Kind, Query
+from fedtranscribe.questions.rows import ImageQuery
 
 QUERY = ImageQuery(
     id="run/0",

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from safetensors.numpy import save
 
 import fedtranscribe
-from fedtranscribe import reading
+from fedtranscribe import files as reading
 from fedtranscribe.config import read_toml
 from fedtranscribe.errors import ConfigError, FedtranscribeError, StorageError
-from fedtranscribe.evaluation.audit.claims import read_events
-from fedtranscribe.privacy.chain import read_head
-from fedtranscribe.reading import (
+from fedtranscribe.evaluation.audit_checks import read_events
+from fedtranscribe.files import (
     MOST_LEVELS,
     json_objects,
     parse_json,
@@ -27,14 +26,15 @@ from fedtranscribe.reading import (
     read_json,
     read_object,
 )
-from fedtranscribe.refusals import Refusal
-from fedtranscribe.result import Result
-from fedtranscribe.rounds.round_progress import Progress
-from fedtranscribe.secagg import Round
-from fedtranscribe.service.journal import refusals
-from fedtranscribe.synthesis.pool import _releases
-from fedtranscribe.teachers.manifest import load_manifest
-from fedtranscribe.wire.frames import MOST_TERMS, unpack
+from fedtranscribe.holder.service import refusals
+from fedtranscribe.models.teachers import load_manifest
+from fedtranscribe.noise.secagg import Round
+from fedtranscribe.privacy.chain import read_head
+from fedtranscribe.questions.messages import MOST_TERMS, unpack
+from fedtranscribe.questions.refusals import Refusal
+from fedtranscribe.results.result import Result
+from fedtranscribe.rounds.round_state import Progress
+from fedtranscribe.trainers.samples import _releases
 
 # Too deep for the parser; and parsed, but too deep for whoever walks it.
 DEEP = ["[" * 100_000, '{"a":' * 100_000, "[" * 800 + "]" * 800, '{"a":' * 800 + "1" + "}" * 800]
@@ -143,7 +143,7 @@ def test_nothing_else_parses_what_comes_from_outside():
     """`json.loads` is for values of our own that go to text and back at once."""
     root = Path(fedtranscribe.__file__).parent
     for path in root.rglob("*.py"):
-        if path.name == "reading.py":
+        if path.name == "files.py":
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)):

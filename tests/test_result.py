@@ -8,20 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtranscribe.allowed import Why
 from fedtranscribe.errors import StorageError
-from fedtranscribe.flat_parts import FLAT, Part, Whole, listed
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.result import (
-    METRICS,
-    REASONS,
-    SCORES,
-    VERSION,
-    Result,
-    TrainedFacts,
-    with_private_scores,
-)
-from fedtranscribe.result_parts import (
+from fedtranscribe.results.allowed import Why
+from fedtranscribe.results.parts import (
+    FLAT,
     Accuracy,
     AccuracyCurve,
     Answers,
@@ -30,8 +21,20 @@ from fedtranscribe.result_parts import (
     Federation,
     LedgerFacts,
     LedgerLimit,
+    Part,
     PublishedFigure,
     StatedGuarantee,
+    Whole,
+    listed,
+)
+from fedtranscribe.results.result import (
+    METRICS,
+    REASONS,
+    SCORES,
+    VERSION,
+    Result,
+    TrainedFacts,
+    with_private_scores,
 )
 from tests.results import result_of
 

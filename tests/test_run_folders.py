@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from fedtranscribe.allowed import KEYS, Why, expect_allowed, keys_of, why, why_file
 from fedtranscribe.config import (
     DpPromiseOptions,
     DpSadOptions,
@@ -19,25 +18,29 @@ from fedtranscribe.config import (
     TrackingOptions,
     TranscribeSettings,
 )
+from fedtranscribe.config.evaluation import AuditSettings, EvaluationSettings
 from fedtranscribe.data import DataSplit, load
 from fedtranscribe.data.registry import PACKAGED
 from fedtranscribe.errors import PrivacyError
-from fedtranscribe.evaluation import EvaluationSettings, evaluate, features
-from fedtranscribe.evaluation.audit import AuditSettings, audit
+from fedtranscribe.evaluation import fidelity as features
+from fedtranscribe.evaluation.audit import audit
 from fedtranscribe.evaluation.comparison import compare
+from fedtranscribe.evaluation.evaluate import evaluate
+from fedtranscribe.evaluation.report import write_report
 from fedtranscribe.flower.apps import settings_from
-from fedtranscribe.flower.run_files import report_mistake
+from fedtranscribe.flower.simulate import report_mistake
 from fedtranscribe.flower.simulated import _serve, simulated_client_app
 from fedtranscribe.releases import make_release
-from fedtranscribe.report import write_report
-from fedtranscribe.result import METRICS, REASONS
-from fedtranscribe.result_parts import Accuracy
-from fedtranscribe.run_directory import RunDirectory
-from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.results.allowed import KEYS, Why, expect_allowed, keys_of, why, why_file
+from fedtranscribe.results.parts import Accuracy
+from fedtranscribe.results.progress import Tracker
+from fedtranscribe.results.result import METRICS, REASONS
+from fedtranscribe.results.run_directory import RunDirectory
 from fedtranscribe.runs.finished import FinishedRun
-from fedtranscribe.synthesis import prepare as prepare_synthesis
-from fedtranscribe.synthesis import synthesize
-from fedtranscribe.tracking import Tracker
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
+from fedtranscribe.trainers.preparation import prepare as prepare_synthesis
+from fedtranscribe.trainers.synthesize import synthesize
 from tests.conftest import TINY_DPSD, TINY_TEACHERS
 from tests.federation.local_grid import LocalGrid
 from tests.results import result_of
@@ -264,7 +267,7 @@ def lines_drawn(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return drawn
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_a_run_on_a_benchmark_leaves_is_listed(kind, benchmark, tmp_path, lines_drawn):
@@ -304,7 +307,7 @@ def test_what_a_run_on_a_benchmark_leaves_is_listed(kind, benchmark, tmp_path, l
         assert not json.loads(before.read_text()).keys() - told.keys()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["teachers, vote", "dp-promise", "simulated, central"])
 def test_what_is_written_of_a_finished_run_is_listed(kind, benchmark, tmp_path, lines_drawn):
     run, compared = tmp_path / "run", tmp_path / "compared"
@@ -315,7 +318,7 @@ def test_what_is_written_of_a_finished_run_is_listed(kind, benchmark, tmp_path, 
     assert leaks(run) == leaks(compared) == []
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["teachers, vote", "simulated, central"])
 def test_what_a_run_on_own_records_leaves_is_listed(kind, tiny_data, tmp_path):
     run = tmp_path / "run"
@@ -371,7 +374,9 @@ def test_a_result_has_no_place_for_what_is_not_listed(tmp_path):
 
 def test_a_tracker_hears_nothing_that_is_not_listed(tmp_path, monkeypatch):
     heard: list[Any] = []
-    monkeypatch.setattr("fedtranscribe.tracking._found", lambda name: lambda folder: heard.append)
+    monkeypatch.setattr(
+        "fedtranscribe.results.progress._found", lambda name: lambda folder: heard.append
+    )
     track = Tracker(tmp_path, TrackingOptions(tracker="other"))
     with pytest.raises(PrivacyError, match=r"progress\.jsonl must not hold 'loss_on_records'"):
         track({"stage": "rows answered", "done": 1, "total": 2, "loss_on_records": 0.3})

@@ -1,6 +1,5 @@
 """Text from outside is shown as the characters that it is."""
 
-import json
 import unicodedata
 
 import pytest
@@ -8,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-from fedtranscribe.text import counted, markdown, printable, printable_json
+from fedtranscribe.text import counted, markdown, printable
 
 
 @pytest.mark.parametrize(
@@ -41,15 +40,6 @@ def test_what_is_shown_is_one_printable_line(text):
     assert all(c.isprintable() or unicodedata.category(c) == "Zs" for c in shown)
     shown.encode()
     assert len(shown.splitlines()) <= 1
-
-
-@settings(derandomize=True, deadline=None, max_examples=300)
-@given(st.dictionaries(st.text(max_size=20), st.text(max_size=20), max_size=4))
-def test_a_json_document_keeps_its_content(value):
-    document = printable_json(json.dumps(value, indent=2, ensure_ascii=False))
-    assert json.loads(document) == value
-    document.encode()
-    assert all(printable(line, len(line)) == line for line in document.split("\n"))
 
 
 def test_markdown_renders_as_the_text():

@@ -16,22 +16,20 @@ import typer.core
 
 from fedtranscribe import __version__
 from fedtranscribe.cli.audit import audit_command, plant_command
-from fedtranscribe.cli.compare import compare_command
-from fedtranscribe.cli.data import data_app
 from fedtranscribe.cli.deploy import deploy_app
-from fedtranscribe.cli.evaluate import evaluate_command
+from fedtranscribe.cli.finished import (
+    compare_command,
+    evaluate_command,
+    report_command,
+    sample_command,
+)
 from fedtranscribe.cli.holder import holder_app
-from fedtranscribe.cli.options import group
-from fedtranscribe.cli.output import warn
+from fedtranscribe.cli.options import GroupedCommand, group
+from fedtranscribe.cli.output import print_in_any_encoding, warn
 from fedtranscribe.cli.privacy import privacy_app
 from fedtranscribe.cli.release import release_app
-from fedtranscribe.cli.report import report_command
-from fedtranscribe.cli.sample import sample_command
-from fedtranscribe.cli.settings_options import GroupedCommand
-from fedtranscribe.cli.simulate import simulate_command
-from fedtranscribe.cli.synthesize import synthesize_command
-from fedtranscribe.cli.teacher import teacher_app
-from fedtranscribe.cli.transcribe import transcribe_command
+from fedtranscribe.cli.teacher import data_app, teacher_app
+from fedtranscribe.cli.transcribe import simulate_command, synthesize_command, transcribe_command
 from fedtranscribe.errors import ConfigError, FedtranscribeError, StorageError
 
 _INTERRUPTED, _TERMINATED = 130, 143
@@ -99,6 +97,7 @@ def run(arguments: list[str]) -> int:
     Returns:
         The exit code.
     """
+    print_in_any_encoding()
     try:
         code = app(arguments, standalone_mode=False, prog_name="fedtranscribe")
     except FedtranscribeError as error:

@@ -5,15 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedtranscribe.catalogue import expect_data, expect_root
-from fedtranscribe.cli.options import Json, Runs
+from fedtranscribe.cli.options import Json, Runs, settings_options
 from fedtranscribe.cli.output import emit_json, say, show_table
 from fedtranscribe.cli.runs import expect_finished
-from fedtranscribe.cli.settings_options import settings_options
 from fedtranscribe.config import OwnData, RunOptions, Topic, build
+from fedtranscribe.config.catalogue import expect_data, expect_root
 from fedtranscribe.config.evaluation import AuditSettings, CanaryKind
 from fedtranscribe.config.sources import expect_readable
-from fedtranscribe.stage_bars import StageBars
+from fedtranscribe.results.stage_bars import StageBars
 
 if TYPE_CHECKING:
     from fedtranscribe.evaluation.audit import Audit
@@ -52,7 +51,8 @@ def audit_command(typed: dict[str, Any], runs: Runs, as_json: Json = False) -> N
     settings = build(AuditSettings, typed)
     expect_finished(*runs)
 
-    from fedtranscribe.evaluation.audit import audit, expect_sound
+    from fedtranscribe.evaluation.audit import audit
+    from fedtranscribe.evaluation.findings import expect_sound
     from fedtranscribe.runs.finished import FinishedRun
 
     opened = [FinishedRun.open(path) for path in runs]
@@ -101,9 +101,11 @@ def plant_command(
     expect_root(data, settings.data_root)
 
     from fedtranscribe.data import load
-    from fedtranscribe.evaluation.audit import plant, save_planted
+    from fedtranscribe.evaluation.canaries import plant, save_planted
 
     split = load(data, settings.data_root, own=settings.own_data)
+    for note in split.notes:
+        say(note)
     planted, canaries = plant(split.train, count, kind, seed=seed)
     save_planted(split, planted, canaries, out)
     say(
@@ -139,6 +141,6 @@ def show(done: "Audit") -> None:
     if done.risk is not None:
         say(done.risk.words)
     if private:
-        from fedtranscribe.evaluation.audit.audit import STAMP
+        from fedtranscribe.evaluation.audit import STAMP
 
         say(f"{', '.join(f.attack for f in private)}: {STAMP}", "bold red")

@@ -57,8 +57,8 @@ def serve_command(policy: PolicyFile = Path("policy.toml")) -> None:
             f"A holder service needs {' and '.join(missing)}: "
             "pip install 'fedtranscribe[federation]'."
         )
-    from fedtranscribe.service.holder_file import HolderFile
-    from fedtranscribe.service.service import serve
+    from fedtranscribe.holder.holder_file import HolderFile
+    from fedtranscribe.holder.service import serve
 
     file = HolderFile.read(policy)
     stop = threading.Event()
@@ -79,11 +79,11 @@ def status(policy: PolicyFile = Path("policy.toml"), as_json: Json = False) -> N
     Example:
       fedtranscribe holder status --policy policy.toml --json
     """
+    from fedtranscribe.holder.holder_file import HolderFile
+    from fedtranscribe.holder.link import is_serving
+    from fedtranscribe.holder.readiness import budget_left, limits, quotas
+    from fedtranscribe.holder.service import refusals
     from fedtranscribe.privacy.ledger import Ledger
-    from fedtranscribe.service.holder_file import HolderFile
-    from fedtranscribe.service.journal import refusals
-    from fedtranscribe.service.link import is_serving
-    from fedtranscribe.service.readiness import budget_left, limits, quotas
 
     file = HolderFile.read(policy)
     serving = is_serving(file.holder.socket)
@@ -122,7 +122,7 @@ def check(
     Example:
       fedtranscribe holder policy check policy.toml
     """
-    from fedtranscribe.service.readiness import examine
+    from fedtranscribe.holder.readiness import examine
 
     findings = examine(policy)
     if as_json:
@@ -146,7 +146,7 @@ def show(ledger: LedgerFile, as_json: Json = False) -> None:
     from fedtranscribe.privacy.ledger import Ledger
 
     with Ledger.open_read_only(ledger) as book:
-        from fedtranscribe.service.readiness import budget_left, limits
+        from fedtranscribe.holder.readiness import budget_left, limits
 
         head = book.head
         told = {

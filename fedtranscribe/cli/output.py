@@ -4,8 +4,11 @@ Names of runs, holders and data, keys of files and paths come from outside. They
 characters that they are: never as markup, escape sequences, or lines of their own.
 """
 
+import codecs
+import io
 import json
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -14,10 +17,31 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedtranscribe.text import printable, printable_json
+from fedtranscribe.text import printable
+
+_SPELLED = {
+    "ε": "epsilon", "δ": "delta", "α": "alpha", "μ": "mu", "σ": "sigma", "ρ": "rho", "τ": "tau",
+    "√": "sqrt", "²": "^2", "≤": "<=", "≥": ">=", "±": "+-", "×": "x", "−": "-", "·": "-",
+    "…": "...", "→": "->",
+}  # fmt: skip
+"""How a stream writes characters that its encoding lacks; any other one is a question mark."""
 
 Cell = str | tuple[str, ...]
 """Of a table: a text, or several lines of it."""
+
+
+def print_in_any_encoding() -> None:
+    """Let standard output and error spell what their encoding lacks, where they would raise."""
+    codecs.register_error("fedtranscribe.spell", _spell)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="fedtranscribe.spell")
+
+
+def _spell(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    lacking = error.object[error.start : error.end]
+    return "".join(_SPELLED.get(character, "?") for character in lacking), error.end
 
 
 def emit(result: Mapping[str, Any], as_json: bool, title: str) -> None:
@@ -36,9 +60,10 @@ def emit(result: Mapping[str, Any], as_json: bool, title: str) -> None:
 
 
 def emit_json(value: Any) -> None:
-    """Print a value as JSON; an infinite number is null."""
-    document = json.dumps(_finite(value), indent=2, ensure_ascii=False, allow_nan=False)
-    typer.echo(printable_json(document))
+    """Print a value as JSON in ASCII; an infinite number is null."""
+    document = json.dumps(_finite(value), indent=2, allow_nan=False)
+    # The one control character that JSON leaves as it is.
+    typer.echo(document.replace("\x7f", "\\u007f"), file=sys.stdout)
 
 
 def say(words: object, style: str = "") -> None:
@@ -58,7 +83,7 @@ def say_path(words: str, path: object) -> None:
 
 def warn(words: object) -> None:
     """Print a line on standard error."""
-    typer.echo(printable(words), err=True)
+    typer.echo(printable(words), file=sys.stderr)
 
 
 def show_table(

@@ -5,6 +5,7 @@ Every command answers in one schema: the headline at the top level (`epsilon`, `
 adjacency, and `published` with the paper's figure and why it is no guarantee.
 """
 
+import math
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +15,10 @@ from fedtranscribe.cli.options import (
     AdjacencyOption,
     Answer,
     Batch,
+    Classes,
+    Colluders,
     Delta,
+    Dropouts,
     Epochs,
     Epsilon,
     Holders,
@@ -31,6 +35,7 @@ from fedtranscribe.cli.options import (
     group,
 )
 from fedtranscribe.cli.output import emit
+from fedtranscribe.errors import ConfigError
 from fedtranscribe.privacy.accountant import epsilon as epsilon_of_plan
 from fedtranscribe.privacy.accountant import quote
 from fedtranscribe.privacy.calibrate import EnsembleLayout, label_epsilon0, row_mu
@@ -45,7 +50,8 @@ from fedtranscribe.privacy.published import (
     sampling_probability,
     sgd_steps,
 )
-from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
+from fedtranscribe.privacy.release_plan import NoisePlan
+from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit, expect
 
 privacy_app = group("Privacy calculators: cost, noise and information of a plan.")
 calibrate_app = group("How much noise a target ε needs.")
@@ -75,7 +81,10 @@ def calibrate_dpsd(
     holders: Holders = 1,
     unit: UnitOption = Unit.RECORD,
     noise: Noise = NoiseMode.CENTRAL,
+    dropouts: Dropouts = None,
+    colluders: Colluders = None,
     answer: Answer = RowAnswer.GRADIENT,
+    classes: Classes = 10,
     delta: Delta = 1e-5,
     json: Json = False,
 ) -> None:
@@ -86,10 +95,13 @@ def calibrate_dpsd(
       fedtranscribe privacy calibrate dpsd --epsilon 10 --rows 50000 --teachers 250
       fedtranscribe privacy calibrate dpsd --epsilon 10 --rows 50000 --teachers 250 \\
           --unit holder --holders 5 --noise local --json
+      fedtranscribe privacy calibrate dpsd --epsilon 10 --rows 50000 --teachers 250 \\
+          --holders 5 --noise secagg --dropouts 1 --colluders 1
     """
     layout = EnsembleLayout(teachers, holders)
-    std = calibrated_std(epsilon, delta, rows, layout, unit, answer, noise)
-    _emit_rows(std, rows, layout, unit, noise, answer, delta, json, "DPSD noise for a target ε")
+    failures = _failures(noise, dropouts, colluders)
+    plan = _row_noise(epsilon, delta, rows, classes, layout, unit, answer, noise, failures)
+    _emit_rows(plan, rows, layout, unit, answer, classes, delta, json, "DPSD noise for a target ε")
 
 
 @calibrate_app.command("label")
@@ -121,7 +133,10 @@ def account_dpsd(
     holders: Holders = 1,
     unit: UnitOption = Unit.RECORD,
     noise: Noise = NoiseMode.CENTRAL,
+    dropouts: Dropouts = None,
+    colluders: Colluders = None,
     answer: Answer = RowAnswer.GRADIENT,
+    classes: Classes = 10,
     delta: Delta = 1e-5,
     json: Json = False,
 ) -> None:
@@ -131,8 +146,10 @@ def account_dpsd(
     Example:
       fedtranscribe privacy account dpsd --noise-std 0.894 --rows 50000 --teachers 250
     """
+    expect(0 < noise_std < math.inf, f"0 < noise_std={noise_std} < inf")
     layout = EnsembleLayout(teachers, holders)
-    _emit_rows(noise_std, rows, layout, unit, noise, answer, delta, json, "DPSD cost")
+    plan = NoisePlan(noise, noise_std, holders, *_failures(noise, dropouts, colluders))
+    _emit_rows(plan, rows, layout, unit, answer, classes, delta, json, "DPSD cost")
 
 
 @account_app.command("label")
@@ -187,8 +204,10 @@ def forecast_dpsd(
     holders: Holders = 1,
     unit: UnitOption = Unit.RECORD,
     noise: Noise = NoiseMode.CENTRAL,
+    dropouts: Dropouts = None,
+    colluders: Colluders = None,
     answer: Answer = RowAnswer.GRADIENT,
-    classes: Annotated[int, typer.Option(help="Classes of the task.")] = 10,
+    classes: Classes = 10,
     rows: Annotated[
         int | None, typer.Option(help="Rows asked; they change the noise, not the signal.")
     ] = None,
@@ -203,44 +222,86 @@ def forecast_dpsd(
       fedtranscribe privacy forecast dpsd --epsilon 1 --teachers 1000 --json
     """
     layout = EnsembleLayout(teachers, holders)
+    failures = _failures(noise, dropouts, colluders)
     seen = forecast_of_plan(epsilon, delta, layout, unit, answer, noise, classes)
-    std = calibrated_std(epsilon, delta, rows or 1, layout, unit, answer, noise)
-    events = _row_events(std, rows or 1, layout, unit, noise, answer)
+    plan = _row_noise(epsilon, delta, rows or 1, classes, layout, unit, answer, noise, failures)
+    events = _row_events(plan, rows or 1, layout, unit, answer, classes)
     result = _headline(events, unit, Adjacency.ZERO_OUT, delta)
     if rows is not None:
-        result["noise_std"] = std
+        result["noise_std"] = plan.strength
     emit(result | _forecast(seen) | _both(events, delta, None, _NO_THEOREM1), json, "DPSD forecast")
 
 
+def _failures(noise: NoiseMode, dropouts: int | None, colluders: int | None) -> tuple[int, int]:
+    if noise is NoiseMode.SECAGG:
+        return 1 if dropouts is None else dropouts, 1 if colluders is None else colluders
+    if dropouts is not None or colluders is not None:
+        raise ConfigError(
+            f"Expected --dropouts and --colluders with --noise secagg alone, got --noise {noise}; "
+            "leave them out."
+        )
+    return 0, 0
+
+
+def _row_noise(
+    epsilon: float,
+    delta: float,
+    rows: int,
+    classes: int,
+    layout: EnsembleLayout,
+    unit: Unit,
+    answer: RowAnswer,
+    noise: NoiseMode,
+    failures: tuple[int, int],
+) -> NoisePlan:
+    if noise is NoiseMode.SECAGG:
+        # Masked sums alone need torch, which takes seconds to import.
+        from fedtranscribe.questions.rows import row_noise
+
+        return row_noise(epsilon, delta, rows, classes, layout, unit, answer, noise, failures)
+    std = calibrated_std(epsilon, delta, rows, layout, unit, answer, noise)
+    return NoisePlan(noise, std, layout.holders)
+
+
 def _emit_rows(
-    std: float,
+    plan: NoisePlan,
     rows: int,
     layout: EnsembleLayout,
     unit: Unit,
-    noise: NoiseMode,
     answer: RowAnswer,
+    classes: int,
     delta: float,
     json: bool,
     title: str,
 ) -> None:
-    events = _row_events(std, rows, layout, unit, noise, answer)
+    events = _row_events(plan, rows, layout, unit, answer, classes)
     result = _headline(events, unit, Adjacency.ZERO_OUT, delta)
-    result |= {"noise_std": std, "signal": rows / std**2}
+    result |= {"noise_std": plan.strength, "signal": rows / plan.strength**2}
+    if plan.mode is NoiseMode.SECAGG:
+        result |= {"dropouts": plan.dropouts, "colluders": plan.colluders}
     emit(result | _both(events, delta, None, _NO_THEOREM1), json, title)
 
 
 def _row_events(
-    std: float,
+    plan: NoisePlan,
     rows: int,
     layout: EnsembleLayout,
     unit: Unit,
-    noise: NoiseMode,
     answer: RowAnswer,
+    classes: int,
 ) -> dict[Adjacency, Event]:
-    # One pair for all three: a unit's row may end anywhere in its ball, whatever the change was.
-    # Add-remove holds where records have persistent ids, so that nobody else's shard moves.
-    event = Gaussian(row_mu(std, layout, unit, answer, noise), rows)
-    return dict.fromkeys(Adjacency, event)
+    """What a holder's ledger books for such rows, where records have persistent ids."""
+    if plan.mode is not NoiseMode.SECAGG:
+        # One pair for all three: a unit's row may end anywhere in its ball, whatever the change.
+        mu = row_mu(plan.strength, layout, unit, answer, plan.mode)
+        return dict.fromkeys(Adjacency, Gaussian(mu, rows))
+
+    from fedtranscribe.noise.mechanisms import gaussian_mechanism
+    from fedtranscribe.questions.rows import mean_rows_bound
+
+    bound = mean_rows_bound(layout.shards, answer, classes)
+    release = gaussian_mechanism(bound, plan).release(rows, positional_ids=False)
+    return dict(release.costs[unit])
 
 
 def _emit_labels(

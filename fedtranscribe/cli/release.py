@@ -6,12 +6,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from fedtranscribe.catalogue import expect_release, release_in
 from fedtranscribe.cli.options import Json, Run
 from fedtranscribe.cli.output import emit, say, say_path, show_table, warn
 from fedtranscribe.cli.runs import expect_finished
+from fedtranscribe.config.catalogue import expect_release, release_in
 from fedtranscribe.errors import PrivacyError
-from fedtranscribe.names import expect_repository
+from fedtranscribe.text import expect_repository
 
 _PURPOSE = "Hand a finished run over in a form that others can use and check."
 _MAKE, _VERIFY, _PUSH = "RUN", "verify", "push"

@@ -3,15 +3,15 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from fedtranscribe.catalogue import expect_data, expect_network, expect_root, expect_teachers
 from fedtranscribe.cli.output import emit_json, say, show_table
 from fedtranscribe.config import PUBLIC_SHAPES, SynthesizeSettings, TranscribeSettings
+from fedtranscribe.config.catalogue import expect_data, expect_network, expect_root, expect_teachers
 from fedtranscribe.config.sources import expect_readable
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.result import Result, Shown
-from fedtranscribe.result_parts import LedgerFacts, StatedGuarantee
-from fedtranscribe.stage_bars import StageBars
-from fedtranscribe.tracking import check_tracking
+from fedtranscribe.results.parts import LedgerFacts, StatedGuarantee
+from fedtranscribe.results.progress import check_tracking
+from fedtranscribe.results.result import Result, Shown
+from fedtranscribe.results.stage_bars import StageBars
 
 # Classes of a table that a terminal can show.
 _MOST_SHOWN = 12

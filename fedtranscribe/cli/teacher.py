@@ -1,25 +1,25 @@
-"""`fedtranscribe teacher train|import|info`: the data holder's own networks."""
+"""`fedtranscribe teacher …` and `fedtranscribe data pack`: what a holder prepares."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fedtranscribe.catalogue import expect_declaration, expect_teachers
-from fedtranscribe.cli.options import Json, group
+from fedtranscribe.cli.options import GroupedCommand, Json, about, group, settings_options
 from fedtranscribe.cli.output import emit, say_path
 from fedtranscribe.cli.runs import expect_known
-from fedtranscribe.cli.settings_options import GroupedCommand, about, settings_options
 from fedtranscribe.config import OwnData, Topic, TranscribeSettings, build, read_toml
+from fedtranscribe.config.catalogue import expect_data, expect_declaration, expect_teachers
 from fedtranscribe.errors import ConfigError, HopelessPlanError, WeightsNotFoundError
+from fedtranscribe.files import expect_free
 from fedtranscribe.privacy.calibrate import EnsembleLayout
 from fedtranscribe.privacy.forecasts import Forecast, forecast
 from fedtranscribe.privacy.units import NoiseMode, RowAnswer
-from fedtranscribe.stage_bars import StageBars
+from fedtranscribe.results.stage_bars import StageBars
 
 if TYPE_CHECKING:
     from fedtranscribe.data import DataSplit
-    from fedtranscribe.teachers.importing import Networks
+    from fedtranscribe.models.teacher_import import Networks
 
 teacher_app = group(
     "Train teachers on disjoint shards of private records, import and describe them."
@@ -78,17 +78,20 @@ def train(
 
     from fedtranscribe.data import load
     from fedtranscribe.models import pick_device
-    from fedtranscribe.run_directory import check_writable
+    from fedtranscribe.models.teacher_training import train_teachers
+    from fedtranscribe.results.run_directory import check_writable
     from fedtranscribe.runs.picking import training_mode
     from fedtranscribe.runs.preparation import make_manifest
-    from fedtranscribe.teachers import train_teachers
 
-    images = load(data, settings.data_root, settings.download, settings.own_data).train
+    split = load(data, settings.data_root, settings.download, settings.own_data)
+    images = split.train
     # One teacher is worth a whole network; hundreds of large ones are not to be had in minutes.
     mode = "full" if shards == 1 else training_mode(arch, settings.teacher_weights)
     manifest = make_manifest(settings, images, shards, mode)
     check_writable(out)
     with StageBars() as bars:
+        for line in split.words:
+            bars.say(line)
         train_teachers(
             images,
             manifest,
@@ -145,7 +148,7 @@ def import_command(
     if networks is not None:
         _expect_networks(networks, arch)
 
-    from fedtranscribe.teachers.importing import TEMPLATE, import_networks, read_networks
+    from fedtranscribe.models.teacher_import import TEMPLATE, import_networks, read_networks
 
     if networks is None:
         typer.echo(TEMPLATE, nl=False)
@@ -204,7 +207,7 @@ def _alone(
         ConfigError: what it takes to import it is missing.
     """
     from fedtranscribe.models.registry import class_count
-    from fedtranscribe.teachers.importing import one_network
+    from fedtranscribe.models.teacher_import import one_network
 
     assert arch is not None  # `_expect_networks`, or the declaration
     classes = class_count(arch, path)
@@ -272,7 +275,7 @@ def _describe(folder: Path, as_json: bool, **more: str) -> None:
 
     import torch
 
-    from fedtranscribe.teachers import Ensemble
+    from fedtranscribe.models.ensemble import Ensemble
 
     teachers = Ensemble(folder, torch.device("cpu"))
     teachers.verify()
@@ -281,3 +284,50 @@ def _describe(folder: Path, as_json: bool, **more: str) -> None:
         hidden |= {"settings", "seed", "weights", "weights_declared_by"}  # of our own training
     described = teachers.manifest.model_dump(mode="json", exclude=hidden)
     emit({"folder": str(folder), **described, **more}, as_json, "Teachers")
+
+
+data_app = group("Prepare data sets of your own.")
+
+_PACK = """Write the pictures of an image folder as arrays that runs read a few at a time.
+
+\b
+Examples:
+  fedtranscribe data pack pictures --out scans
+  fedtranscribe data pack pictures --out scans --image-size 64 --ids patients.csv
+
+Afterwards name the new folder: fedtranscribe transcribe --data scans. Records, ids and data id stay
+those of the pictures, and so does the budget.
+"""
+
+
+@data_app.command("pack", help=_PACK, cls=GroupedCommand)
+@settings_options(
+    TranscribeSettings,
+    only=(
+        "classes",
+        "ids",
+        "id_pattern",
+        "image_size",
+        "bit_depth",
+        "channels",
+        "allow_skipped",
+        "ledger",
+    ),
+)
+def pack_command(
+    typed: dict[str, Any],
+    folder: Annotated[Path, typer.Argument(help="Image folder, one subfolder per class.")],
+    out: Annotated[Path, typer.Option(help="Folder to write.")],
+    as_json: Json = False,
+) -> None:
+    """Pack an image folder."""
+    place = typed.pop("ledger", None)
+    own = build(OwnData, typed)
+    expect_data(str(folder))
+    expect_free(out)
+
+    from fedtranscribe.data.array_folders import pack
+
+    with StageBars() as bars:
+        ledger = pack(folder, out, own, bars, ledger=place, say=bars.say)
+    emit({"folder": str(out), "ledger": str(ledger)}, as_json, "Packed")

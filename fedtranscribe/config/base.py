@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.reading import parse_toml, read_bounded
+from fedtranscribe.files import parse_toml, read_bounded
 
 
 class Mark(Flag):

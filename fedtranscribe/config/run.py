@@ -61,6 +61,16 @@ class OwnData(Settings):
         le=16,
         description="Bits that 16-bit grey values use: 12 for many DICOM exports.",
     )
+    channels: Annotated[int | None, Topic.DATA, Form("1|3")] = Field(
+        default=None,
+        ge=1,
+        le=3,
+        description="Image files: bring every image to grey (1) or to colour (3).",
+    )
+    allow_skipped: Annotated[bool, Mark.RESUMABLE, Topic.DATA] = Field(
+        default=False,
+        description="Image folder: run although more than 1 % of its files cannot be read.",
+    )
     max_gib: Annotated[float, Mark.RESUMABLE, Topic.DATA] = Field(
         default=8.0,
         gt=0,
@@ -93,6 +103,13 @@ class OwnData(Settings):
             raise ValueError(f"expected 2 to {MOST_CLASSES} classes")
         return value
 
+    @field_validator("channels")
+    @classmethod
+    def _check_channels(cls, value: int | None) -> int | None:
+        if value == 2:
+            raise ValueError("expected 1 for grey or 3 for colour")
+        return value
+
     @field_validator("id_pattern")
     @classmethod
     def _check_pattern(cls, value: str | None) -> str | None:
@@ -112,7 +129,13 @@ class OwnData(Settings):
     @property
     def as_public(self) -> "OwnData":
         """What also holds for a public set that is used beside the private one."""
-        return OwnData(image_size=self.image_size, bit_depth=self.bit_depth, max_gib=self.max_gib)
+        return OwnData(
+            image_size=self.image_size,
+            bit_depth=self.bit_depth,
+            channels=self.channels,
+            allow_skipped=self.allow_skipped,
+            max_gib=self.max_gib,
+        )
 
 
 UNSTATED = OwnData()
@@ -130,7 +153,7 @@ class Place(Settings):
 
 
 class TrackingOptions(Settings):
-    """Where else a run's progress is reported; see `fedtranscribe.tracking`."""
+    """Where else a run's progress is reported; see `fedtranscribe.results.progress`."""
 
     tensorboard: Annotated[bool, CIRCUMSTANCE, Topic.RUN] = Field(
         default=False, description="Write TensorBoard event files too."

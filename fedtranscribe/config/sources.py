@@ -1,20 +1,21 @@
-"""Where a run's settings come from, whether they fit data and folder, and where it goes unnamed.
-
-The command line and Python ask for runs in the same way: what they are given wins over a settings
-file, and that wins over the settings of the run that is resumed.
-"""
+"""Where a run's settings come from, and whether they fit data and folder."""
 
 import secrets
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fedtranscribe.catalogue import DATA_SETS, is_saved_dataset
-from fedtranscribe.config.base import read_toml
+from fedtranscribe.config.base import Settings, build, read_toml
+from fedtranscribe.config.catalogue import DATA_SETS, MEDMNIST, is_saved_dataset
 from fedtranscribe.config.run import OwnData
+from fedtranscribe.config.training import SynthesizeSettings
 from fedtranscribe.errors import ConfigError, StorageError
 
 Layers = tuple[dict[str, Any], dict[str, Any]]
+
+NOISE_KEY = "private/noise.key"
+"""Of the noise that a server adds, in the folder of its run."""
 
 
 def layers(config: Path | None, out: Path | None, *, resume: bool, plan: bool = False) -> Layers:
@@ -51,7 +52,7 @@ def expect_readable(spec: str, own: OwnData) -> None:
         own: what is said about them.
 
     Raises:
-        ConfigError: columns, but no saved dataset; ids, but a set that has its own.
+        ConfigError: columns, but no saved dataset; ids or channels, but no image files.
     """
     columns = {
         "--image-column": own.image_column,
@@ -64,6 +65,12 @@ def expect_readable(spec: str, own: OwnData) -> None:
                 f"Expected no {option} for data={spec!r}: it is for folders that the package "
                 "datasets has saved."
             )
+    named = spec in DATA_SETS or spec.startswith(MEDMNIST)
+    if own.channels is not None and (named or spec.endswith(".npz")):
+        raise ConfigError(
+            f"Expected no --channels for data={spec!r}: it is for image files. Arrays have the "
+            "channels that they were saved with."
+        )
     if spec in DATA_SETS and (own.ids is not None or own.id_pattern is not None):
         raise ConfigError(
             f"Expected no --ids or --id-pattern for {spec!r}, which has ids of its own."
@@ -73,15 +80,38 @@ def expect_readable(spec: str, own: OwnData) -> None:
 def expect_new_run(folder: Path) -> None:
     """Refuse a folder in which no run can begin.
 
+    A key of noise alone is what is left of a run that was killed before it had a name.
+
     Raises:
         StorageError: it holds something.
     """
+    key = folder / NOISE_KEY
     if (folder / "config.toml").exists():
         raise StorageError(
             f"{folder} holds another run; add --resume to go on with it, or choose another --out."
         )
-    if folder.is_dir() and any(folder.iterdir()):
+    inside = list(folder.iterdir()) if folder.is_dir() else []
+    if inside and not (inside == [key.parent] and list(key.parent.iterdir()) == [key]):
         raise StorageError(f"{folder} is not empty; choose another --out.")
+
+
+def expect_outside(out: Path, data: str) -> None:
+    """Refuse to write results between the records, where the next run would read them as data.
+
+    Args:
+        out: the new folder.
+        data: name or path of the records.
+
+    Raises:
+        ConfigError: `out` lies in the folder of the records.
+    """
+    records = Path(data).expanduser()
+    if (
+        data not in DATA_SETS
+        and records.is_dir()
+        and out.resolve().is_relative_to(records.resolve())
+    ):
+        raise ConfigError(f"Expected --out {str(out)!r} outside of the data in {data!r}.")
 
 
 def new_folder(name: str) -> Path:
@@ -90,3 +120,81 @@ def new_folder(name: str) -> Path:
     The digits keep runs of the same second apart, and nothing is made before a run begins.
     """
     return Path("runs") / f"{name}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(4)}"
+
+
+_TABLES = {
+    name: frozenset(kind.model_fields)
+    for name, field in SynthesizeSettings.model_fields.items()
+    if isinstance(kind := field.annotation, type) and issubclass(kind, Settings)
+}
+_USUAL = SynthesizeSettings.model_fields["method"].default
+_NO_MEANING = ("epsilon", "adjacency", "budget")
+
+
+def synthesize_settings(
+    said: Mapping[str, Any], given: Mapping[str, Any], started: Mapping[str, Any]
+) -> SynthesizeSettings:
+    """The settings of a run; an earlier argument wins over a later one.
+
+    Args:
+        said: options of the command line, or keyword arguments. Those of a method's table may stand
+            without it.
+        given: a settings file.
+        started: the settings of the run that is resumed.
+
+    Raises:
+        ConfigError: a wrong name or value, a setting of another method, or ε without noise.
+    """
+    method = str({"method": _USUAL, **started, **given, **said}["method"])
+    alone, own = _apart(said, _table_of(method))
+    if {**given, **alone}.get("noise") is False:
+        _expect_nothing_to_calibrate({**given, **alone})
+    sources = (started, given, alone)
+    tables = {name: _merged(_table(source, name) for source in sources) for name in _TABLES}
+    if own:
+        tables[_table_of(method)] |= own
+    return build(SynthesizeSettings, {**started, **given, **alone, **tables})
+
+
+def _apart(said: Mapping[str, Any], own: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What was said for the run, and what for the table of its method.
+
+    Raises:
+        ConfigError: a setting belongs to another method.
+    """
+    allowed = _TABLES.get(own, frozenset())
+    for table, names in _TABLES.items():
+        for name in said:
+            if name in names - allowed:
+                raise ConfigError(
+                    f"Expected {name}={said[name]} with --method {table.replace('_', '-')} only; "
+                    "leave it out."
+                )
+    alone = {name: value for name, value in said.items() if name not in allowed}
+    return alone, {name: value for name, value in said.items() if name in allowed}
+
+
+def _table_of(method: str) -> str:
+    return method.replace("-", "_")
+
+
+def _table(values: Mapping[str, Any], name: str) -> dict[str, Any]:
+    table = values.get(name, {})
+    if isinstance(table, Settings):
+        return table.model_dump(exclude_unset=True)
+    if not isinstance(table, Mapping):
+        raise ConfigError(f"Expected {name}={table!r} as a table, [{name}].")
+    return dict(table)
+
+
+def _merged(tables: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    return {name: value for table in tables for name, value in table.items()}
+
+
+def _expect_nothing_to_calibrate(said: Mapping[str, Any]) -> None:
+    for name in _NO_MEANING:
+        if name in said:
+            raise ConfigError(
+                f"Expected {name}={said[name]} or no noise, not both: without noise there is no "
+                "guarantee. Leave one out."
+            )

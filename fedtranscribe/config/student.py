@@ -151,6 +151,14 @@ class StudentSettings(RunOptions):
         description="Share of the sums' budget for a mixture, the usual generator; default: by "
         "colour or grey, 0 without a generator.",
     )
+    ask: Annotated[str | None, Topic.PRIVACY, Form("NAMES")] = Field(
+        default=None,
+        description="Questions that other packages bring, by name, to ask as well; answers.json "
+        "gets what comes back.",
+    )
+    ask_share: Annotated[float, Topic.PRIVACY] = Field(
+        default=0.1, gt=0, lt=1, description="Share of the budget for all questions of --ask."
+    )
     with_generator: Annotated[bool, Mark.RESUMABLE, Topic.RUN] = Field(
         default=True,
         description="Make a generator, too; later it is free, with --resume.",
@@ -160,6 +168,11 @@ class StudentSettings(RunOptions):
     def settled(self) -> Self:
         """As a run stores it: what begins without a generator buys none later."""
         return self if self.with_generator else self.model_copy(update={"mixture_share": 0.0})
+
+    @property
+    def questions(self) -> tuple[str, ...]:
+        """The names in `ask`, each once."""
+        return tuple(dict.fromkeys(filter(None, map(str.strip, (self.ask or "").split(",")))))
 
     @property
     def student_architecture(self) -> str:

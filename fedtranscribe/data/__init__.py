@@ -1,6 +1,5 @@
 """Private and public image sets, their checks, and who sees which record."""
 
-from fedtranscribe.data.augment import augment
 from fedtranscribe.data.imageset import DataSplit, DrawnFrom, ImageSet
 from fedtranscribe.data.memory import from_memory
 from fedtranscribe.data.overlap import NamedData, expect_public, load_public, share_records
@@ -13,7 +12,7 @@ from fedtranscribe.data.registry import (
     is_published,
     load,
 )
-from fedtranscribe.data.shapes import draw_shapes
+from fedtranscribe.data.shapes import augment, draw_shapes
 from fedtranscribe.data.shards import assign_shards, held_out
 
 __all__ = [

@@ -1,7 +1,11 @@
-"""Folders of image files, one subfolder per class."""
+"""Folders of image files, one subfolder per class, and the ids of their images."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+import csv
+import operator
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -10,20 +14,95 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtranscribe.config import UNSTATED, OwnData
-from fedtranscribe.data.classes import Classes, settled
-from fedtranscribe.data.image_ids import image_ids
-from fedtranscribe.data.imageset import DataSplit, ImageSet
+from fedtranscribe.data.imageset import Classes, DataSplit, ImageSet, settled, split_by_id
 from fedtranscribe.data.pictures import IMAGE_SUFFIXES, read_picture
-from fedtranscribe.data.splits import split_by_id
 from fedtranscribe.data.validation import to_images
-from fedtranscribe.errors import DataNotFoundError, InvalidDataError
-from fedtranscribe.privacy.record_note import PATHS, stated
+from fedtranscribe.errors import ConfigError, DataNotFoundError, InvalidDataError
+from fedtranscribe.privacy.budget import PATHS, stated
+from fedtranscribe.privacy.ledger_place import LEDGER, MARKER
+
+_TITLES = ["path", "id"]
+
+
+def image_ids(paths: Sequence[str], own: OwnData) -> tuple[str, ...]:
+    """The id of each image.
+
+    Args:
+        paths: relative to the data's folder, with `/`.
+        own: `ids` names a CSV file with rows `path,id`; `id_pattern` is searched in each path, and
+            its one group is the id. Without either the path is the id.
+
+    Raises:
+        DataNotFoundError: no such CSV file.
+        InvalidDataError: it is no such file, or an image has no id.
+        ConfigError: both are given.
+    """
+    if own.ids is not None and own.id_pattern is not None:
+        raise ConfigError(
+            f"Expected ids={str(own.ids)!r} or id_pattern={own.id_pattern!r}, not both; leave one "
+            "out."
+        )
+    if own.ids is not None:
+        stated = _read_ids(own.ids)
+        found = [stated.get(path, "") for path in paths]
+        source, fix = f"in {str(own.ids)!r}", f"add a row {','.join(_TITLES)}"
+    elif own.id_pattern is not None:
+        matches = [re.search(own.id_pattern, path) for path in paths]
+        found = [(match[1] or "") if match else "" for match in matches]
+        source, fix = f"by id_pattern={own.id_pattern!r}", "correct the pattern"
+    else:
+        return tuple(paths)
+    missing = [path for path, name in zip(paths, found, strict=True) if not name]
+    if missing:
+        raise InvalidDataError(
+            f"Expected an id {source} for each of {len(paths)} images, {len(missing)} have none, "
+            f"such as {missing[0]!r}; {fix}."
+        )
+    return tuple(found)
+
+
+def _read_ids(path: Path) -> dict[str, str]:
+    if not path.is_file():
+        raise DataNotFoundError(f"No file {str(path)!r} with ids; check --ids.")
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as stream:
+            rows = [row for row in csv.reader(stream, strict=True) if row]
+    except (OSError, ValueError, csv.Error) as error:
+        raise InvalidDataError(
+            f"Cannot read {str(path)!r} as CSV in UTF-8 ({type(error).__name__})."
+        ) from error
+    if rows and rows[0] == _TITLES:
+        rows = rows[1:]
+    stated: dict[str, str] = {}
+    for number, row in enumerate(rows, 1):
+        if len(row) != 2 or not row[1].strip():
+            raise InvalidDataError(
+                f"Expected row {number} of {str(path)!r} as {','.join(_TITLES)}: the path of an "
+                "image inside the data's folder, and its id."
+            )
+        name = row[1].strip()
+        if stated.setdefault(row[0], name) != name:
+            raise InvalidDataError(f"Expected one id for {row[0]!r} in {str(path)!r}, found two.")
+    return stated
+
 
 _GIB = 2**30
+_SUFFIXES = ", ".join(sorted(IMAGE_SUFFIXES))
+_PARTS = {
+    "train", "training", "test", "testing", "val", "valid", "validation", "dev", "holdout"
+}  # fmt: skip
+# What the program's own folders hold: a run, packed arrays, a release.
+_OWN_FILES = ("config.toml", "images.npy", "privacy.json")
+_HIDDEN = "hidden"
+# Of a folder's files, before a run stops.
+_MOST_LOST = 0.01
 
 
 def load_folder(path: Path, own: OwnData = UNSTATED) -> DataSplit:
-    """`<path>/<class>/<image>`, or the same below `<path>/train` and `<path>/test`.
+    """`<path>/<class>/…/<image>`, or the same below `<path>/train` and `<path>/test`.
+
+    Images may lie in deeper folders, such as one per patient; links to other folders are followed.
+    Files that are no images are counted in the split's notes, by suffix.
 
     Classes are the subfolders in alphabetical order, or those that `own.classes` names; a class
     without images is fine. A record's id is its path inside the folder, unless `own` says which
@@ -37,13 +116,15 @@ def load_folder(path: Path, own: OwnData = UNSTATED) -> DataSplit:
 
     Raises:
         DataNotFoundError: no such folder, or no images in class subfolders.
-        InvalidDataError: unreadable images, several sizes, grey and colour mixed, unusable names.
+        InvalidDataError: unreadable images, several sizes, grey and colour mixed, unusable names,
+            links that lead to images twice, parts or runs where classes belong, or more than one
+            file in a hundred is no image and `own` does not allow that.
         ConfigError: `own` states other classes than the subfolders.
     """
-    train, test = find_pictures(path, own)
+    train, test, notes = find_pictures(path, own)
     if test is None:
-        return split_by_id(_read(train, own))
-    return DataSplit(_read(train, own), _read(test, own))
+        return replace(split_by_id(_read(train, own)), notes=notes)
+    return DataSplit(*of_one_kind(_read(train, own), _read(test, own)), notes)
 
 
 @dataclass(frozen=True)
@@ -70,18 +151,101 @@ class Pictures:
         return f"folder:{self.folder.resolve().name}"
 
 
-def find_pictures(path: Path, own: OwnData) -> tuple[Pictures, Pictures | None]:
-    """The files of a folder, or of its training part and of its test part; raises as `load_folder`.
+def find_pictures(path: Path, own: OwnData) -> tuple[Pictures, Pictures | None, tuple[str, ...]]:
+    """The files of a folder, or of its training and its test part, and what is left out, in words.
 
-    No picture is read.
+    No picture is read. Raises as `load_folder`.
     """
     if not path.is_dir():
         raise DataNotFoundError(f"No folder {str(path)!r}; check the path.")
     if not ((path / "train").is_dir() and (path / "test").is_dir()):
-        return _find(path, path, own, _stated(path, own)), None
-    classes = _stated(path / "train", own)
-    train, test = (_find(path / part, path, own, classes) for part in ("train", "test"))
-    return train, test
+        train, test = _find(path, path, own, _stated(path, own)), None
+    else:
+        classes = _stated(path / "train", own)
+        train, test = (_find(path / part, path, own, classes) for part in ("train", "test"))
+    used = (*train.files, *(test.files if test else ()))
+    notes = _left_out(path, set(used), own)
+    _expect_once(used)
+    return train, test, notes
+
+
+def _expect_once(files: Iterable[Path]) -> None:
+    """Refuse a picture that two links, or a link and its target, make two records of."""
+    seen: dict[tuple[int, int], Path] = {}
+    for file in filter(Path.exists, files):
+        facts = file.stat()
+        first = seen.setdefault((facts.st_dev, facts.st_ino), file)
+        if first is not file:
+            raise InvalidDataError(
+                f"Expected no image in two places, but {str(file)!r} and {str(first)!r} are links "
+                "to one file; remove one of them."
+            )
+
+
+def _left_out(path: Path, used: set[Path], own: OwnData) -> tuple[str, ...]:
+    """What a folder holds besides the images that are used, in words; counts are for the holder."""
+    others = [file for file in _files(path) if file not in used and not _belongs(file, own)]
+    if not others:
+        return ()
+    kinds = Counter(map(_kind, others))
+    counted = ", ".join(f"{count:,} {kind}" for kind, count in kinds.most_common())
+    lost = len(others) - kinds[_HIDDEN]
+    if lost > _MOST_LOST * (lost + len(used)) and not own.allow_skipped:
+        example = next(file for file in others if _kind(file) != _HIDDEN)
+        raise InvalidDataError(
+            f"Expected images ({_SUFFIXES}) in class subfolders of {str(path)!r}, found {lost:,} "
+            f"of {lost + len(used):,} files that are none ({counted}; such as "
+            f"{str(example.relative_to(path))!r}). Convert or remove them, or pass --allow-skipped "
+            "to leave them out."
+        )
+    return (f"left out of {str(path)!r}: {counted}",)
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    """All files below a folder, also behind links to folders; a hidden folder counts as a file.
+
+    Raises:
+        InvalidDataError: a link leads to a folder that is read anyway, so that each image would be
+            two records.
+    """
+    real = folder.resolve()
+    read, above = {real}, {*real.parents}
+    waiting = [folder]
+    while waiting:
+        entry = waiting.pop()
+        if not entry.is_dir() or (entry != folder and entry.name.startswith(".")):
+            yield entry
+            continue
+        if entry != folder and entry.is_symlink():
+            real = entry.resolve()
+            if real in above or not read.isdisjoint((real, *real.parents)):
+                raise InvalidDataError(
+                    f"Expected no image in two places, but {str(entry)!r} is a link to "
+                    f"{str(real)!r}, which is read already or contains what is; remove the link."
+                )
+            read.add(real)
+            above.update(real.parents)
+        if entry != folder and any((entry / name).is_file() for name in _OWN_FILES):
+            raise InvalidDataError(
+                f"Expected nothing but images in {str(folder)!r}, found {str(entry)!r}, which "
+                "looks like the output of fedtranscribe; move it out of the data."
+            )
+        waiting += sorted(entry.iterdir(), reverse=True)
+
+
+def _kind(file: Path) -> str:
+    if file.name.startswith(".") or file.name in ("Thumbs.db", "desktop.ini"):
+        return _HIDDEN
+    return file.suffix.lower() or "without a suffix"
+
+
+def _belongs(file: Path, own: OwnData) -> bool:
+    """Whether a file is no data: the ledger, its marker, or the table of ids."""
+    return (
+        LEDGER in file.name
+        or MARKER in file.name
+        or (own.ids is not None and own.ids.exists() and file.exists() and file.samefile(own.ids))
+    )
 
 
 def _stated(path: Path, own: OwnData) -> tuple[str, ...]:
@@ -89,8 +253,27 @@ def _stated(path: Path, own: OwnData) -> tuple[str, ...]:
     if isinstance(own.classes, tuple):
         return own.classes
     names = _subfolders(path)
+    if _are_parts(path, names):
+        raise InvalidDataError(
+            f"Expected class subfolders in {str(path)!r}, or train and test with class subfolders "
+            f"each, found {', '.join(map(repr, names))}; name the two parts train and test, pass "
+            "the folder of one part, or state the classes by --classes."
+        )
     settled(Classes(len(names), names), own, str(path))
     return names
+
+
+def _are_parts(path: Path, names: tuple[str, ...]) -> bool:
+    """Whether subfolders are parts of the data rather than classes, or some of them are."""
+    called = [not _PARTS.isdisjoint(re.split(r"[^a-z]+", name.lower())) for name in names]
+    return all(called) or any(map(operator.and_, called, (_is_part(path / n) for n in names)))
+
+
+def _is_part(folder: Path) -> bool:
+    """Whether a folder holds folders and no images itself."""
+    inside = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    images = any(_kind(entry) in IMAGE_SUFFIXES for entry in inside)
+    return not images and any(entry.is_dir() for entry in inside)
 
 
 def _subfolders(path: Path) -> tuple[str, ...]:
@@ -114,13 +297,11 @@ def _find(path: Path, whole: Path, own: OwnData, names: tuple[str, ...]) -> Pict
         (label, file)
         for label, name in enumerate(names)
         if (path / name).is_dir()
-        for file in sorted((path / name).iterdir())
-        if file.suffix.lower() in IMAGE_SUFFIXES
+        for file in _files(path / name)
+        if _kind(file) in IMAGE_SUFFIXES
     ]
     if not files:
-        raise DataNotFoundError(
-            f"No images ({', '.join(sorted(IMAGE_SUFFIXES))}) in the subfolders of {str(path)!r}."
-        )
+        raise DataNotFoundError(f"No images ({_SUFFIXES}) in the subfolders of {str(path)!r}.")
     ids = image_ids([_relative(file, whole) for _, file in files], own)
     labels = torch.tensor([label for label, _ in files], dtype=torch.int64)
     return Pictures(whole, tuple(file for _, file in files), labels, ids, names)
@@ -131,7 +312,9 @@ def _read(found: Pictures, own: OwnData) -> ImageSet:
         name=found.folder.name,
         data_id=found.data_id,
         pixels=stacked(
-            (read_picture(file, own) for file in found.files), repr(str(found.folder)), own
+            ((repr(str(file)), read_picture(file, own)) for file in found.files),
+            repr(str(found.folder)),
+            own,
         ),
         labels=found.labels,
         classes=len(found.class_names),
@@ -153,20 +336,22 @@ def _relative(file: Path, whole: Path) -> str:
     return name
 
 
-def stacked(pictures: Iterable[NDArray[np.uint8]], where: str, own: OwnData) -> Tensor:
+def stacked(pictures: Iterable[tuple[str, NDArray[np.uint8]]], where: str, own: OwnData) -> Tensor:
     """Pictures as one tensor, uint8 [n, channels, size, size].
 
     Args:
-        pictures: uint8 [h, w] or [h, w, 3] each, read one by one.
+        pictures: name and pixels, uint8 [h, w] or [h, w, 3], of each, read one by one.
         where: they are, for messages.
         own: `max_gib` bounds the memory that they take.
 
     Raises:
         InvalidDataError: none at all, too many, several sizes, or grey and colour mixed.
     """
+    names: list[str] = []
     images: list[NDArray[np.uint8]] = []
     left = own.max_gib * _GIB
-    for picture in pictures:
+    for name, picture in pictures:
+        names.append(name)
         images.append(picture)
         left -= picture.nbytes
         if left < 0:
@@ -178,12 +363,55 @@ def stacked(pictures: Iterable[NDArray[np.uint8]], where: str, own: OwnData) -> 
     if not images:
         raise InvalidDataError(f"Expected images in {where}, found none.")
     if len({image.ndim for image in images}) > 1:
-        raise InvalidDataError(
-            f"Expected all images in {where} to be grey or all to be colour; convert them."
-        )
+        grey = names[[image.ndim for image in images].index(2)]
+        images = [as_grey(image, name, grey) for name, image in zip(names, images, strict=True)]
     shapes = {image.shape[:2] for image in images}
     if len(shapes) > 1 or any(height != width for height, width in shapes):
         raise InvalidDataError(
             f"Expected square images of one size in {where}; pass --image-size to resize."
         )
     return to_images(np.stack(images), f"images in {where}")
+
+
+def as_grey(picture: NDArray[np.uint8], name: str, other: str) -> NDArray[np.uint8]:
+    """A picture [h, w] among grey ones: a colour picture whose three channels are equal is grey.
+
+    Args:
+        picture: uint8 [h, w] or [h, w, 3].
+        name: of the picture.
+        other: name of a grey one.
+
+    Raises:
+        InvalidDataError: its channels differ.
+    """
+    if picture.ndim == 2:
+        return picture
+    if bool((picture != picture[..., :1]).any()):
+        raise InvalidDataError(
+            f"Expected all images to be grey or all to be colour, but {other} is grey and {name} "
+            "is colour. Pass --channels 1 to turn colour into grey, or --channels 3 for the "
+            "opposite."
+        )
+    return picture[..., 0]
+
+
+def of_one_kind(train: ImageSet, test: ImageSet) -> tuple[ImageSet, ImageSet]:
+    """Two parts of pictures: grey ones make one of colour grey if all of its channels are equal.
+
+    Raises:
+        InvalidDataError: they are not.
+    """
+    if train.channels < test.channels:
+        return train, _as_grey(test, train.ids[0])
+    if train.channels > test.channels:
+        return _as_grey(train, test.ids[0]), test
+    return train, test
+
+
+def _as_grey(part: ImageSet, other: str) -> ImageSet:
+    images = part.images.permute(0, 2, 3, 1).numpy()
+    grey = [
+        as_grey(image, repr(name), repr(other))
+        for name, image in zip(part.ids, images, strict=True)
+    ]
+    return replace(part, pixels=torch.from_numpy(np.stack(grey)[:, None]))

@@ -1,4 +1,4 @@
-"""Labelled images as the rest of the package sees them, and the checks they must pass."""
+"""Labelled images as the rest of the package sees them: classes, ids, held-out part."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -7,11 +7,86 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedtranscribe.config import LONGEST_NAME, is_name
-from fedtranscribe.data.classes import Classes, below
+from fedtranscribe.config import LONGEST_NAME, MOST_CLASSES, OwnData, is_name
+from fedtranscribe.config.facts import Facts
+from fedtranscribe.data.shards import held_out
 from fedtranscribe.data.stored import RowNames, StoredIds, StoredPixels
-from fedtranscribe.errors import InvalidDataError
-from fedtranscribe.privacy.record_note import OWN, POSITION
+from fedtranscribe.errors import ConfigError, InvalidDataError
+from fedtranscribe.privacy.budget import OWN, POSITION
+from fedtranscribe.text import counted
+
+
+@dataclass(frozen=True)
+class Classes:
+    """How many classes there are, and what they are called.
+
+    Raises:
+        InvalidDataError: fewer than 2, too many, or names that do not fit.
+    """
+
+    count: int
+    names: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Bound what networks and cards are built from."""
+        if not 2 <= self.count <= MOST_CLASSES:
+            raise InvalidDataError(f"Expected 2 <= classes={self.count} <= {MOST_CLASSES}.")
+        if self.names is None:
+            return
+        if len(self.names) != self.count or len(set(self.names)) != self.count:
+            raise InvalidDataError(f"Expected a different name for each of {self.count} classes.")
+        wrong = next((name for name in self.names if not is_name(name)), None)
+        if wrong is not None:
+            raise InvalidDataError(
+                f"Expected the class name {wrong[:80]!r} to have 1 to {LONGEST_NAME} printable "
+                "characters; rename the class."
+            )
+
+
+def settled(known: Classes | None, own: OwnData, where: str) -> Classes | None:
+    """What a set and the settings say together; None where neither says anything.
+
+    Args:
+        known: what the set itself states.
+        own: the settings.
+        where: the set, for messages.
+
+    Raises:
+        ConfigError: they contradict each other.
+    """
+    if own.classes is None:
+        return known
+    if isinstance(own.classes, int):
+        said = Classes(own.classes)
+    else:
+        said = Classes(len(own.classes), own.classes)
+    if known is None:
+        return said
+    if said.count != known.count:
+        raise ConfigError(
+            f"Expected classes={said.count} to be the {known.count} classes that {where!r} states; "
+            "leave --classes out, or correct it."
+        )
+    if said.names and known.names and said.names != known.names:
+        raise ConfigError(
+            f"Expected --classes to be the class names that {where!r} states; leave it out."
+        )
+    return known if said.names is None else said
+
+
+def below(labels: Tensor, classes: Classes, where: str) -> Tensor:
+    """The labels, int64 [n], if each of them is a class; does not say which one is not.
+
+    Raises:
+        InvalidDataError: one is not in [0, classes).
+    """
+    if bool(((labels < 0) | (labels >= classes.count)).any()):
+        raise InvalidDataError(
+            f"Expected {where} within 0..{classes.count - 1}, since classes={classes.count}, and a "
+            "label is not; correct the labels, or state another number: --classes, or the key "
+            "'classes'."
+        )
+    return labels
 
 
 @dataclass(frozen=True)
@@ -154,10 +229,24 @@ class ImageSet:
             return ids.at(rows)
         return None if ids is None else tuple(ids[int(i)] for i in rows.tolist())
 
+    @property
+    def facts(self) -> Facts:
+        """What is public about records of which there are no teachers, but not how many."""
+        return Facts(
+            classes=self.classes,
+            channels=self.channels,
+            size=self.size,
+            shards=0,
+            positional_ids=self.positional,
+        )
+
 
 @dataclass(frozen=True, eq=False)
 class DataSplit:
     """Private records to train on, and the held-out ones that results are reported on.
+
+    Attributes:
+        notes: what was found and left out, for the holder's eyes: names and counts, no values.
 
     Raises:
         InvalidDataError: the two parts differ in class count or image shape.
@@ -165,15 +254,25 @@ class DataSplit:
 
     train: ImageSet
     test: ImageSet
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Both parts must describe one task."""
         facts = [(part.classes, part.channels, part.size) for part in (self.train, self.test)]
         if facts[0] != facts[1]:
+            fix = " --channels brings pictures to one kind." if facts[0][1] != facts[1][1] else ""
             raise InvalidDataError(
                 f"Expected train and test of {self.train.name!r} to agree on "
-                f"(classes, channels, size), got {facts[0]} and {facts[1]}."
+                f"(classes, channels, size), got {facts[0]} and {facts[1]}.{fix}"
             )
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What was read and left out, a line each, for the holder alone: records are counted."""
+        images, ids = len(self.train), len(set(self.train.ids))
+        of_ids = "" if ids == images else f" of {counted(ids, 'id')}"
+        parts = f"{counted(images, 'image')}{of_ids} to learn from, {len(self.test):,} held out"
+        return parts, *self.notes
 
 
 def _check_ids(name: str, ids: Sequence[str], n: int) -> None:
@@ -186,3 +285,28 @@ def _check_ids(name: str, ids: Sequence[str], n: int) -> None:
             raise InvalidDataError(f"Expected every record id of {name!r} to be non-empty.")
     except UnicodeEncodeError:
         raise InvalidDataError(f"Expected every record id of {name!r} to be valid UTF-8.") from None
+
+
+def split_by_id(whole: ImageSet) -> DataSplit:
+    """Hold out one record in five by a fixed, public hash of its id.
+
+    Raises:
+        InvalidDataError: so few records that one of the two parts would be empty.
+    """
+    tested = held_out(whole.ids)
+    if tested.all() or not tested.any():
+        records = len(set(whole.ids))
+        alone = f", since all {len(whole)} images share one id" if records == 1 < len(whole) else ""
+        raise InvalidDataError(
+            f"Expected more than {records} record{'s' * (records > 1)} in {whole.name!r} to hold "
+            f"out one in five{alone}; pass a separate test part, or correct the ids."
+        )
+    rows = torch.arange(len(whole))
+    mask = torch.from_numpy(tested)
+    return DataSplit(whole.subset(rows[~mask]), whole.subset(rows[mask]))
+
+
+def every_fifth_held_out(whole: ImageSet) -> DataSplit:
+    """Rows 0, 5, 10, … to test on, the others to train on; for frozen, packaged files only."""
+    rows = torch.arange(len(whole))
+    return DataSplit(whole.subset(rows[rows % 5 != 0]), whole.subset(rows[rows % 5 == 0]))

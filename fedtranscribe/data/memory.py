@@ -17,15 +17,15 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset
 
-from fedtranscribe.catalogue import MEMORY
 from fedtranscribe.config import UNSTATED, OwnData
-from fedtranscribe.data.classes import Classes, below, settled
+from fedtranscribe.config.catalogue import MEMORY
+from fedtranscribe.data.folders import as_grey
 from fedtranscribe.data.hub_datasets import HubDataset, column_of, columns_of, is_hub_dataset
-from fedtranscribe.data.imageset import DataSplit, ImageSet
+from fedtranscribe.data.imageset import Classes, DataSplit, ImageSet, below, settled, split_by_id
 from fedtranscribe.data.pictures import pixels_of
-from fedtranscribe.data.splits import split_by_id
 from fedtranscribe.data.validation import to_images, to_labels
 from fedtranscribe.errors import ConfigError, InvalidDataError
+from fedtranscribe.text import counted
 
 Images = Tensor | NDArray[Any] | Sequence[Any] | Dataset[Any] | HubDataset
 """Images [n, h, w], [n, h, w, ch] or [n, ch, h, w], uint8 or floating point in [0, 1]; a list of
@@ -118,6 +118,11 @@ def _part(
             "there are is public, and never counted from labels."
         )
     pixels = to_images(raw, f"the images of {name}", own.bit_depth)
+    if own.channels not in (None, pixels.shape[1]):
+        raise ConfigError(
+            f"Expected no channels={own.channels} for the images of {name}, which are arrays with "
+            f"{counted(pixels.shape[1], 'channel')}; convert them, or pass pictures of Pillow."
+        )
     if len(pixels) != len(classes_of):
         raise InvalidDataError(
             f"Expected one label per image of {name}, got {len(classes_of)} labels for "
@@ -198,6 +203,12 @@ def _array(images: Any, name: str, own: OwnData) -> NDArray[Any]:
 def _stacked(images: Sequence[Any], name: str, own: OwnData) -> NDArray[Any]:
     """Images one by one as one array [n, …]."""
     one_by_one = [_one(image, name, own) for image in images]
+    grey = next((n for n, image in enumerate(one_by_one) if image.ndim == 2), None)
+    if grey is not None and all(map(_is_picture, images)):
+        one_by_one = [
+            as_grey(image, f"number {number}", f"number {grey}")
+            for number, image in enumerate(one_by_one)
+        ]
     if len({image.shape for image in one_by_one}) > 1:
         raise InvalidDataError(
             f"Expected the images of {name} to have one size and as many channels each; scale or "
@@ -206,10 +217,14 @@ def _stacked(images: Sequence[Any], name: str, own: OwnData) -> NDArray[Any]:
     return np.stack(one_by_one) if one_by_one else np.empty((0,))
 
 
+def _is_picture(image: Any) -> bool:
+    return hasattr(image, "getexif")
+
+
 def _one(image: Any, name: str, own: OwnData) -> NDArray[Any]:
     if isinstance(image, Tensor | np.ndarray | list):
         return _numbers(image, f"images of {name}")
-    if hasattr(image, "getexif"):
+    if _is_picture(image):
         return pixels_of(image, own, f"An image of {name}")
     raise InvalidDataError(
         f"Expected each image of {name} as an array, a tensor or a picture of Pillow, got "
@@ -234,6 +249,14 @@ def _numbers(values: Any, what: str) -> NDArray[Any]:
 
 
 def _ids(ids: Sequence[Any] | NDArray[Any] | Tensor, name: str) -> tuple[str, ...]:
+    # numpy would make strings of all of them, and "nan" of a missing one.
+    listed = ids if isinstance(ids, list | tuple) else ()
+    others = {type(one).__name__ for one in listed if not isinstance(one, str)}
+    if others and any(isinstance(one, str) for one in listed):
+        raise InvalidDataError(
+            f"Expected ids of {name} as strings or whole numbers, got strings and "
+            f"{', '.join(sorted(others))}; give each image an id of the same type."
+        )
     found = _numbers(ids, f"ids of {name}")
     if found.ndim != 1 or found.dtype.kind not in "Uiu":
         raise InvalidDataError(

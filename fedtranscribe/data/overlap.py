@@ -14,7 +14,7 @@ from pathlib import Path
 from fedtranscribe.config import UNSTATED, OwnData
 from fedtranscribe.data.imageset import DataSplit, DrawnFrom, ImageSet
 from fedtranscribe.data.partitions import whole_id
-from fedtranscribe.data.registry import is_benchmark, load
+from fedtranscribe.data.registry import is_benchmark, is_of_files, load
 from fedtranscribe.errors import ConfigError
 
 # Data ids of sets that hold images of the same origin.
@@ -127,6 +127,8 @@ def load_public(
         DataError: as `load`.
         ConfigError: as `expect_public`.
     """
+    if not is_of_files(spec):
+        own = own.model_copy(update={"channels": None})  # said of the private image files
     split = load(spec, root, download, own)
     if private is not None:
         expect_public(setting, NamedData.of(spec, split), private)

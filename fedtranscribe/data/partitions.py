@@ -1,8 +1,4 @@
-"""Who holds which records in a simulation.
-
-The partition belongs to the public set-up: guarantees are about one record inside one holder's
-fixed set, and about one holder among fixed holders.
-"""
+"""Who holds which records in a simulation, and which teacher sees which record."""
 
 import re
 
@@ -12,7 +8,6 @@ import torch
 from fedtranscribe.data.imageset import ImageSet
 from fedtranscribe.errors import ConfigError
 
-_ATTEMPTS = 100
 _PART = re.compile(r"(.+) holder-\d+")
 
 
@@ -83,3 +78,6 @@ def dirichlet_partition(
         f"No draw of {_ATTEMPTS} gave each of {holders} holders {least} records at alpha={alpha}; "
         "raise alpha, or ask for fewer holders or shards."
     )
+
+
+_ATTEMPTS = 100

@@ -9,9 +9,10 @@ import io
 import math
 import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from stat import S_ISREG
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,9 +21,13 @@ from fedtranscribe.config import UNSTATED, OwnData
 from fedtranscribe.data.validation import from_depth
 from fedtranscribe.errors import DataNotFoundError, FedtranscribeError, InvalidDataError
 
-IMAGE_SUFFIXES = frozenset({".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff"})
+T = TypeVar("T")
+
+IMAGE_SUFFIXES = frozenset(
+    {".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+)
 # Whatever the name says, nothing else is even tried.
-_FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF")
+_FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 # From here on Pillow itself suspects a decompression bomb.
 _MOST_PIXELS = 89_000_000
 _GREY, _COLOUR = ("1", "L", "LA"), ("P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
@@ -39,7 +44,7 @@ def read_picture(file: Path, own: OwnData = UNSTATED) -> NDArray[np.uint8]:
     Args:
         file: the file.
         own: `image_size` scales the picture and cuts out its middle; `bit_depth` says what white is
-            in a 16-bit grey picture.
+            in a 16-bit grey picture; `channels` turns colour into luminance, or grey into colour.
 
     Returns:
         uint8 [h, w] for grey, [h, w, 3] for colour.
@@ -49,6 +54,15 @@ def read_picture(file: Path, own: OwnData = UNSTATED) -> NDArray[np.uint8]:
         InvalidDataError: no regular file, not readable, too large, several frames, transparent, or
             of a kind whose values cannot be kept.
     """
+    return _read(file, lambda image, what: pixels_of(image, own, what))
+
+
+def is_grey(file: Path) -> bool:
+    """Whether an image file is stored as grey, by its header alone; raises as `read_picture`."""
+    return _read(file, lambda image, _: image.mode in (*_GREY, *_DEEP))
+
+
+def _read(file: Path, look: Callable[[Any, str], T]) -> T:
     what = f"The image {str(file)!r}"
     try:
         # A pipe or a device might never answer, so look before opening.
@@ -56,7 +70,7 @@ def read_picture(file: Path, own: OwnData = UNSTATED) -> NDArray[np.uint8]:
             raise _refused(what, "is no regular file", "remove it")
         # A stream, not a path: Pillow maps a raw TIFF into memory, and a rotated one wrongly.
         with file.open("rb") as stream:
-            return _decoded(stream, own, what)
+            return _opened(stream, what, look)
     except OSError as error:
         raise _refused(
             what, f"cannot be read ({type(error).__name__})", "repair or remove it"
@@ -71,10 +85,10 @@ def decode_picture(content: bytes, own: OwnData, what: str) -> NDArray[np.uint8]
         own: as for `read_picture`.
         what: how messages call it.
     """
-    return _decoded(io.BytesIO(content), own, what)
+    return _opened(io.BytesIO(content), what, lambda image, what: pixels_of(image, own, what))
 
 
-def _decoded(stream: BinaryIO, own: OwnData, what: str) -> NDArray[np.uint8]:
+def _opened(stream: BinaryIO, what: str, look: Callable[[Any, str], T]) -> T:
     try:
         from PIL import Image
     except ImportError as error:
@@ -86,7 +100,7 @@ def _decoded(stream: BinaryIO, own: OwnData, what: str) -> NDArray[np.uint8]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             with Image.open(stream, formats=_FORMATS) as image:
-                return pixels_of(image, own, what)
+                return look(image, what)
     except FedtranscribeError:
         raise
     except Image.DecompressionBombError:
@@ -115,6 +129,10 @@ def pixels_of(image: Any, own: OwnData, what: str) -> NDArray[np.uint8]:
     # Pillow brings a PGM of any range to 16 bits; other files do not say their range.
     whole_range = image.format == "PPM"
     pixels = _eight_bits(upright, 16 if whole_range else own.bit_depth, what)
+    if own.channels == 1 and pixels.ndim == 3:
+        pixels = np.asarray(Image.fromarray(pixels).convert("L"))
+    elif own.channels == 3 and pixels.ndim == 2:
+        pixels = np.repeat(pixels[..., np.newaxis], 3, axis=2)
     if own.image_size is None:
         return pixels
     side = (own.image_size, own.image_size)

@@ -1,25 +1,35 @@
-"""One name or path -> the data set."""
+"""One name or path -> the data set, and where its ledger lies."""
 
 import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from fedtranscribe.catalogue import DATA_SETS, MEDMNIST, MEMORY, expect_data, is_saved_dataset
 from fedtranscribe.config import UNSTATED, OwnData
+from fedtranscribe.config.catalogue import (
+    DATA_SETS,
+    MEDMNIST,
+    MEMORY,
+    expect_data,
+    is_saved_dataset,
+)
 from fedtranscribe.config.sources import expect_readable
-from fedtranscribe.data.archives import load_archive
+from fedtranscribe.data.archives import load_archive, load_medmnist, read_medmnist
 from fedtranscribe.data.array_folders import is_array_folder, load_array_folder
-from fedtranscribe.data.cifar10_jpeg import load_cifar10_jpeg
-from fedtranscribe.data.classes import Classes, settled
 from fedtranscribe.data.folders import load_folder
-from fedtranscribe.data.idx import IDX_SETS, load_idx_set
-from fedtranscribe.data.imageset import DataSplit
-from fedtranscribe.data.medmnist_sets import load_medmnist, read_medmnist
+from fedtranscribe.data.hub_datasets import load_saved_dataset
+from fedtranscribe.data.imageset import Classes, DataSplit, ImageSet, settled
+from fedtranscribe.data.named_sets import (
+    IDX_SETS,
+    TORCHVISION_SETS,
+    load_cifar10_jpeg,
+    load_digits,
+    load_idx_set,
+    load_torchvision_set,
+    load_uci_digits,
+)
 from fedtranscribe.data.npz import keys_of
-from fedtranscribe.data.packaged import load_digits, load_uci_digits
-from fedtranscribe.data.saved_datasets import load_saved_dataset
-from fedtranscribe.data.torchvision_sets import TORCHVISION_SETS, load_torchvision_set
+from fedtranscribe.privacy.ledger_place import LedgerPlace
 
 PACKAGED: dict[str, Callable[[], DataSplit]] = {
     "digits": load_digits,
@@ -88,13 +98,19 @@ def _as_stated(split: DataSplit, own: OwnData) -> DataSplit:
     classes = settled(Classes(train.classes, train.class_names), own, train.name)
     if classes is None or classes.names is None:
         return split
-    parts = (replace(part, class_names=classes.names) for part in (train, split.test))
-    return DataSplit(*parts)
+    train, test = (replace(part, class_names=classes.names) for part in (train, split.test))
+    return replace(split, train=train, test=test)
 
 
 def has_own_ids(path: Path) -> bool:
     """Whether data are an archive, or its arrays in a folder: those say which their ids are."""
     return path.suffix == ".npz" or is_array_folder(path)
+
+
+def is_of_files(spec: str) -> bool:
+    """Whether data are image files, which are decoded here, and no arrays."""
+    by_name = spec in available() or spec.startswith(MEDMNIST)
+    return not by_name and not has_own_ids(Path(spec).expanduser())
 
 
 def is_published(specs: str) -> bool:
@@ -128,3 +144,17 @@ def lasting(spec: str) -> str:
     """
     names_a_path = not is_published(spec) and Path(spec).expanduser().exists()
     return str(Path(spec).expanduser().resolve()) if names_a_path else spec
+
+
+def ledger_of(images: ImageSet, data: str, named: Path | None) -> LedgerPlace:
+    """Where the ledger of a run's data is, or will be.
+
+    Args:
+        images: the private records.
+        data: as the user named them.
+        named: the ledger that the user named.
+
+    Raises:
+        SecondLedgerError, StorageError: as `LedgerPlace.find`.
+    """
+    return LedgerPlace.find(images.data_id, images.folder, named, published=is_published(data))

@@ -1,13 +1,9 @@
-"""`shapes`: public images drawn by a formula, so that nobody's data stand behind them.
-
-Light strokes and light, textured polygons on a dark ground. They serve as public images to start
-the generator from: a random generator shows teachers nothing that they know, and at ε = 10 there
-are too few rows to find out by trial. No class labels belong to them.
-"""
+"""Public images drawn by a formula, and random views of images."""
 
 import math
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 _STROKE_POINTS = 20
@@ -95,3 +91,109 @@ def _stripes(n: int, pixels: Tensor, rng: torch.Generator) -> Tensor:
     phase = torch.rand(n, 1, generator=rng) * 2 * math.pi
     depth = 0.5 * torch.rand(n, 1, generator=rng) * (torch.rand(n, 1, generator=rng) < 0.5)
     return 1 - depth * (1 + torch.sin((pixels * frequency).sum(-1) + phase))
+
+
+_LEAVES = 120
+_SMALLEST, _LARGEST = 1.5 / 32, 16 / 32  # radii, in image sides
+_MARGIN = 1 / 4  # leaves whose centre lies outside of the image, in image sides
+_LEAST_ASPECT = 0.3
+_TINT = 0.25  # std of a channel about the leaf's grey
+_SLOPE = 0.64  # std of its shading, per image side
+_MOST, _PIXELS = 500, 500 * 32**2  # that are drawn at a time
+
+
+def draw_leaves(n: int, channels: int, size: int, rng: torch.Generator) -> Tensor:
+    """Draw n images.
+
+    Args:
+        n: how many.
+        channels: 1, or 3 for colour.
+        size: height and width in pixels.
+        rng: source of all choices.
+
+    Returns:
+        uint8 images [n, channels, size, size].
+    """
+    chunk = max(1, min(_MOST, _PIXELS // size**2))
+    parts = [_draw_leaves(min(chunk, n - i), channels, size, rng) for i in range(0, n, chunk)]
+    return torch.cat(parts)
+
+
+def _draw_leaves(n: int, channels: int, size: int, rng: torch.Generator) -> Tensor:
+    axis = (torch.arange(size) + 0.5) / size
+    y, x = torch.meshgrid(axis, axis, indexing="ij")
+    image = _shade(n, channels, x - 0.5, y - 0.5, rng)
+    for _ in range(_LEAVES):
+        along, across, distance = _leaf(n, x, y, rng)
+        radius = _radii(n, rng)[:, None, None]
+        # An edge is one pixel wide.
+        cover = ((radius - distance) * size + 0.5).clamp(0, 1)[:, None]
+        image = image * (1 - cover) + cover * _shade(n, channels, along, across, rng)
+    return (image * 255).round().to(torch.uint8)
+
+
+def _leaf(n: int, x: Tensor, y: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Of every pixel, its place along and across a leaf, and its distance from the centre."""
+    centre = torch.rand(n, 2, 1, 1, generator=rng) * (1 + 2 * _MARGIN) - _MARGIN
+    angle = torch.rand(n, 1, 1, generator=rng) * math.pi
+    aspect = _LEAST_ASPECT + (1 - _LEAST_ASPECT) * torch.rand(n, 1, 1, generator=rng)
+    right, down = x - centre[:, 0], y - centre[:, 1]
+    along = right * angle.cos() + down * angle.sin()
+    across = down * angle.cos() - right * angle.sin()
+    squeezed = across / aspect
+    square = torch.rand(n, 1, 1, generator=rng) < 0.5
+    corner = torch.maximum(along.abs(), squeezed.abs())
+    return along, across, torch.where(square, corner, torch.hypot(along, squeezed))
+
+
+def _radii(n: int, rng: torch.Generator) -> Tensor:
+    """With a density that falls with the cube of the radius, [n]."""
+    few, many = _LARGEST**-2, _SMALLEST**-2
+    return (many + (few - many) * torch.rand(n, generator=rng)).rsqrt()
+
+
+def _shade(n: int, channels: int, along: Tensor, across: Tensor, rng: torch.Generator) -> Tensor:
+    """A colour about some grey, brighter towards one side, [n, channels, s, s]."""
+    grey = torch.rand(n, 1, generator=rng)
+    colour = (grey + _TINT * torch.randn(n, channels, generator=rng)).clamp(0, 1)
+    slopes = _SLOPE * torch.randn(2, n, 1, 1, generator=rng)
+    shading = slopes[0] * along + slopes[1] * across
+    return (colour[:, :, None, None] + shading[:, None]).clamp(0, 1)
+
+
+_TURN = 0.25  # radians either way
+_SCALE = 0.2
+_SHIFT = 0.2  # of half an image
+_NOISE = 0.3
+
+
+def augment(images: Tensor, strength: float, rng: torch.Generator) -> Tensor:
+    """One random view of each image.
+
+    Args:
+        images: float [n, ch, h, w] in [0, 1].
+        strength: 0 gives the images back, 1 is the default range.
+        rng: source of the choices, on CPU.
+
+    Returns:
+        float [n, ch, h, w] in [0, 1].
+    """
+    if strength == 0:
+        return images
+
+    def uniform(*shape: int) -> Tensor:
+        """Uniform in [-strength, strength]."""
+        return ((torch.rand(*shape, generator=rng) * 2 - 1) * strength).to(images.device)
+
+    n = len(images)
+    turn, scale, shift = uniform(n) * _TURN, 1 + uniform(n) * _SCALE, uniform(n, 2) * _SHIFT
+    cos, sin = scale * turn.cos(), scale * turn.sin()
+    affine = torch.stack(
+        [torch.stack([cos, -sin, shift[:, 0]], 1), torch.stack([sin, cos, shift[:, 1]], 1)], 1
+    )
+    where = F.affine_grid(affine, list(images.shape), align_corners=False)
+    views = F.grid_sample(images, where, padding_mode="border", align_corners=False)
+    contrast = 1 - 0.2 * strength + 0.4 * uniform(n, 1, 1, 1)
+    views = views * contrast + 0.2 * uniform(n, 1, 1, 1) + 0.08 * strength
+    grain = torch.randn(views.shape, generator=rng).to(images.device)
+    return (views + _NOISE * uniform(n, 1, 1, 1).abs() * grain).clamp(0, 1)

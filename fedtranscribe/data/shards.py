@@ -1,12 +1,4 @@
-"""Which teacher sees which record, and which records are held out.
-
-Guarantee: an assignment is a function of the record's own persistent id and a key, of nothing
-else. So removing, adding or changing one record moves no other one, and one record reaches
-one teacher: that is what the record-level sensitivities of an ensemble rest on. Shards are
-never balanced, stratified or de-duplicated, because each of these lets one record move others.
-An id must not be the content: a replaced record would then leave one shard and enter another,
-and touch two teachers.
-"""
+"""Which shard, and which part, a record belongs to, by a keyed hash of its id."""
 
 from collections.abc import Sequence
 from hashlib import blake2b

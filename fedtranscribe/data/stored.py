@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from fedtranscribe.data.npy_files import NpyFile
+from fedtranscribe.data.npz import NpyFile
 from fedtranscribe.data.validation import to_images
 from fedtranscribe.errors import InvalidDataError
 

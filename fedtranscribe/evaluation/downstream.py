@@ -1,17 +1,172 @@
 """Downstream utility: classifiers that learn from synthetic images only, tested on real ones."""
 
+import copy
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from fedtranscribe.config.evaluation import NETS, SKLEARN, EvaluationSettings
-from fedtranscribe.evaluation.classifiers import make
-from fedtranscribe.evaluation.nets import predict, train_net
-from fedtranscribe.tracking import Progress
+from fedtranscribe.config.evaluation import NETS, SKLEARN, XGBOOST, EvaluationSettings
+from fedtranscribe.models import build, fixed_randomness
+from fedtranscribe.results.progress import Progress
+
+
+def make(name: str, seed: int) -> Any:
+    """A fresh classifier of `SKLEARN`, or xgboost's, with scikit-learn's interface.
+
+    Args:
+        name: one of them.
+        seed: public randomness.
+    """
+    if name == XGBOOST:
+        from xgboost import XGBClassifier
+
+        return XGBClassifier(n_estimators=50, colsample_bytree=0.1, random_state=seed)
+    from sklearn import discriminant_analysis, ensemble, linear_model, naive_bayes, svm, tree
+    from sklearn.neural_network import MLPClassifier
+
+    match name:
+        case "logistic-regression":
+            return linear_model.LogisticRegression(max_iter=5_000, random_state=seed)
+        case "random-forest":
+            return ensemble.RandomForestClassifier(class_weight="balanced", random_state=seed)
+        case "gaussian-nb":
+            return naive_bayes.GaussianNB()
+        case "bernoulli-nb":
+            return naive_bayes.BernoulliNB(binarize=0.5)
+        case "linear-svc":
+            return svm.LinearSVC(loss="hinge", max_iter=10_000, random_state=seed)
+        case "decision-tree":
+            return tree.DecisionTreeClassifier(class_weight="balanced", random_state=seed)
+        case "lda":
+            return discriminant_analysis.LinearDiscriminantAnalysis(solver="eigen", shrinkage=0.5)
+        case "adaboost":
+            return ensemble.AdaBoostClassifier(n_estimators=100, random_state=seed)
+        case "sklearn-mlp":
+            return MLPClassifier(random_state=seed)
+        case "bagging":
+            return ensemble.BaggingClassifier(max_samples=0.1, n_estimators=20, random_state=seed)
+        case "gradient-boosting":
+            return ensemble.GradientBoostingClassifier(
+                subsample=0.1, n_estimators=50, random_state=seed
+            )
+    raise ValueError(name)
+
+
+_BATCH = 128
+_LR = 3e-4
+_VALIDATION = 6
+_HIDDEN = (256, 128)
+_PREDICT_BATCH = 500
+
+Epochs = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, eq=False)
+class ChosenNet:
+    """A network after training.
+
+    Attributes:
+        network: with the weights of the chosen epoch.
+        epoch: which one it was, from 1.
+        validation: its accuracy on synthetic validation images.
+    """
+
+    network: nn.Module
+    epoch: int
+    validation: float
+
+
+def build_net(name: str, classes: int, channels: int, size: int, seed: int) -> nn.Module:
+    """An MLP with layers of 256 and 128, or our small `cnn`; fresh weights from the seed."""
+    if name == "cnn":
+        return build("cnn", classes, channels, size, seed=seed)
+    with fixed_randomness(seed):
+        layers: list[nn.Module] = [nn.Flatten()]
+        before = channels * size * size
+        for width in _HIDDEN:
+            layers += [nn.Linear(before, width), nn.ReLU()]
+            before = width
+        return nn.Sequential(*layers, nn.Linear(before, classes))
+
+
+def train_net(
+    name: str,
+    images: Tensor,
+    labels: Tensor,
+    classes: int,
+    *,
+    epochs: int,
+    patience: int,
+    seed: int,
+    device: torch.device,
+    progress: Epochs,
+) -> ChosenNet:
+    """Train on five sixths of the synthetic images, choose the epoch on the rest.
+
+    Args:
+        name: mlp or cnn.
+        images: synthetic, uint8 [n, ch, s, s].
+        labels: the student's, int64 [n].
+        classes: of the task.
+        epochs: at most so many.
+        patience: epochs without a better score on the rest, then it ends.
+        seed: of weights, split and batches; public.
+        device: where to train.
+        progress: called with (epochs done, epochs at most).
+    """
+    rng = torch.Generator().manual_seed(seed)
+    order = torch.randperm(len(images), generator=rng)
+    held, trained = order.split([len(order) // _VALIDATION, len(order) - len(order) // _VALIDATION])
+    network = build_net(name, classes, images.shape[1], images.shape[2], seed).to(device)
+    optimiser = torch.optim.Adam(network.parameters(), lr=_LR)
+    best = ChosenNet(network, 0, -1.0)
+    for epoch in range(1, epochs + 1):
+        _pass(network, optimiser, images, labels, trained, rng)
+        score = int((predict(network, images[held]) == labels[held]).sum()) / len(held)
+        if score > best.validation:
+            best = ChosenNet(copy.deepcopy(network), epoch, score)
+        progress(epoch, epochs)
+        if epoch - best.epoch >= patience:
+            break
+    progress(epochs, epochs)
+    return best
+
+
+def predict(network: nn.Module, images: Tensor) -> Tensor:
+    """Likeliest class of each uint8 image [n, ch, s, s]: int64 [n]."""
+    device = next(network.parameters()).device
+    network.eval()
+    with torch.no_grad():
+        parts = [
+            network(part.to(device).float() / 255).argmax(-1).cpu()
+            for part in images.split(_PREDICT_BATCH)
+        ]
+    return torch.cat(parts)
+
+
+def _pass(
+    network: nn.Module,
+    optimiser: torch.optim.Optimizer,
+    images: Tensor,
+    labels: Tensor,
+    rows: Tensor,
+    rng: torch.Generator,
+) -> None:
+    device = next(network.parameters()).device
+    network.train()
+    for picked in rows[torch.randperm(len(rows), generator=rng)].split(_BATCH):
+        logits = network(images[picked].to(device).float() / 255)
+        loss = F.cross_entropy(logits, labels[picked].to(device))
+        optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        optimiser.step()
+
 
 Predict = Callable[[Tensor], Tensor]
 

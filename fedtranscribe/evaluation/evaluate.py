@@ -1,16 +1,8 @@
-"""One finished run measured: student, classifiers on its synthetic images, fidelity.
-
-evaluation.json          what may be told
-samples.png              synthetic images by class
-private/neighbours.png   nearest real training records: PRIVATE
-private/evaluation.json  all figures, where they rest on a user's own held-out records: NOT private
-
-Nobody charged for looking at a user's own held-out records. So whatever is measured on them stays
-under `private/`, and the public file holds what follows from the released networks alone.
-"""
+"""One finished run measured: student, classifiers on its synthetic images, fidelity."""
 
 import importlib.util
 import json
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -18,22 +10,91 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtranscribe.allowed import expect_allowed
+from fedtranscribe.config import build
 from fedtranscribe.config.evaluation import NETS, XGBOOST, EvaluationSettings
 from fedtranscribe.data import DataSplit, ImageSet, NamedData
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.evaluation.downstream import downstream
 from fedtranscribe.evaluation.fidelity import feature_source, measure
 from fedtranscribe.evaluation.figures import draw_classes, draw_neighbours
-from fedtranscribe.evaluation.neighbours import features_of, nearest, pixels
-from fedtranscribe.figures import figures_available
 from fedtranscribe.files import write_atomically
 from fedtranscribe.models import Classifier, pick_device
-from fedtranscribe.models.confusion import count
-from fedtranscribe.models.inference import predict
+from fedtranscribe.models.inference import count, predict
 from fedtranscribe.models.mixture import GaussianMixture
+from fedtranscribe.results.allowed import expect_allowed
+from fedtranscribe.results.figures import figures_available
+from fedtranscribe.results.progress import Progress, silent
 from fedtranscribe.runs.finished import FinishedRun
-from fedtranscribe.tracking import Progress, silent
+from fedtranscribe.trainers.synthesize import Judge
+
+
+def cnn_judge(seed: int) -> Judge:
+    """The small CNN of the field's evaluations, chosen on synthetic images only.
+
+    Args:
+        seed: of its training; public.
+    """
+    wanted = build(EvaluationSettings, {"classifiers": "cnn", "seed": seed})
+
+    def judge(
+        images: Tensor, labels: Tensor, test: ImageSet, device: torch.device, progress: Progress
+    ) -> float | None:
+        real = test.images, test.labels
+        return downstream((images, labels), real, test.classes, wanted, device, progress)["cnn"]
+
+    return judge
+
+
+_CHUNK = 500
+
+Embed = Callable[[Tensor], Tensor]
+
+
+def nearest(queries: Tensor, records: Tensor, k: int, embed: Embed) -> Tensor:
+    """Rows of the k nearest records of each query, nearest first.
+
+    Args:
+        queries: uint8 [m, ch, s, s].
+        records: uint8 [n, ch, s, s].
+        k: how many; fewer where there are fewer records.
+        embed: images -> float [·, d]; distance is Euclidean there.
+
+    Returns:
+        int64 [m, min(k, n)].
+    """
+    wanted = embed(queries)
+    best, rows = torch.empty(len(queries), 0), torch.empty(len(queries), 0, dtype=torch.int64)
+    for first, part in _chunks(records):
+        distance = torch.cdist(wanted, embed(part))
+        seen = torch.arange(first, first + len(part)).expand(len(queries), -1)
+        best, rows = torch.cat([best, distance], 1), torch.cat([rows, seen], 1)
+        best, kept = best.topk(min(k, best.shape[1]), largest=False)
+        rows = rows.gather(1, kept)
+    return rows
+
+
+def pixels(images: Tensor) -> Tensor:
+    """uint8 [n, ch, s, s] -> float [n, ch * s * s] in [0, 1]."""
+    return images.flatten(1).float() / 255
+
+
+def features_of(student: Classifier) -> Embed:
+    """What the student sees: the input of its last layer."""
+
+    def embed(images: Tensor) -> Tensor:
+        device = next(student.parameters()).device
+        with torch.no_grad():
+            return student.features(images.to(device).float() / 255).cpu()
+
+    return embed
+
+
+def _chunks(records: Tensor) -> Iterator[tuple[int, Tensor]]:
+    first = 0
+    for part in records.split(_CHUNK):
+        yield first, part
+        first += len(part)
+
 
 EVALUATION = "evaluation.json"
 SAMPLES = "samples.png"
@@ -166,7 +227,7 @@ def score_student(student: Classifier, test: ImageSet) -> dict[str, Any]:
     """The student on real held-out images.
 
     Returns:
-        accuracy; per_class, None for a class without images; confusion[true][predicted].
+        accuracy; per_class, None for a class without images; confusion, a row per true class.
     """
     confusion = count(test.labels, predict(student, test.blocks()), test.classes)
     totals = confusion.sum(1).tolist()

@@ -1,8 +1,4 @@
-"""Our Flower apps as folders: where they lie, which settings they know, whether a value fits.
-
-Flower itself checks a run's settings only after a SuperLink has started, and takes any type. Here
-every wrong key and value is known before anything starts, and all of them are reported at once.
-"""
+"""Our Flower apps as folders, and from Flower's run-config to settings."""
 
 import difflib
 import json
@@ -16,7 +12,7 @@ from pydantic.fields import FieldInfo
 
 from fedtranscribe.config import FederationSettings, build, read_toml
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.reading import parse_toml
+from fedtranscribe.files import parse_toml
 
 Scalar = bool | int | float | str
 

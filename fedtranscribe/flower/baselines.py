@@ -19,14 +19,13 @@ from fedtranscribe.config import BaselineSettings, FederationSettings
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError, QuorumError
 from fedtranscribe.flower.over_flower import Address
-from fedtranscribe.methods.ensemble_distillation import dense, distil
-from fedtranscribe.methods.local_training import train_locally
+from fedtranscribe.methods.baselines import dense, distil, train_locally
 from fedtranscribe.models import Classifier, Generator
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.result import Result
-from fedtranscribe.result_parts import Accuracy, Federation, StatedGuarantee
-from fedtranscribe.run_directory import RunDirectory
-from fedtranscribe.tracking import Report
+from fedtranscribe.results.parts import Accuracy, Federation, StatedGuarantee
+from fedtranscribe.results.progress import Report
+from fedtranscribe.results.result import Result
+from fedtranscribe.results.run_directory import RunDirectory
 
 log = logging.getLogger(__name__)
 

@@ -13,16 +13,16 @@ from flwr.serverapp import Grid, ServerApp
 from fedtranscribe.config import PUBLIC_SHAPES, FederationSettings
 from fedtranscribe.data import ImageSet, NamedData, is_published, load, load_public
 from fedtranscribe.errors import ConfigError, QuorumError
-from fedtranscribe.evaluation.judging import cnn_judge
+from fedtranscribe.evaluation.evaluate import cnn_judge
 from fedtranscribe.flower.over_flower import OverFlower
-from fedtranscribe.flower.run_config import make_server_app
+from fedtranscribe.flower.server_apps import make_server_app
+from fedtranscribe.results.progress import Tracker, check_tracking
+from fedtranscribe.results.run_directory import RunDirectory
 from fedtranscribe.rounds.roster import quorum
-from fedtranscribe.run_directory import RunDirectory
 from fedtranscribe.runs.federate import federate
 from fedtranscribe.runs.learning import HeldOut
-from fedtranscribe.runs.public_features import with_features
 from fedtranscribe.runs.single_node import TRAINERS, train_at_holders
-from fedtranscribe.tracking import Tracker, check_tracking
+from fedtranscribe.runs.student_side import with_features
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Holders behind Flower's grid."""
+"""Holders behind Flower's grid, and our messages as Flower's records."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -6,15 +6,16 @@ from collections.abc import Mapping, Sequence
 from flwr import app as flower
 from flwr.serverapp import Grid
 
-from fedtranscribe import wire
-from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.errors import ProtocolError
 from fedtranscribe.flower.records import message_of, record_of
-from fedtranscribe.privacy.noise_plan import NoisePlan
-from fedtranscribe.query import Query
-from fedtranscribe.refusals import Refusal, RefusalCode
+from fedtranscribe.privacy.release_plan import NoisePlan
+from fedtranscribe.questions import messages as wire
+from fedtranscribe.questions import query_messages as queries
+from fedtranscribe.questions.capabilities import Capabilities
+from fedtranscribe.questions.messages import Message
+from fedtranscribe.questions.question import Query
+from fedtranscribe.questions.refusals import Refusal, RefusalCode
 from fedtranscribe.rounds.transport import MakeMessage, Reply
-from fedtranscribe.wire import Message, queries
 
 log = logging.getLogger(__name__)
 

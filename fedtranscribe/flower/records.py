@@ -5,9 +5,14 @@ from io import BytesIO
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from numpy.lib.format import read_array_header_1_0, read_magic
 
-from fedtranscribe.wire import Message
+from fedtranscribe.questions.messages import Message
 
-TERMS, ARRAYS = "terms", "arrays"
+TERMS = "terms"
+
+
+ARRAYS = "arrays"
+
+
 _STYPE = "numpy.ndarray"
 
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from fedtranscribe import wire
 from fedtranscribe.errors import StorageError
 from fedtranscribe.flower.records import message_of, record_of
-from fedtranscribe.refusals import Refusal, RefusalCode
-from fedtranscribe.service.link import METHODS, call
-from fedtranscribe.wire.frames import pack, unpack
+from fedtranscribe.holder.link import METHODS, call
+from fedtranscribe.questions import messages as wire
+from fedtranscribe.questions.messages import pack, unpack
+from fedtranscribe.questions.refusals import Refusal, RefusalCode
 
 log = logging.getLogger(__name__)
 

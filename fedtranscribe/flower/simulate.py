@@ -1,28 +1,70 @@
-"""A Flower app on this machine, from start to end: what `fedtranscribe simulate` and Python call.
-
-A run's settings are checked before anything starts. Then a private SuperLink runs the app, and what
-the app writes into the run's folder is followed until it has ended.
-"""
+"""A Flower app on this machine, from start to end, and the files by which it is followed."""
 
 import importlib.util
+import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.filesize import decimal
 
-from fedtranscribe import catalogue
+from fedtranscribe.config import catalogue
 from fedtranscribe.config.sources import new_folder
-from fedtranscribe.errors import ConfigError, SimulationError, StorageError
-from fedtranscribe.files import unwritable
+from fedtranscribe.errors import ConfigError, FedtranscribeError, SimulationError, StorageError
+from fedtranscribe.files import json_objects, read_object, unwritable, write_atomically
 from fedtranscribe.flower.apps import App, Scalar, is_packaged, known_apps, settings_from
-from fedtranscribe.flower.run_files import ERROR, LOG, Tail, raise_mistake
-from fedtranscribe.result import METRICS
-from fedtranscribe.tracking import PROGRESS, check_tracking
+from fedtranscribe.results.allowed import expect_allowed
+from fedtranscribe.results.progress import PROGRESS, check_tracking
+from fedtranscribe.results.result import METRICS
 
 if TYPE_CHECKING:
     from fedtranscribe.flower.superlink import PrivateSuperLink, RunStatus
+
+LOG = "superlink.log"
+
+
+class Tail:
+    """New whole lines of a file of JSON objects that another process writes.
+
+    Args:
+        path: the file; it need not be there yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read = 0
+        self._half = b""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        """What has come since the last time; a line that is no object is passed over."""
+        try:
+            if self._path.stat().st_size < self._read:
+                self._read, self._half = 0, b""
+            with self._path.open("rb") as stream:
+                stream.seek(self._read)
+                new = stream.read()
+        except FileNotFoundError:
+            return
+        self._read += len(new)
+        *whole, self._half = (self._half + new).split(b"\n")
+        yield from json_objects(whole)
+
+
+def raise_mistake(folder: Path) -> None:
+    """Raise what the ServerApp wrote into `error.json`, as the class with that exit code.
+
+    Raises:
+        FedtranscribeError: there is such a file, and it is whole.
+    """
+    mistake = read_object(folder / ERROR)
+    if mistake is None:
+        return
+    kinds = [FedtranscribeError, *FedtranscribeError.__subclasses__()]
+    code = mistake.get("exit_code")
+    kind = next((kind for kind in kinds if kind.exit_code == code), SimulationError)
+    raise kind(str(mistake.get("error", f"The run failed; see {folder / LOG}.")))
+
 
 # Each question to Flower takes a second of a processor that the simulation could use.
 _LEAST_PAUSE, _MOST_PAUSE = 2.0, 15.0
@@ -254,3 +296,13 @@ def note(entry: Mapping[str, Any]) -> str:
     return ", ".join(
         shown[key](value) for key, value in known.items() if isinstance(value, int | float)
     )
+
+
+ERROR = "error.json"
+
+
+def report_mistake(folder: Path, error: FedtranscribeError) -> None:
+    """Leave a user's mistake for the command that waits."""
+    mistake = {"error": str(error), "exit_code": error.exit_code}
+    expect_allowed(ERROR, mistake)
+    write_atomically(folder / ERROR, json.dumps(mistake).encode())

@@ -9,12 +9,12 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fedtranscribe.catalogue import expect_network
 from fedtranscribe.config import PUBLIC_SHAPES, FederationSettings
+from fedtranscribe.config.catalogue import expect_network
 from fedtranscribe.data import DataSplit, ImageSet, NamedData, is_published, load_public
 from fedtranscribe.errors import QuorumError
-from fedtranscribe.evaluation.judging import cnn_judge
-from fedtranscribe.flower.apps import Scalar
+from fedtranscribe.evaluation.evaluate import cnn_judge
+from fedtranscribe.flower.apps import Scalar, settings_from
 from fedtranscribe.flower.baselines import (
     answer_training,
     baseline_result,
@@ -23,29 +23,28 @@ from fedtranscribe.flower.baselines import (
     no_guarantee,
     run_baseline,
 )
-from fedtranscribe.flower.client_app import make_client_app
+from fedtranscribe.flower.client_app import make_client_app, open_simulated, simulated_part
 from fedtranscribe.flower.over_flower import Address, OverFlower
-from fedtranscribe.flower.run_config import make_server_app, settings_from
-from fedtranscribe.flower.simulated_holder import open_simulated, simulated_part
+from fedtranscribe.flower.server_apps import make_server_app
 from fedtranscribe.models import Classifier, build, pick_device, save_network
+from fedtranscribe.models.ensemble import Ensemble
 from fedtranscribe.models.inference import accuracy
-from fedtranscribe.result_parts import Accuracy, StatedGuarantee
-from fedtranscribe.run_directory import STUDENT, RunDirectory
+from fedtranscribe.models.teachers import ensemble_accuracy
+from fedtranscribe.results.parts import Accuracy, StatedGuarantee
+from fedtranscribe.results.progress import Tracker, check_tracking
+from fedtranscribe.results.run_directory import STUDENT, RunDirectory
 from fedtranscribe.runs.federate import federate
 from fedtranscribe.runs.learning import HeldOut
-from fedtranscribe.runs.public_features import with_features
-from fedtranscribe.runs.simulation import (
-    holder_name,
-    holders_folder,
-    load_data,
-    partitions,
-)
+from fedtranscribe.runs.simulation import holder_name, holders_folder, load_data, partitions
 from fedtranscribe.runs.simulation import show_plan as plan_private
 from fedtranscribe.runs.single_node import TRAINERS, train_at_holders
-from fedtranscribe.runs.student_side import StudentSide, build_student_side, public_images
-from fedtranscribe.teachers import Ensemble, ensemble_accuracy
+from fedtranscribe.runs.student_side import (
+    StudentSide,
+    build_student_side,
+    public_images,
+    with_features,
+)
 from fedtranscribe.text import counted
-from fedtranscribe.tracking import Tracker, check_tracking
 
 log = logging.getLogger(__name__)
 
@@ -135,6 +134,8 @@ def show_plan(run_config: Mapping[str, Scalar], say: Callable[[str], None]) -> S
         FedtranscribeError: as the run before anybody is asked.
     """
     settings, split, parts = _prepared(settings_from(run_config))
+    for line in split.words:
+        say(line)
     if settings.method in ("feddpsd", *TRAINERS):
         return plan_private(settings, parts, say)
     _baseline_side(settings, split)

@@ -32,9 +32,9 @@ from typing import Any, NamedTuple
 import tomli_w
 
 from fedtranscribe.errors import SimulationError
+from fedtranscribe.files import parse_json
 from fedtranscribe.flower.apps import Scalar
 from fedtranscribe.flower.keeper import GRACE_SECONDS, KEEPER, LOG
-from fedtranscribe.reading import parse_json
 
 # The first start after an installation compiles Flower and Ray, which takes minutes on a busy disk.
 START_SECONDS = 300
@@ -82,7 +82,7 @@ class PrivateSuperLink:
             stack.callback(shutil.rmtree, self.home, ignore_errors=True)
             self._port = _free_port()
             self._environment = _environment(self.home)
-            (self.home / "config.toml").write_text(_connection(self._port))
+            (self.home / "config.toml").write_text(_connection(self._port), encoding="utf-8")
             (self.home / "ray").mkdir()
             self._keeper = self._start()
             stack.callback(self._end)
@@ -224,7 +224,8 @@ class PrivateSuperLink:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.PIPE,
-                text=True,
+                encoding="utf-8",
+                errors="replace",
                 timeout=COMMAND_SECONDS,
                 check=False,
             )
@@ -237,7 +238,14 @@ class PrivateSuperLink:
     def _last_lines(self) -> str:
         """Of the log, which the keeper has moved if the SuperLink is gone."""
         logs = [self.home / LOG, self._kept_log]
-        return next((_tail(log.read_text(errors="replace")) for log in logs if log.exists()), "")
+        return next(
+            (
+                _tail(log.read_text(encoding="utf-8", errors="replace"))
+                for log in logs
+                if log.exists()
+            ),
+            "",
+        )
 
 
 def _tail(text: str) -> str:

@@ -1,34 +1,27 @@
-"""How a holder answers: check, charge the ledger, compute, add the noise, store, release.
-
-The same object serves one machine and a federation. Whatever the student side sends, a holder
-answers only what it has a statistic for, and only after its ledger has booked it.
-"""
+"""How a holder answers: check, charge the ledger, compute, add the noise, store, release."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fedtranscribe.answer import Answer, RawAnswer, Summand
 from fedtranscribe.errors import ConfigError, CorruptLedgerError
-from fedtranscribe.mechanisms import (
-    BitSource,
-    CentralNoise,
-    MaskedShare,
-    Mechanism,
-    NoiseSource,
-    OsBits,
-    OsNoise,
-)
-from fedtranscribe.privacy.answering import answer_once
+from fedtranscribe.noise.gaussian import CentralNoise
+from fedtranscribe.noise.masked import MaskedShare
+from fedtranscribe.noise.mechanisms import Mechanism
+from fedtranscribe.noise.sources import BitSource, NoiseSource, OsBits, OsNoise
+from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.noise_plan import NoisePlan
-from fedtranscribe.privacy.release_plan import Release
-from fedtranscribe.query import Kind, Query
-from fedtranscribe.statistics import Statistic
+from fedtranscribe.privacy.release_plan import NoisePlan, Release
+from fedtranscribe.privacy.run_ledger import answer_once
+from fedtranscribe.questions.question import Answer, Query, RawAnswer, Summand
+from fedtranscribe.questions.statistic import Statistic
 
 
 class Holder:
@@ -51,7 +44,7 @@ class Holder:
 
     def __init__(
         self,
-        statistics: Mapping[Kind, Statistic[Any]],
+        statistics: Mapping[str, Statistic[Any]],
         ledger: Ledger,
         run: str,
         *,
@@ -171,3 +164,56 @@ def decode(stored: bytes, rows: int, width: int, dtype: torch.dtype) -> Tensor:
             "the ledger was not written by this version."
         )
     return torch.from_numpy(np.frombuffer(stored, dtype=kind).reshape(rows, width).copy())
+
+
+class KeptLedger:
+    """Opens the ledger of a data set at first use; use it from one thread.
+
+    Args:
+        path: the SQLite file.
+        data_id: what the book is bound to.
+        budget: the limit from the holder's policy.
+    """
+
+    def __init__(self, path: Path, data_id: str, budget: Budget) -> None:
+        self._path, self._data_id, self._budget = path, data_id, budget
+        self._ledger: Ledger | None = None
+        self._file: tuple[int, int] | None = None
+
+    @contextmanager
+    def __call__(self) -> Iterator[Ledger]:
+        """The open ledger; another file under its name is opened, and so proved, first."""
+        if self._ledger is None or _file(self._path) != self._file:
+            self.close()
+            self._ledger = Ledger.open(self._path, self._data_id, self._budget)
+            self._file = _file(self._path)
+        try:
+            yield self._ledger
+        except CorruptLedgerError:
+            # After the file is fixed it is opened, and so proved, again.
+            self.close()
+            raise
+
+    def prove(self, within: timedelta = timedelta(0)) -> None:
+        """Prove the whole book, unless that was done `within` this time: then as opening does.
+
+        Raises:
+            LedgerError: it is damaged, edited, cut, rolled back, or of other data.
+        """
+        with self() as ledger:
+            ledger.prove(within)
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._ledger is not None:
+            self._ledger.close()
+        self._ledger = self._file = None
+
+
+def _file(path: Path) -> tuple[int, int] | None:
+    """Which file the name means now: a restored copy is another one."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino

@@ -1,22 +1,118 @@
-"""A holder's part in masked sums: `secagg`'s steps, each stored before its message leaves.
-
-A run has one cohort and one key, a query one round, for ever. Whatever the server asks, and how
-often, a holder says the same again or refuses; so neither a restart nor a server that plays with
-the order of messages makes it mask, sign or reveal twice in two ways.
-"""
+"""A holder's part in masked sums: each step is stored before its message leaves."""
 
 import json
+import sqlite3
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from fedtranscribe.errors import ProtocolError
-from fedtranscribe.holder.round_store import RoundStore
-from fedtranscribe.reading import parse_json
-from fedtranscribe.secagg import Advert, Cohort, Holder, Round, RunKey, Task
-from fedtranscribe.secagg.key_files import Identity
-from fedtranscribe.secagg.masks import Residues
+from fedtranscribe.errors import ProtocolError, StorageError
+from fedtranscribe.files import parse_json, unwritable
+from fedtranscribe.noise.key_files import Identity
+from fedtranscribe.noise.mask_keys import Advert, Cohort, RunKey
+from fedtranscribe.noise.masks import Residues
+from fedtranscribe.noise.secagg import Holder, Round, Task
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS runs (key TEXT PRIMARY KEY, state BLOB NOT NULL) STRICT;
+CREATE TABLE IF NOT EXISTS rounds (key TEXT PRIMARY KEY, state BLOB NOT NULL) STRICT;
+"""
+_BUSY_SECONDS = 30.0
+
+
+class RoundStore:
+    """Durable bytes by run and by query id, each changed only from the state that was read.
+
+    Several processes may use one file: of two that go on from the same state, one is refused. So a
+    holder never says two things at one stage.
+
+    Args:
+        path: the file; made at first use.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def run(self, run: str) -> bytes | None:
+        """A run's state; None before the first."""
+        return self._get("SELECT state FROM runs WHERE key = ?", run)
+
+    @property
+    def runs(self) -> int:
+        """How many runs have a state."""
+        with self._open() as connection:
+            return connection.execute("SELECT COUNT(*) FROM runs").fetchone()[0]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file on disk."""
+        return self._path.stat().st_size if self._path.exists() else 0
+
+    def put_run(self, run: str, state: bytes, before: bytes | None) -> None:
+        """Keep a run's state in place of `before`; durable when it returns.
+
+        Raises:
+            ProtocolError: another process was quicker.
+        """
+        self._put("runs", run, state, before)
+
+    def round(self, query: str) -> bytes | None:
+        """A round's state; None before the first."""
+        return self._get("SELECT state FROM rounds WHERE key = ?", query)
+
+    def put_round(self, query: str, state: bytes, before: bytes | None) -> None:
+        """Keep a round's state in place of `before`; raises as `put_run`."""
+        self._put("rounds", query, state, before)
+
+    def _get(self, statement: str, key: str) -> bytes | None:
+        with self._open() as connection:
+            row = connection.execute(statement, (key,)).fetchone()
+        return None if row is None else row[0]
+
+    def _put(self, table: str, key: str, state: bytes, before: bytes | None) -> None:
+        with self._open() as connection:
+            if before is None:
+                done = connection.execute(
+                    f"INSERT INTO {table} VALUES (?, ?) ON CONFLICT DO NOTHING", (key, state)
+                )
+            else:
+                done = connection.execute(
+                    f"UPDATE {table} SET state = ? WHERE key = ? AND state = ?",
+                    (state, key, before),
+                )
+            if done.rowcount != 1:
+                raise ProtocolError(
+                    f"Another process of this holder has changed {key!r} in the meantime."
+                )
+
+    @contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            connection = sqlite3.connect(self._path, timeout=_BUSY_SECONDS, isolation_level=None)
+        except OSError as error:
+            raise unwritable(self._path, error) from None
+        except sqlite3.Error as error:
+            raise self._unusable(error) from None
+        try:
+            self._path.chmod(0o600)
+            # One statement is one transaction, and EXTRA makes it durable when it returns.
+            connection.execute("PRAGMA synchronous=EXTRA")
+            connection.executescript(_SCHEMA)
+            yield connection
+        except (OSError, sqlite3.Error) as error:
+            raise self._unusable(error) from None
+        finally:
+            connection.close()
+
+    def _unusable(self, error: Exception) -> StorageError:
+        return StorageError(
+            f"The rounds file {self._path} cannot be used ({error}); free space or fix it. Never "
+            "put an older copy in its place."
+        )
 
 
 class Masking:

@@ -1,32 +1,36 @@
-"""One data holder: policy, ledger, records or teachers, mechanism, in this order, for every query.
-
-The same object answers in process, inside a Flower ClientApp and behind the holder service.
-"""
+"""One data holder: policy, ledger, records or teachers; and its replies to messages."""
 
 import hashlib
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from fedtranscribe.answer import Answer, RawAnswer
-from fedtranscribe.capabilities import Capabilities, Facts
+from fedtranscribe.config.facts import Facts
 from fedtranscribe.errors import ProtocolError
 from fedtranscribe.holder.answering import Holder, decode
 from fedtranscribe.holder.masking import Masking
 from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.holder.trainings import Trainings
-from fedtranscribe.mechanisms import BitSource, MaskedShare, NoiseSource, OsBits, OsNoise
-from fedtranscribe.mechanisms.masked import residues
+from fedtranscribe.noise.mask_keys import Advert, Members
+from fedtranscribe.noise.masked import MaskedShare, residues
+from fedtranscribe.noise.masks import Residues
+from fedtranscribe.noise.secagg import Task
+from fedtranscribe.noise.sources import BitSource, NoiseSource, OsBits, OsNoise
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import NoiseMode
-from fedtranscribe.query import Kind, Query, Scalar
-from fedtranscribe.refusals import Refusal, RefusalCode, refusing
-from fedtranscribe.secagg import Advert, Members, Task
-from fedtranscribe.secagg.masks import Residues
-from fedtranscribe.statistics import Statistic
-from fedtranscribe.synthesis.training import training_id
-from fedtranscribe.wire.trainings import TrainedNetwork, TrainingProgress
+from fedtranscribe.questions import masked_messages as masked
+from fedtranscribe.questions import messages as wire
+from fedtranscribe.questions import query_messages as queries
+from fedtranscribe.questions import training_messages as trainings
+from fedtranscribe.questions.capabilities import Capabilities
+from fedtranscribe.questions.messages import Message, get, get_name, get_names
+from fedtranscribe.questions.question import Answer, Query, RawAnswer, Scalar
+from fedtranscribe.questions.refusals import Refusal, RefusalCode, refusing, where
+from fedtranscribe.questions.statistic import Statistic
+from fedtranscribe.questions.training_messages import TrainedNetwork, TrainingProgress
+from fedtranscribe.trainers.training import training_id
 
 # What one value of an answer may take on disk, and the key of a run.
 _WORD_BYTES = 8
@@ -59,7 +63,7 @@ class Node:
     def __init__(
         self,
         name: str,
-        statistics: Mapping[Kind, Statistic[Any]],
+        statistics: Mapping[str, Statistic[Any]],
         facts: Callable[[], Facts],
         policy: HolderPolicy,
         ledger: OpenLedger,
@@ -103,7 +107,7 @@ class Node:
         )
 
     def expect(
-        self, kind: Kind, shapes: Mapping[str, tuple[int, ...]], terms: Mapping[str, Scalar]
+        self, kind: str, shapes: Mapping[str, tuple[int, ...]], terms: Mapping[str, Scalar]
     ) -> None:
         """Refuse a query by the shapes of its arrays, before anything is made of them.
 
@@ -322,3 +326,85 @@ class Node:
                 noise=self._noise,
                 bits=self._bits,
             )
+
+
+log = logging.getLogger(__name__)
+
+
+def reply_to(
+    content: Message, message_type: str, open_node: Callable[[int], Node], requester: str
+) -> Message:
+    """A holder's reply to one message; never raises.
+
+    Args:
+        content: of the message.
+        message_type: one of `wire.MESSAGES`.
+        open_node: gives the holder of a number.
+        requester: who asks, as the holder knows it; bound to the query.
+    """
+    try:
+        node = open_node(queries.holder_number(content))
+        reply = _reply(content, message_type, node, requester)
+    except Refusal as refusal:
+        reply = wire.refuse(refusal)
+    except Exception as error:
+        log.error("a message could not be answered: %s", where(error))
+        reply = wire.refuse(Refusal(RefusalCode.INTERNAL))
+    return wire.echo_holder(reply, content)
+
+
+def _reply(content: Message, message_type: str, node: Node, requester: str) -> Message:
+    if message_type == wire.CAPABILITIES:
+        return queries.tell_capabilities(node.capabilities())
+    if message_type == wire.ANSWER:
+        envelope = queries.read_query(content, node.expect)
+        # Not Flower's own run id: a resumed run has another, and must get its answers again.
+        return queries.tell(node.answer(envelope.query, envelope.plan, envelope.run, requester))
+    if message_type in wire.MASKED:
+        return _masked(content, message_type, node, requester)
+    if message_type in wire.TRAINING:
+        return _training(content, message_type, node)
+    raise Refusal(RefusalCode.MALFORMED)
+
+
+def _masked(content: Message, message_type: str, node: Node, requester: str) -> Message:
+    terms = wire.asked_terms(content)
+    if message_type == wire.SECAGG_OPEN:
+        return _open_round(content, node, requester)
+    try:
+        run = get_name(terms, "run")
+        if message_type == wire.SECAGG_KEY:
+            names = get_names(terms, "names")
+            failures = (get(terms, name, int) for name in ("dropouts", "colluders"))
+            return masked.tell_advert(*node.advertise(run, names, *failures))
+        query_id = get_name(terms, "query-id")
+        if message_type == wire.SECAGG_MASK:
+            inbox = masked.bytes_of(content, "sealed")
+            return masked.tell_masked(query_id, *node.mask(run, query_id, inbox))
+        if message_type == wire.SECAGG_SIGN:
+            survivors, tags = get_names(terms, "survivors"), masked.bytes_of(content, "tags")
+            return masked.tell_signature(query_id, node.sign(run, query_id, survivors, tags))
+        signatures = masked.bytes_of(content, "signatures")
+        return masked.tell_shares(query_id, node.reveal(run, query_id, signatures))
+    except masked.SENSELESS:
+        raise Refusal(RefusalCode.MALFORMED) from None
+
+
+def _open_round(content: Message, node: Node, requester: str) -> Message:
+    try:
+        adverts = masked.adverts_of(content)
+    except masked.SENSELESS:
+        raise Refusal(RefusalCode.MALFORMED) from None
+    asked = queries.read_query(content, node.expect)
+    sent, head = node.open_round(asked.query, asked.plan, asked.run, requester, adverts)
+    return masked.tell_sealed(asked.query.id, head, sent)
+
+
+def _training(content: Message, message_type: str, node: Node) -> Message:
+    try:
+        if message_type == wire.MODEL:
+            return trainings.tell_trained(node.trained(get_name(wire.asked_terms(content), "run")))
+        run, asked, seconds = trainings.read_asked(content)
+    except masked.SENSELESS:
+        raise Refusal(RefusalCode.MALFORMED) from None
+    return trainings.tell_progress(node.train(run, asked, seconds))

@@ -4,20 +4,29 @@ The holder writes it, its node enforces it, and nothing that a server sends can 
 """
 
 from collections.abc import Collection
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from fedtranscribe.capabilities import Capabilities, Facts
 from fedtranscribe.config import Settings
+from fedtranscribe.config.facts import Facts
 from fedtranscribe.errors import BudgetExhaustedError
 from fedtranscribe.privacy.budget import Budget
-from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
-from fedtranscribe.query import Kind, Query
-from fedtranscribe.refusals import Refusal, RefusalCode
+from fedtranscribe.questions.capabilities import Capabilities
+from fedtranscribe.questions.kinds import registered
+from fedtranscribe.questions.question import Kind, Query, is_sum
+from fedtranscribe.questions.refusals import Refusal, RefusalCode
 
 Trainer = Literal["dp-promise", "dp-sad"]
+
+
+def _known(kind: str) -> str:
+    if kind not in (*Kind, *registered()):
+        known = ", ".join([*Kind, *sorted(registered())])
+        raise ValueError(f"expected kinds out of {known}")
+    return kind
 
 
 class HolderPolicy(Settings):
@@ -39,7 +48,7 @@ class HolderPolicy(Settings):
     )
     delta: float = Field(default=1e-5, gt=0, lt=1)
     unit: Unit = Unit.RECORD
-    kinds: tuple[Kind, ...] = tuple(Kind)
+    kinds: tuple[Annotated[str, AfterValidator(_known)], ...] = tuple(Kind)
     trainers: tuple[Trainer, ...] = Field(
         default=(), description="private trainings on the records themselves"
     )
@@ -67,9 +76,9 @@ class HolderPolicy(Settings):
     )
 
     @property
-    def answered(self) -> tuple[Kind, ...]:
+    def answered(self) -> tuple[str, ...]:
         """The kinds that the unit leaves: a sum over records hides no whole holder."""
-        return tuple(k for k in self.kinds if not k.sums or self.unit == Unit.RECORD)
+        return tuple(k for k in self.kinds if not is_sum(k) or self.unit == Unit.RECORD)
 
     @property
     def trainings(self) -> tuple[Trainer, ...]:
@@ -82,7 +91,7 @@ class HolderPolicy(Settings):
         return Budget(self.epsilon, self.delta, self.unit, Adjacency.ZERO_OUT)
 
     def capabilities(
-        self, name: str, facts: Facts, kinds: Collection[Kind], *, masks: bool, trains: bool
+        self, name: str, facts: Facts, kinds: Collection[str], *, masks: bool, trains: bool
     ) -> Capabilities:
         """What a holder under this policy states to a server.
 
@@ -173,7 +182,7 @@ class HolderPolicy(Settings):
         if not self._trusts_cohort(dropouts, colluders):
             raise Refusal(RefusalCode.POLICY)
 
-    def _trusts(self, kind: Kind, plan: NoisePlan) -> bool:
+    def _trusts(self, kind: str, plan: NoisePlan) -> bool:
         if plan.mode is NoiseMode.LOCAL:
             return True
         if kind is Kind.LABEL:

@@ -20,20 +20,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtranscribe.capabilities import Facts
 from fedtranscribe.config import PUBLIC_SHAPES, SynthesizeSettings, TrainingOptions, build
+from fedtranscribe.config.facts import Facts
 from fedtranscribe.data import DataSplit, ImageSet, is_published
 from fedtranscribe.errors import ConfigError, ProtocolError, StorageError
-from fedtranscribe.mechanisms import BitSource, NoiseSource
+from fedtranscribe.files import read_json_lines
+from fedtranscribe.noise.sources import BitSource, NoiseSource
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency
-from fedtranscribe.reading import read_json_lines
-from fedtranscribe.result import Result, TrainedFacts
-from fedtranscribe.run_directory import DENOISER, RunDirectory
-from fedtranscribe.synthesis.preparation import Prepared, prepare
-from fedtranscribe.synthesis.run import describe
-from fedtranscribe.synthesis.training import Training
-from fedtranscribe.wire.trainings import TrainedNetwork, TrainingProgress
+from fedtranscribe.questions.training_messages import TrainedNetwork, TrainingProgress
+from fedtranscribe.results.result import Result, TrainedFacts
+from fedtranscribe.results.run_directory import DENOISER, RunDirectory
+from fedtranscribe.trainers.preparation import Prepared, prepare
+from fedtranscribe.trainers.synthesize import describe
+from fedtranscribe.trainers.training import Training
 
 _LEAST_SECONDS = 10.0
 
@@ -92,7 +92,7 @@ class Trainings:
 
     def facts(self) -> Facts:
         """What is public about the records."""
-        return Facts.of(self._records())
+        return self._records().facts
 
     def settings(self, asked: Mapping[str, Any]) -> SynthesizeSettings:
         """What a server asks for and what is the holder's own, put together; quick.

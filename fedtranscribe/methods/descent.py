@@ -18,11 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtranscribe.methods.calibration import Slope, calibrated_scale
+from fedtranscribe.methods.distillation import Slope, calibrated_scale
 from fedtranscribe.methods.method import Combined
 from fedtranscribe.methods.moments import MomentsMethod, damped, records_in
 from fedtranscribe.models import Classifier
-from fedtranscribe.query import DescentQuery, Kind
+from fedtranscribe.questions.descent import DescentQuery
+from fedtranscribe.questions.question import Kind
 
 # Of the inverse of Σ u uᵀ, with which a step would be Newton's if every record were as uncertain
 # as p (1 − p) = 1/6.

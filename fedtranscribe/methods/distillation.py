@@ -1,91 +1,19 @@
-"""What a teacher says about one synthetic row, and how a noisy saying becomes a label.
-
-The holder uses the gradients (DPSD Eq. 2); the student side uses `evidence`, which is
-post-processing of private answers and therefore free.
-"""
+"""What a teacher's noisy answer about one synthetic row teaches a student."""
 
 import math
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtranscribe.mechanisms import gather_rows, unit_rows
-from fedtranscribe.query import ImageQuery, Kind
+from fedtranscribe.questions.gradients import RowGradient
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.questions.rows import ImageQuery, gather_rows, unit_rows
 
-# λ of Eq. 2, set to 8 in the paper's experiments.
-DKD_BALANCE = 8.0
 # How sure the reference teacher of `reference_rows` is of its class.
 _REFERENCE_CONFIDENCE = 0.9
-
-DistillationLoss = Callable[[Tensor, Tensor], Tensor]
-
-
-class RowGradient(Protocol):
-    """(teacher logits [..., n, c], student logits [n, c]) -> raw gradients [..., n, c]."""
-
-    def __call__(self, teacher_logits: Tensor, student_logits: Tensor) -> Tensor:
-        """Differentiate a distillation loss row by row."""
-        ...
-
-
-def decoupled_distillation(
-    teacher_logits: Tensor, student_logits: Tensor, balance: float = DKD_BALANCE
-) -> Tensor:
-    """Decoupled knowledge distillation, DPSD Eq. 2, per row.
-
-    The printed non-target term divides by 1 − p_{t,j}; we divide by 1 − p_{t,r} as the authors of
-    decoupled distillation define it. With two classes that term is identically zero.
-
-    Args:
-        teacher_logits: [..., n, c].
-        student_logits: [n, c] or of the teacher's shape.
-        balance: λ, the weight of the non-target term.
-
-    Returns:
-        Losses [..., n], in nats.
-    """
-    teacher = teacher_logits.log_softmax(-1)
-    student = student_logits.log_softmax(-1).expand_as(teacher)
-    target = teacher.argmax(-1, keepdim=True)
-    others = torch.ones_like(teacher, dtype=torch.bool).scatter(-1, target, False)
-
-    def split(log_p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        rest = log_p.masked_fill(~others, -torch.inf).logsumexp(-1, keepdim=True)
-        return log_p.gather(-1, target), rest, (log_p - rest).masked_fill(~others, 0.0)
-
-    t_target, t_rest, t_others = split(teacher)
-    s_target, s_rest, s_others = split(student)
-    target_term = t_target.exp() * (t_target - s_target) + t_rest.exp() * (t_rest - s_rest)
-    weights = t_others.exp().masked_fill(~others, 0.0)
-    non_target_term = (weights * (t_others - s_others)).sum(-1)
-    return target_term.squeeze(-1) + balance * non_target_term
-
-
-def classic_distillation(teacher_logits: Tensor, student_logits: Tensor) -> Tensor:
-    """KL(teacher ‖ student) per row, the paper's baseline in Fig. 6; shapes as above."""
-    teacher = teacher_logits.log_softmax(-1)
-    student = student_logits.log_softmax(-1).expand_as(teacher)
-    return (teacher.exp() * (teacher - student)).sum(-1)
-
-
-def gradient_of(loss: DistillationLoss) -> RowGradient:
-    """∂L_t/∂Φ_s of Eq. 3 with respect to the student's LOGITS, one row independent of the next.
-
-    With respect to probabilities a tiny p_s would dominate every row; with respect to logits each
-    row is bounded before it is normalised.
-    """
-
-    def gradient(teacher_logits: Tensor, student_logits: Tensor) -> Tensor:
-        teacher = teacher_logits.detach().double()
-        student = student_logits.detach().double().expand_as(teacher).clone().requires_grad_()
-        with torch.enable_grad():
-            (row_gradients,) = torch.autograd.grad(loss(teacher, student).sum(), student)
-        return row_gradients
-
-    return gradient
 
 
 def reference_rows(query: ImageQuery, gradient: RowGradient) -> Tensor:
@@ -146,3 +74,43 @@ def posterior_labels(
     """
     prior = student_logits.double().log_softmax(-1)
     return F.softmax(prior_weight * prior + evidence_weight * row_evidence, dim=-1).float()
+
+
+# The factor is exp(−slope per record), within these bounds. The exponent was chosen among 1, 1.5
+# and 2 times the slope, on training records that were set aside: see docs/utility.md.
+_LIMIT = 1.0
+
+
+@dataclass(frozen=True)
+class Slope:
+    """How the sum of all records' losses changes with the scale of a head.
+
+    Attributes:
+        value: as measured.
+        noise: std of what is noise in it.
+    """
+
+    value: float
+    noise: float
+
+
+def calibrated_scale(slopes: Sequence[Slope], records: float) -> float:
+    """The factor for a student's logits.
+
+    A slope that may well be noise counts less, by the share of its square that is signal.
+
+    Args:
+        slopes: at heads near the student's, each with noise of its own.
+        records: about how many there are; below 1, as a noisy count may be, it counts as 1.
+
+    Returns:
+        Between 1/e and e; above 1 where the student is not sure enough.
+    """
+    count = len(slopes) * max(records, 1.0)
+    slope = sum(each.value for each in slopes) / count
+    noise = math.hypot(*(each.noise for each in slopes)) / count
+    power = slope**2 + noise**2
+    if power == 0:
+        return 1.0
+    exponent = -slope * slope**2 / power
+    return math.exp(min(max(exponent, -_LIMIT), _LIMIT))

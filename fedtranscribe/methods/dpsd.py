@@ -33,17 +33,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtranscribe.config import DpsdSettings
-from fedtranscribe.data import augment
-from fedtranscribe.methods.distillation import (
-    RowGradient,
-    decoupled_distillation,
-    evidence,
-    gradient_of,
-    posterior_labels,
-)
+from fedtranscribe.data.shapes import augment
+from fedtranscribe.methods.distillation import evidence, posterior_labels
 from fedtranscribe.methods.method import Combined, Kept, Show
 from fedtranscribe.models import Classifier, Generator
-from fedtranscribe.query import ImageQuery, Kind
+from fedtranscribe.questions.gradients import RowGradient, decoupled_distillation, gradient_of
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.questions.rows import ImageQuery
 
 GeneratorLoss = Callable[[Classifier, Tensor, DpsdSettings], Tensor]
 

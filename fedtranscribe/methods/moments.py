@@ -1,19 +1,4 @@
-"""A student whose last layer follows from noisy moments of the holder's records.
-
-Two questions, and everything else is post-processing:
-
-    public images ──principal axes──> map ──holder──> Σ u uᵀ + noise          (which axes matter)
-    axes scaled by what they carry ──> map ──holder──> Σ u uᵀ, Σ u e_yᵀ + noise ──ridge──> head
-
-One sum over n records meets the noise once, and n is large; an answer about a synthetic image
-comes from teachers who know n/M records each, and shares its noise with thousands of others.
-Noisy sums of features are the warm start of DP-MERF (Harder et al. 2021) and DP-FETA; the ridge
-regression on noisy moments is that of AdaSSP (Wang 2018), and the features those of Tramèr and
-Boneh (2021).
-
-Guarantee:
-    None of its own: functions of public images and of private answers.
-"""
+"""A student and a generator that follow from noisy moments of the holders' records."""
 
 import math
 from typing import Any
@@ -23,14 +8,94 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedtranscribe.config import DpsdSettings
-from fedtranscribe.mechanisms import MomentSums
-from fedtranscribe.methods.course import Course, run_courses
-from fedtranscribe.methods.method import Combined, Kept, Show, read_answers, stored_answers
-from fedtranscribe.methods.moments_generator import MomentsMatching
+from fedtranscribe.methods.dpsd import generator_loss
+from fedtranscribe.methods.method import (
+    Combined,
+    Course,
+    Kept,
+    Show,
+    read_answers,
+    run_courses,
+    stored_answers,
+)
 from fedtranscribe.methods.pretraining import GeneratorPretraining
 from fedtranscribe.models import Classifier, Generator, fixed_randomness
-from fedtranscribe.models.fixed_features import UnitFeatures
-from fedtranscribe.query import Kind, MomentsQuery
+from fedtranscribe.models.fixed_features import BIAS, UnitFeatures
+from fedtranscribe.questions.moments import MomentsQuery, MomentSums
+from fedtranscribe.questions.question import Kind
+
+_LR = 1e-3
+_GENERATOR_BATCH = 64
+# Weight of the distance between moments, which is about one at the start.
+_MATCHING = 10.0
+
+
+class MomentsMatching:
+    """Trains a generator in place, against a finished student; a `Course`.
+
+    The loss is that of DPSD Eq. 8, with the student as the judge, plus the distance between the
+    sums by class of what is generated, classed by the student, and those that the holder sent
+    (DP-MERF, on features of ours).
+
+    Args:
+        generator: maps z [n, latent] to images.
+        student: its head is set; only judges.
+        moments: the answer to the second question.
+        settings: of the method.
+        rng: source of z.
+
+    Guarantee:
+        None of its own: a function of public values and of a private answer.
+    """
+
+    name = "generator"
+
+    def __init__(
+        self,
+        generator: Generator,
+        student: Classifier,
+        moments: MomentSums,
+        settings: DpsdSettings,
+        rng: torch.Generator,
+    ) -> None:
+        self.steps, self.done = settings.moments_steps, 0
+        self._generator, self._student = generator, student
+        self._settings, self._rng = settings, rng
+        self._device = next(generator.parameters()).device
+        assert moments.by_class is not None
+        # The constant entry counts the records, class by class.
+        shares = moments.by_class[-1].clamp_min(0)
+        constant = math.sqrt(1 + BIAS**2) / BIAS
+        target = moments.by_class / (shares.sum() * constant).clamp_min(1)
+        self._target = target.float().to(self._device)
+        self._optimiser = torch.optim.Adam(generator.parameters(), lr=_LR, betas=(0.5, 0.99))
+
+    def step(self) -> float:
+        """One step; its loss."""
+        self._student.eval().requires_grad_(False)
+        z = torch.randn(_GENERATOR_BATCH, self._generator.latent_dim, generator=self._rng)
+        images = self._generator.train()(z.to(self._device))
+        features = self._student.features(images)
+        classes = self._student.head(features).softmax(-1)
+        off = (features.T @ classes / _GENERATOR_BATCH - self._target).square().sum()
+        distance = off / self._target.square().sum()
+        loss = _MATCHING * distance + generator_loss(self._student, images, self._settings)
+        self._optimiser.zero_grad(set_to_none=True)
+        loss.backward()
+        self._optimiser.step()
+        self._student.requires_grad_(True)
+        self.done += 1
+        return float(loss.detach())
+
+    def state(self) -> dict[str, Any]:
+        """See `Course`."""
+        return {"done": self.done, "optimiser": self._optimiser.state_dict()}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """See `Course`."""
+        self.done = state["done"]
+        self._optimiser.load_state_dict(state["optimiser"])
+
 
 _BATCH = 250
 # Variance that every axis is taken to have at least, in terms of the mean over all of them.

@@ -16,14 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtranscribe.mechanisms import MomentSums
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.method import Combined, Kept, Show
 from fedtranscribe.methods.sums import SumsMethod
 from fedtranscribe.models import Classifier, Generator
 from fedtranscribe.models.inference import as_bytes
 from fedtranscribe.models.mixture import GaussianMixture
-from fedtranscribe.query import ImageQuery, SumQuery
+from fedtranscribe.questions.moments import MomentSums
+from fedtranscribe.questions.question import SumQuery
+from fedtranscribe.questions.rows import ImageQuery
 
 _BATCH = 250
 # Of the images that teachers are asked about; public.

@@ -15,14 +15,14 @@ from typing import Any, Protocol
 
 import torch
 
-from fedtranscribe.mechanisms import MomentSums
 from fedtranscribe.methods.descent import DescentMethod
 from fedtranscribe.methods.method import Combined, Kept, Show
 from fedtranscribe.methods.mixture import MixtureMethod
 from fedtranscribe.methods.moments import MomentsMethod
 from fedtranscribe.models import Classifier, Generator
 from fedtranscribe.models.mixture import GaussianMixture
-from fedtranscribe.query import SumQuery
+from fedtranscribe.questions.moments import MomentSums
+from fedtranscribe.questions.question import SumQuery
 
 
 class _Asks(Protocol):

@@ -1,12 +1,16 @@
 """Classifiers, the generator, and their weights on disk."""
 
-from fedtranscribe.models.classifier import Classifier, InputAdapter
-from fedtranscribe.models.device import pick_device
+from fedtranscribe.models.classifier import (
+    Classifier,
+    InputAdapter,
+    fixed_randomness,
+    is_small,
+    pick_device,
+    xavier_,
+)
 from fedtranscribe.models.generator import Generator
-from fedtranscribe.models.initialise import fixed_randomness, xavier_
-from fedtranscribe.models.portable import load_network, save_network
+from fedtranscribe.models.network_files import load_network, save_network
 from fedtranscribe.models.registry import available, build
-from fedtranscribe.models.small import is_small
 from fedtranscribe.models.weights import load_state, read_metadata, restore, save
 
 __all__ = [

@@ -1,12 +1,4 @@
-"""Linear classifiers on fixed features, which no record has shaped.
-
-    images ──features──> [n, d] ──(− centre) · map──> unit rows [n, k + 1] ──head──> logits
-
-Nothing in the features is learned from records, so they cost no budget, and a linear layer on them
-does what a small network needs thousands of clean labels for. Centre, map and head are the weights.
-Every row has norm one (or is zero), so that a sum of outer products of rows has a sensitivity that
-is known: see `mechanisms.moments`.
-"""
+"""Linear classifiers on fixed features, which no record has shaped."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -18,8 +10,7 @@ from torch import Tensor, nn
 
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.models.backbones import Backbone, FrozenBackbone
-from fedtranscribe.models.classifier import Classifier, InputAdapter
-from fedtranscribe.models.image_batches import SIDE_SEEN
+from fedtranscribe.models.classifier import SIDE_SEEN, Classifier, InputAdapter
 from fedtranscribe.models.patches import Patches
 from fedtranscribe.models.scattering import Scattering
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.models.initialise import fixed_randomness, xavier_
+from fedtranscribe.models.classifier import fixed_randomness, xavier_
 
 # Side of the first map and how often it is doubled.
 _PLANS = {28: (7, 2), 32: (8, 2), 64: (8, 3)}

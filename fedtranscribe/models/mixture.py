@@ -1,25 +1,90 @@
-"""A mixture of low-rank Gaussians as a generator: images with labels of their own, from one file.
-
-The file holds what `GaussianMixture` lists, in float32, and nothing that could run code. Who reads
-one has the header held against the tensors, and every number looked at, before an image is drawn.
-"""
+"""A mixture of low-rank Gaussians over images' low frequencies, as a generator."""
 
 import json
 import math
 from dataclasses import dataclass
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 import safetensors.torch
 import torch
 from pydantic import Field, TypeAdapter
+from scipy.fft import dct
 from torch import Tensor
 
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.files import write_atomically
-from fedtranscribe.models.frequencies import frequency_count, images_from
-from fedtranscribe.models.headers import ENTRY, Header, read_header, unusable
-from fedtranscribe.models.weights import expect_shapes, load_state
+from fedtranscribe.models.weights import (
+    ENTRY,
+    Header,
+    expect_shapes,
+    load_state,
+    read_header,
+    unusable,
+)
+
+MOST_SIDE = 32
+# Whole numbers up to 2⁵³ are float64 numbers.
+_EXACT = 53
+# Eyes and networks see less of colour than of brightness.
+_COLOUR_WEIGHT = 4
+
+
+def frequency_count(channels: int, size: int) -> int:
+    """d, how many frequencies an image has."""
+    return channels * min(size, MOST_SIDE) ** 2
+
+
+def frequencies(images: Tensor) -> Tensor:
+    """Frequencies of images: float64 [n, d], channel by channel.
+
+    Args:
+        images: uint8 [n, ch, s, s]; 255 counts as one.
+
+    Guarantee:
+        Those of an image are a function of that image alone, wherever it stands. Pixels and the
+        transform are whole numbers, so that no sum of their products is rounded, in any order; the
+        rest is done entry by entry.
+    """
+    channels, size = images.shape[1], images.shape[-1]
+    bits = (_EXACT - 8 - 2 * math.ceil(math.log2(size))) // 2
+    lines, colours = (_lines(size) * 2.0**bits).round(), _matrix(channels)
+    rows = (lines @ images.double() @ lines.T) / (255 * 4.0**bits)
+    shares = (rows[:, i, None] * colours[:, i, None, None] for i in range(channels))
+    return reduce(torch.add, shares).flatten(1)
+
+
+def images_from(found: Tensor, channels: int, size: int) -> Tensor:
+    """Images [n, ch, s, s] of frequencies [n, d]: the inverse, where none was left out."""
+    side = min(size, MOST_SIDE)
+    lines, colours = _lines(size).to(found), _matrix(channels).to(found)
+    squares = found.reshape(-1, channels, side, side)
+    return lines.T @ torch.einsum("cd,nchw->ndhw", colours, squares) @ lines
+
+
+@lru_cache
+def lowest(channels: int, size: int, count: int) -> Tensor:
+    """Where the `count` lowest frequencies stand, int64 [count]; brightness before colour."""
+    side = min(size, MOST_SIDE)
+    channel, row, column = torch.meshgrid(
+        torch.arange(channels), torch.arange(side), torch.arange(side), indexing="ij"
+    )
+    weight = torch.where(channel == 0, 1, _COLOUR_WEIGHT)
+    height = weight * (row.square() + column.square() + (channel > 0))
+    return height.flatten().argsort(stable=True)[:count]
+
+
+def _lines(size: int) -> Tensor:
+    return _matrix(size)[: min(size, MOST_SIDE)]
+
+
+@lru_cache(maxsize=8)
+def _matrix(size: int) -> Tensor:
+    """The orthonormal transform, float64 [size, size]."""
+    return torch.from_numpy(np.ascontiguousarray(dct(np.eye(size), norm="ortho", axis=0)))
+
 
 MOST_AXES, MOST_COMPONENTS = 500, 100_000
 # Numbers in the images that are drawn together.

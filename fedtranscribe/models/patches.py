@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.models.image_batches import parts, shrunk
+from fedtranscribe.models.classifier import parts, shrunk
 
 BANK = Path(__file__).with_suffix(".safetensors")
 """Of channels 1 and 3: filters float32 [ch · p · p, q] of normalised patches, thresholds [q]."""

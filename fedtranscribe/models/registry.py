@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from fedtranscribe.catalogue import NETWORKS, torchvision_networks, unknown_network
+from fedtranscribe.config.catalogue import NETWORKS, torchvision_networks, unknown_network
 from fedtranscribe.errors import (
     ConfigError,
     CorruptWeightsError,
@@ -10,12 +10,9 @@ from fedtranscribe.errors import (
     WeightsNotFoundError,
 )
 from fedtranscribe.models.backbones import Backbone
-from fedtranscribe.models.classifier import Classifier
+from fedtranscribe.models.classifier import Classifier, build_small, fixed_randomness
 from fedtranscribe.models.fixed_features import build_linear, is_fixed
-from fedtranscribe.models.headers import expect_fit
-from fedtranscribe.models.initialise import fixed_randomness
-from fedtranscribe.models.small import build_small
-from fedtranscribe.models.weights import State, load_state, restore
+from fedtranscribe.models.weights import State, expect_fit, load_state, restore
 from fedtranscribe.models.zoo import AUXILIARY, build_zoo
 
 IMAGENET = "imagenet"

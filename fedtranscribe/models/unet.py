@@ -10,8 +10,7 @@ from enum import StrEnum
 from torch import Tensor, nn
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms.draws import Draws
-from fedtranscribe.models.initialise import fixed_randomness
+from fedtranscribe.models.classifier import fixed_randomness
 
 
 class UNetSize(StrEnum):
@@ -114,19 +113,6 @@ def make_unet(
             f"for the {name} U-Net; pad the images or choose another size."
         )
     return Denoiser(name, channels, image_size, classes, seed)
-
-
-def drop_labels(labels: Tensor, null_label: int, share: float, draws: Draws) -> Tensor:
-    """Put the null label in place of a random share, so that one network learns both.
-
-    Args:
-        labels: int64 [n].
-        null_label: what to put.
-        share: probability per label.
-        draws: random numbers of the n rows.
-    """
-    dropped = draws.uniform() < share
-    return labels.masked_fill(dropped.to(labels.device), null_label)
 
 
 def require_diffusers() -> None:

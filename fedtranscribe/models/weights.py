@@ -1,18 +1,27 @@
-"""Weights on disk: safetensors written in one go, and nothing that could run code read back."""
+"""Networks on disk: safetensors that say how to build them again, read strictly."""
 
 import io
 import pickle
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from hashlib import sha256
 from pathlib import Path
+from typing import Annotated, TypeVar
 
 import safetensors.torch
 import torch
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from fedtranscribe.errors import CorruptWeightsError, ModelMismatchError, WeightsNotFoundError
+from fedtranscribe.config.facts import MOST_CHANNELS, MOST_SIDE
+from fedtranscribe.config.run import MOST_CLASSES
+from fedtranscribe.errors import (
+    ConfigError,
+    CorruptWeightsError,
+    ModelMismatchError,
+    WeightsNotFoundError,
+)
 from fedtranscribe.files import write_atomically
 
 State = dict[str, Tensor]
@@ -186,3 +195,66 @@ def _corrupt(path: Path, error: Exception) -> CorruptWeightsError:
         f"Cannot read weights from {str(path)!r} ({type(error).__name__}): truncated or of "
         f"another kind; train or fetch them again."
     )
+
+
+# One entry only: safetensors writes several in no fixed order, and equal networks should be equal
+# files.
+ENTRY = "network"
+
+
+_Classes = Annotated[int, Field(ge=2, le=MOST_CLASSES)]
+_Channels = Annotated[int, Field(ge=1, le=MOST_CHANNELS)]
+_Side = Annotated[int, Field(ge=8, le=MOST_SIDE)]
+_Width = Annotated[int, Field(ge=1, le=1_000_000)]
+
+
+class Header(BaseModel):
+    """Strict: every number has a type and a range."""
+
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+H = TypeVar("H")
+
+
+def read_header(path: Path, kind: TypeAdapter[H]) -> H:
+    """The header of a file.
+
+    Raises:
+        WeightsNotFoundError: no such file.
+        CorruptWeightsError: truncated, or its header is absent or not of this kind.
+    """
+    try:
+        return kind.validate_json(read_metadata(path).get(ENTRY, ""))
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, first["loc"])) or "header"
+        raise unusable(path, f"{where}: {first['msg']}") from None
+
+
+def unusable(path: Path, why: str) -> CorruptWeightsError:
+    """The one-line error for a header that no finished run of this version writes."""
+    return CorruptWeightsError(
+        f"{str(path)!r} does not say which network it holds ({why.rstrip('.')}); it was not "
+        "written by a finished run of this version."
+    )
+
+
+def expect_fit(make: Callable[[], nn.Module], state: State, path: Path) -> None:
+    """Hold the layers that a network would have against the tensors of a file.
+
+    Args:
+        make: builds the network; called without memory being taken for its weights.
+        state: of the file.
+        path: of the file, for the message.
+
+    Raises:
+        CorruptWeightsError: other layers, or nothing can be built so.
+        ModelMismatchError: the same layers in other shapes.
+    """
+    try:
+        with torch.device("meta"):
+            planned = make()
+    except ConfigError as error:
+        raise unusable(path, str(error)) from None
+    expect_shapes(planned.state_dict(), state, path)

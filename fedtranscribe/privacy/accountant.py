@@ -21,7 +21,6 @@ import numpy as np
 import scipy
 
 from fedtranscribe.errors import ConfigError, UnsupportedAdjacencyError
-from fedtranscribe.privacy.checks import expect_delta
 from fedtranscribe.privacy.closed_forms import (
     gaussian_delta,
     gaussian_epsilon,
@@ -29,13 +28,18 @@ from fedtranscribe.privacy.closed_forms import (
     renyi_epsilon,
 )
 from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian, Together, flat
-from fedtranscribe.privacy.filters import Spent, renyi_curve
-from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
+from fedtranscribe.privacy.label_events import (
+    GRID,
+    MOST_RESPONSES,
+    ExponentialVotes,
+    RandomizedResponse,
+    response_loss,
+)
 from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.released_images import ReleasedImages
 from fedtranscribe.privacy.renyi import epsilon_of_renyi, renyi
-from fedtranscribe.privacy.responses import GRID, MOST_RESPONSES, response_loss
-from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
+from fedtranscribe.privacy.totals import Spent, renyi_curve
+from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit, expect_delta
 from fedtranscribe.privacy.zcdp import ZeroConcentrated
 
 if TYPE_CHECKING:

@@ -132,10 +132,10 @@ class Book:
     def entries(self, kind: Kind | None = None, run: str | None = None) -> list[Entry]:
         """All entries, or those of a kind or a run, oldest first; proves the whole chain."""
         with self.reading() as totals:
-            chain = list(walk(self._store.after(START)))
-            if (chain[-1].head if chain else START) != totals.head:
+            found = list(walk(self._store.after(START)))
+            if (found[-1].head if found else START) != totals.head:
                 raise proofs.lost(self.path, totals.head.sequence)
-        return [e for e in chain if kind in (None, e.kind) and run in (None, e.run)]
+        return [e for e in found if kind in (None, e.kind) and run in (None, e.run)]
 
     def find(self, query_id: str, kind: Kind) -> Entry | None:
         """The entry of that kind for a query, proved to be in the chain; there is at most one.

@@ -1,17 +1,22 @@
-"""What a holder allows in total over the life of its data.
+"""What a holder allows over the life of its data, what is reserved of it, and of whom."""
 
-A limit is fixed before the answers. The running total is not: a server that may stop when an answer
-turns out badly for a record picks the moment at which the total is read, and the total read there
-promises too little (`tests/privacy/test_ledger_limit.py` plays that game). So over runs that were
-chosen after seeing answers only the limit is called ε; the running total is called booked.
-"""
-
+import json
 import math
 from dataclasses import dataclass, replace
 from decimal import ROUND_DOWN, Context, Decimal
+from functools import lru_cache
+from pathlib import Path
 from typing import Any, Self
 
-from fedtranscribe.errors import ConfigError
+from fedtranscribe.config import OwnData
+from fedtranscribe.errors import ConfigError, StorageError
+from fedtranscribe.files import parse_json, read_json, write_atomically
+from fedtranscribe.privacy.accountant import spent_epsilon
+from fedtranscribe.privacy.chain import canonical
+from fedtranscribe.privacy.closed_forms import gaussian_epsilon, gaussian_mu
+from fedtranscribe.privacy.events import Gaussian
+from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.totals import Spent, Totals
 from fedtranscribe.privacy.units import Adjacency, Unit
 
 DEFAULT_LIMIT = 20.0
@@ -101,3 +106,180 @@ def two_digits_below(value: float) -> float:
         return value
     slack = Decimal(value * (1 + _ROUNDING))  # 11.999999999 is 12
     return float(slack.normalize(Context(prec=2, rounding=ROUND_DOWN)))
+
+
+_HALVINGS = 24  # far finer than the two digits that are shown
+
+
+def content_of(release: Release) -> str:
+    """The content of a reservation, if it can be read again; else nothing may be booked.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    content = canonical(release.to_json()).decode()
+    try:
+        release_of(content)
+    except ValueError as error:
+        raise ConfigError(
+            f"Expected a release that the ledger can read again, got one of {len(content):,} "
+            f"bytes: {error}. Nothing was booked; ask for less at once."
+        ) from error
+    return content
+
+
+@lru_cache(maxsize=4096)
+def release_of(content: str) -> Release:
+    """The release of a reservation.
+
+    Raises:
+        ValueError: it is none, or too long.
+    """
+    return Release.from_json(parse_json(content))
+
+
+class Costs:
+    """What all reservations of one ledger cost together, counted on from one call to the next.
+
+    Every method may raise UnsupportedAdjacencyError: a reservation has no cost in this unit and
+    adjacency.
+    """
+
+    def __init__(self) -> None:
+        self._counted: Totals | None = None
+        self._sums: dict[tuple[Unit, Adjacency], tuple[Spent, dict[str, int]]] = {}
+
+    def epsilon(
+        self, totals: Totals, delta: float, unit: Unit, adjacency: Adjacency, *extra: Release
+    ) -> float:
+        """ε at δ of what is booked and of `extra` releases."""
+        spent = self._spent(totals, unit, adjacency)
+        if extra:
+            spent = spent.copy()
+            for release in extra:
+                spent.add(release.event(unit, adjacency))
+        return spent_epsilon(spent, delta)
+
+    def room(self, totals: Totals, budget: Budget, delta: float) -> float:
+        """The largest ε, at this δ, with which a plan of Gaussian noise still fits; 0 if none."""
+        # One Gaussian alone costs the whole limit at the upper end; a total never costs less.
+        lower, upper = 0.0, gaussian_mu(budget.epsilon, budget.delta)
+        booked = self._spent(totals, budget.unit, budget.adjacency)
+        for _ in range(_HALVINGS):
+            mu = (lower + upper) / 2
+            more = booked.copy()
+            more.add(Gaussian(mu))
+            total = spent_epsilon(more, budget.delta)
+            lower, upper = (mu, upper) if budget.allows(total) else (lower, mu)
+        return gaussian_epsilon(lower, delta)
+
+    def _spent(self, totals: Totals, unit: Unit, adjacency: Adjacency) -> Spent:
+        """All reservations in the order of first booking; what was counted before is kept."""
+        if totals is not self._counted:  # they were counted anew, after an entry was not kept
+            self._counted, self._sums = totals, {}
+        # Taken out meanwhile, so that nothing half added is left behind by an interrupt.
+        spent, counted = self._sums.pop((unit, adjacency), None) or (Spent(), {})
+        for content, n in totals.tally.items():
+            more = n - counted.get(content, 0)
+            if more:
+                spent.add(release_of(content).event(unit, adjacency), more)
+                counted[content] = n
+        self._sums[unit, adjacency] = spent, counted
+        return spent
+
+
+POSITION, OWN, PATHS, LISTED = "position", "own", "paths", "ids"
+UNSTATED = "unstated"
+"""Of teachers of an earlier version, which kept only what was stated: ids of the data, or paths."""
+
+TRAIN_IDS = "key train_ids"
+"""Of an archive in MedMNIST's layout: earlier versions noted its row numbers as `OWN` instead."""
+
+_WORDS = {
+    POSITION: "no ids: each image counts as a record",
+    OWN: "ids that the data have",
+    PATHS: "each image's path as its id",
+    LISTED: "ids from the file that ids names",
+    TRAIN_IDS: "ids under the key 'train_ids'",
+    UNSTATED: "ids that the data have, or each image's path as its id",
+}
+_ALIKE = {UNSTATED: {OWN, PATHS}, OWN: {UNSTATED}, PATHS: {UNSTATED}}
+
+
+def stated(own: OwnData) -> str | None:
+    """How ids are made where the holder states it; None where the data decide."""
+    if own.ids is not None:
+        return LISTED
+    if own.id_pattern is not None:
+        return f"id_pattern {own.id_pattern}"
+    return None if own.id_column is None else f"id_column {own.id_column}"
+
+
+def alike(ids: str, others: str) -> bool:
+    """Whether two ways to make ids are one, as far as is known."""
+    return ids == others or others in _ALIKE.get(ids, ())
+
+
+def words(ids: str) -> str:
+    """A way to make ids, for the holder's screen."""
+    name, _, value = ids.partition(" ")
+    return _WORDS.get(ids, f"ids by {name} = {value!r}")
+
+
+def note_path(ledger: Path) -> Path:
+    """Where the note of a ledger lies."""
+    return ledger.with_name(f"{ledger.name}.record")
+
+
+def expect_noted(ledger: Path, ids: str) -> None:
+    """Refuse ids that are made otherwise than the note says; without a note there is none.
+
+    Args:
+        ledger: the SQLite file.
+        ids: how they are made, such as `ImageSet.ids_by`.
+
+    Raises:
+        ConfigError: they are; names both ways and the fix.
+        StorageError: the note cannot be read.
+    """
+    noted = _read(note_path(ledger))
+    if noted is None or any(alike(one, ids) for one in noted):
+        return
+    note = note_path(ledger)
+    by_row = OWN in noted and ids in (POSITION, TRAIN_IDS)
+    rows = " (in MedMNIST's layout, earlier versions noted row numbers so)" if by_row else ""
+    raise ConfigError(
+        f"Expected records as for the ledger {ledger} before, with {words(noted[0])}{rows}; "
+        f"now they come with {words(ids)}, and what was booked hides the former. State ids as "
+        "before, and take teachers that learned with them. If ids are the same, or every record of "
+        f"now lies within one of before, add {json.dumps(ids)} to the list in {note}; from then on "
+        "ε and limit of the ledger hold for the smaller records only. If nothing was booked, and "
+        "no run is under way, remove that file."
+    )
+
+
+def settle(ledger: Path, ids: str) -> None:
+    """As `expect_noted`, and write the note, if there is none or it says less.
+
+    Two processes must not settle at once: `Ledger.note_ids` sees to that.
+
+    Raises:
+        ConfigError, StorageError: as `expect_noted`; or the note cannot be written.
+    """
+    expect_noted(ledger, ids)
+    if _read(note_path(ledger)) in (None, [UNSTATED]):
+        write_atomically(note_path(ledger), json.dumps([ids]).encode())
+
+
+def _read(path: Path) -> list[str] | None:
+    try:
+        noted = read_json(path)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        noted = None
+    if not isinstance(noted, list) or not noted or not all(isinstance(one, str) for one in noted):
+        raise StorageError(
+            f"Cannot read {path}, which says how ids are made; restore it from a copy."
+        )
+    return noted

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.privacy.accountant import epsilon as epsilon_of_plan
-from fedtranscribe.privacy.checks import expect_delta, expect_epsilon
 from fedtranscribe.privacy.closed_forms import gaussian_mu
 from fedtranscribe.privacy.events import Event
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
-from fedtranscribe.privacy.units import NoiseMode, RowAnswer, Unit
+from fedtranscribe.privacy.units import NoiseMode, RowAnswer, Unit, expect_delta, expect_epsilon
 
 DIAMETERS = {RowAnswer.GRADIENT: 2.0, RowAnswer.VOTE: math.sqrt(2)}
 """How far apart two answers for one row can lie: unit rows, or one-hot and softmax rows."""
@@ -69,6 +68,8 @@ def mean_sensitivity(layout: EnsembleLayout, unit: Unit, answer: str, noise: Noi
         only the mean of m such rows is seen, with all the noise: D / (m p) or D / m. Under
         `local` the holder's own row is seen, with a noise std of √m s where s is the std on the
         mean: the figure returned is sensitivity / √m, so that μ = figure / s in all modes.
+        Under `secagg` it leaves out what rounding and shares of noise add: it serves forecasts of
+        what answers can carry at most, and what is booked is `mechanisms.masked`'s.
         Inflated by `ROUNDING`, and under `central` by `RAW_ROUNDING`.
 
     Raises:
@@ -94,8 +95,10 @@ def row_mu(
     """μ of one row under a noise std on the mean; n rows cost √n times as much.
 
     Raises:
-        ConfigError: noise_std is not positive and finite, or there is no such answer.
+        ConfigError: noise_std is not positive and finite, there is no such answer, or the noise is
+            that of masked sums, whose cost is no μ: see `mechanisms.placement.row_noise`.
     """
+    _expect_one_gaussian(noise)
     if not (noise_std > 0 and math.isfinite(noise_std)):
         raise ConfigError(f"Expected noise_std={noise_std} > 0 and finite.")
     return mean_sensitivity(layout, unit, answer, noise) / noise_std
@@ -115,8 +118,9 @@ def noise_std(
     The inverse of `row_mu` at μ*(ε) / √rows. Source: privacy law, sections 2 and 4.
 
     Raises:
-        ConfigError: a value is out of range.
+        ConfigError: a value is out of range, or the noise is that of masked sums, see `row_mu`.
     """
+    _expect_one_gaussian(noise)
     _expect_rows(rows)
     mu = gaussian_mu(epsilon, delta)
     return mean_sensitivity(layout, unit, answer, noise) * math.sqrt(rows) / mu
@@ -180,6 +184,15 @@ def _largest(
         else:
             upper = middle
     return lower
+
+
+def _expect_one_gaussian(noise: NoiseMode) -> None:
+    if noise is NoiseMode.SECAGG:
+        raise ConfigError(
+            "Expected noise local or central: masked sums add discrete noise in shares, which "
+            "costs more than one Gaussian of their std. Their noise is found by "
+            "fedtranscribe.questions.rows.row_noise, with dropouts and colluders."
+        )
 
 
 def _expect_rows(rows: int) -> None:

@@ -1,15 +1,4 @@
-"""The hash chain that a ledger's entries form, and the copy of its head outside the database.
-
-Every entry holds the hash of the entry before it; an entry's hash is SHA-256 over the canonical
-JSON (RFC 8785) of all its columns but itself. So the hash of the last entry, the head, fixes the
-whole history, and a copy of the head kept elsewhere shows whether a database still holds it.
-
-The head file `<ledger>.head` is such a copy. It is replaced atomically and durably AFTER each
-entry is durable in the database: it may lag by the entries of a crash, it never leads. So a head
-file beyond the database means that the database lost entries which were once durable. Entries
-beyond the head file are accepted if their hashes fit: the entries of a crash look like those
-that somebody appended with a database shell.
-"""
+"""The hash chain of a ledger's entries, the copy of its head, and what must hold of its rows."""
 
 import contextlib
 import hashlib
@@ -23,8 +12,7 @@ from typing import Any
 import rfc8785
 
 from fedtranscribe.errors import CorruptLedgerError, StorageError
-from fedtranscribe.files import open_private
-from fedtranscribe.reading import read_json
+from fedtranscribe.files import open_private, read_json
 
 GENESIS = "0" * 64
 """What stands for the previous hash in the first entry."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import scipy
 
-from fedtranscribe.privacy.checks import expect_delta, expect_epsilon
+from fedtranscribe.privacy.units import expect_delta, expect_epsilon
 
 ORDERS = 1 + np.geomspace(1e-5, 1e9, 6_000)
 """Rényi orders tried; each gives a bound, so that a coarse grid costs tightness, never truth."""

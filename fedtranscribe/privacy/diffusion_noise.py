@@ -11,12 +11,11 @@ from typing import TypeVar
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.privacy.accountant import epsilon as epsilon_of_plan
 from fedtranscribe.privacy.accountant import epsilon_rdp
-from fedtranscribe.privacy.checks import expect_delta, expect_epsilon
 from fedtranscribe.privacy.diffusion import DpPromisePlan, DpSadPlan
 from fedtranscribe.privacy.events import Event
+from fedtranscribe.privacy.label_events import GRID
 from fedtranscribe.privacy.released_images import ReleasedImages
-from fedtranscribe.privacy.responses import GRID
-from fedtranscribe.privacy.units import Adjacency
+from fedtranscribe.privacy.units import Adjacency, expect_delta, expect_epsilon
 
 _SMALLEST_SIGMA, _LARGEST_SIGMA = 1e-3, 1e6
 _BOLDEST = 0.5

@@ -13,10 +13,15 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, ClassVar, get_args
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.privacy.checks import LARGEST_DISTANCE, expect, expect_count, expect_distance
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
 from fedtranscribe.privacy.released_images import ReleasedImages
-from fedtranscribe.privacy.units import Adjacency
+from fedtranscribe.privacy.units import (
+    LARGEST_DISTANCE,
+    Adjacency,
+    expect,
+    expect_count,
+    expect_distance,
+)
 from fedtranscribe.privacy.zcdp import ZeroConcentrated
 
 MOST_COUNT = 2**53

@@ -65,22 +65,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Self
 
-from fedtranscribe.errors import (
-    BudgetExhaustedError,
-    ConfigError,
-    LedgerError,
-    QueryConflictError,
-)
-from fedtranscribe.names import expect_name
+from fedtranscribe.errors import BudgetExhaustedError, ConfigError, LedgerError, QueryConflictError
+from fedtranscribe.files import parse_json
 from fedtranscribe.privacy.book import Book
-from fedtranscribe.privacy.budget import Budget, room_words
+from fedtranscribe.privacy.budget import Budget, Costs, content_of, release_of, room_words, settle
 from fedtranscribe.privacy.chain import Entry, Head, Kind, canonical
-from fedtranscribe.privacy.checks import expect_delta, expect_epsilon
-from fedtranscribe.privacy.record_note import settle
 from fedtranscribe.privacy.release_plan import Release
-from fedtranscribe.privacy.reservations import Costs, content_of, release_of
-from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
-from fedtranscribe.reading import parse_json
+from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit, expect_delta, expect_epsilon
+from fedtranscribe.text import expect_name
 
 __all__ = ["ACCOUNTANT", "Budget", "Head", "Ledger", "Reservation", "RunSummary", "Usage"]
 

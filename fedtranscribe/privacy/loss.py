@@ -1,16 +1,4 @@
-"""Privacy loss distributions of fixed plans: all that this project knows about dp_accounting.
-
-What is guarded against in dp_accounting 0.6.0 (privacy law, section 7):
-- its PLD accountant ignores `count` for randomised response, so that accountant is never used;
-- it doubles the sensitivity of plain Gaussians under REPLACE_ONE, so a plain Gaussian is always
-  built as N(0, 1) against N(μ, 1) with the μ that the event states;
-- it refuses randomised response under add-remove, and Poisson sampling under replace in its RDP
-  accountant; events state their pair themselves, and the RDP of replace is integrated here;
-- it rounds every single loss up to the grid, which adds up over a composition: 1,000 labels of
-  ε0 = 0.1 over 3 classes come to 14.28 on a grid of 1e-3, 13.91 on 1e-4, and 13.87 exactly.
-  Labels are therefore composed on their own lattice {−ε0, 0, ε0}, where nothing is rounded, and
-  rounded once at the end.
-"""
+"""Privacy loss distributions of fixed plans, and the second opinion by Rényi divergences."""
 
 import math
 from functools import lru_cache
@@ -21,9 +9,8 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.privacy_accountant import NeighboringRelation
 
 from fedtranscribe.privacy.events import Event, PoissonGaussian
-from fedtranscribe.privacy.label_events import RandomizedResponse
+from fedtranscribe.privacy.label_events import GRID, RandomizedResponse, response_loss
 from fedtranscribe.privacy.released_images import ReleasedImages, largest_loss
-from fedtranscribe.privacy.responses import GRID, response_loss
 from fedtranscribe.privacy.units import Adjacency
 
 _TAIL = 1e-13

@@ -1,7 +1,4 @@
-"""What has to hold of a book's rows: each function refuses a book of which it does not.
-
-They read inside a transaction of the caller's, change nothing and remember nothing.
-"""
+"""Proofs of a book: its chain from the start or from a proved entry, its head file, its totals."""
 
 from pathlib import Path
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.privacy.accountant import epsilon as epsilon_of_plan
-from fedtranscribe.privacy.checks import expect_delta, expect_epsilon
 from fedtranscribe.privacy.closed_forms import gaussian_epsilon, root, zcdp_epsilon
 from fedtranscribe.privacy.events import PoissonGaussian
-from fedtranscribe.privacy.units import Adjacency
+from fedtranscribe.privacy.units import Adjacency, expect_delta, expect_epsilon
 
 _DPSD = "Privacy-Preserving Model Transcription with Differentially Private Synthetic Distillation"
 _DP_SAD = "Learning Differentially Private Diffusion Models via Stochastic Adversarial Distillation"

@@ -43,8 +43,7 @@ import numpy as np
 import scipy
 
 from fedtranscribe.errors import ConfigError, UnsupportedAdjacencyError
-from fedtranscribe.privacy.checks import expect_distance
-from fedtranscribe.privacy.units import Adjacency
+from fedtranscribe.privacy.units import Adjacency, expect_distance
 
 _KNOTS = 33
 _KNOTS_REACH = 9.0

@@ -1,7 +1,4 @@
-"""The second opinion: Rényi divergences of fixed plans, found without a loss distribution.
-
-dp_accounting 0.6.0 refuses Poisson sampling under replace in Rényi DP, so that is integrated here.
-"""
+"""TODO."""
 
 import math
 from functools import lru_cache
@@ -16,6 +13,7 @@ from fedtranscribe.privacy.units import Adjacency
 _FAINTEST = 1e-3
 """Noise multiplier below which sampling is not accounted for in Rényi DP: the integral would need
 as many points as the noise is small, for an ε of 500,000 and more."""
+
 
 ORDERS = np.concatenate([1 + np.arange(1, 100) / 10, np.arange(11, 64), [80, 128, 192, 256]])
 """Rényi orders at which the second opinion looks."""

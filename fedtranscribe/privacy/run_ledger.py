@@ -1,13 +1,14 @@
-"""The ledger of the data as a run opens it: limited, and with room for the plan."""
+"""The ledger of the data as a run opens it, and the order in which private answers are made."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedtranscribe.privacy.budget import Budget
+from fedtranscribe.errors import QueryConflictError
+from fedtranscribe.privacy.budget import Budget, expect_noted
+from fedtranscribe.privacy.chain import Head
 from fedtranscribe.privacy.ledger import PROVED_WITHIN, Ledger
 from fedtranscribe.privacy.ledger_place import LedgerPlace
-from fedtranscribe.privacy.record_note import expect_noted
 from fedtranscribe.privacy.release_plan import Release
 
 Say = Callable[[str], None]
@@ -88,3 +89,41 @@ def _set_limit(ledger: Ledger, path: Path, asked: float | None, usual: Budget, s
             f"limit of the ledger {path} changed from {before.epsilon:g} to {words}. The highest "
             f"limit is the ε of all runs, and only if no answer was the reason for the change."
         )
+
+
+def answer_once(
+    ledger: Ledger,
+    query_id: str,
+    bound_to: str,
+    release: Release,
+    run: str,
+    compute: Callable[[], bytes],
+) -> tuple[bytes, Head]:
+    """The private answer to a query, charged once and replayable for ever.
+
+    Args:
+        ledger: the budget book of the data.
+        query_id: the query's id.
+        bound_to: hash of everything that the answer depends on.
+        release: what answering costs.
+        run: name under which the ledger books.
+        compute: makes the private answer; called after it is paid for, and only if no answer is
+            stored. Noise is never drawn twice for one query that was answered.
+
+    Returns:
+        The stored answer and the head of the ledger.
+
+    Raises:
+        BudgetExhaustedError: the holder's limit would be exceeded; nothing was booked.
+        QueryConflictError: the id was used for another query.
+    """
+    stored = ledger.reserve(query_id, bound_to, release, run).answer
+    if stored is None:
+        stored = compute()
+        try:
+            ledger.commit(query_id, stored)
+        except QueryConflictError:
+            # Another process was asked the same and came first: its answer stands.
+            stored = ledger.reserve(query_id, bound_to, release, run).answer
+            assert stored is not None
+    return stored, ledger.head

@@ -1,26 +1,136 @@
-"""What the entries of a book add up to, so that a query does not read them all.
-
-Costs are not added here. The totals count how often each release was booked, and the accountant
-composes the counts, so that a change of the accountant applies to old entries too.
-
-Checkpoints
-    From time to time the book stores its totals and appends an entry that holds their digest, a
-    checkpoint. The hash chain then protects the totals as it protects the entries. A reader starts
-    with the stored totals and counts the entries after their checkpoint. It holds every later
-    checkpoint against its own count: one that claims less than was booked is refused. The stored
-    totals and those before them are taken at their digest, until the whole book is counted.
-"""
+"""What the entries of a book add up to, and the filter that admits the next one."""
 
 import json
+import math
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import lru_cache
 from typing import Any, TypeVar
 
+import numpy as np
+
 from fedtranscribe.errors import CorruptLedgerError, LedgerError
+from fedtranscribe.files import parse_json
+from fedtranscribe.privacy import renyi
 from fedtranscribe.privacy.chain import START, Entry, Head, Kind, canonical, seal
-from fedtranscribe.reading import parse_json
+from fedtranscribe.privacy.closed_forms import ORDERS, order_costs
+from fedtranscribe.privacy.events import Event, PoissonGaussian, flat
+from fedtranscribe.privacy.released_images import ReleasedImages
+
+
+def renyi_curve(events: Sequence[Event]) -> np.ndarray:
+    """Total Rényi divergence at every one of `closed_forms.ORDERS`; finite everywhere.
+
+    What gains from sampling is looked up at the coarser `renyi.ORDERS`; (α − 1) D_α is convex in α
+    and 0 at α = 1, so that straight lines between two of them lie above. Everything else, and
+    every order that is too high for a gain, is counted in ρ: D_α ≤ ρ α.
+    """
+    return Spent(events).curve
+
+
+class Spent:
+    """What a filter needs to know of everything that was booked, kept as running sums.
+
+    Adding an event takes the same time however many there are. Sums of μ² and ρ are exact; that of
+    curves has the rounding of a double.
+
+    Attributes:
+        first: the first event that costs something; None before there is one.
+        number: how many such events were booked.
+    """
+
+    def __init__(self, events: Iterable[Event] = ()) -> None:
+        self.first: Event | None = None
+        self.number = 0
+        self._squares = self._rho = Fraction(0)
+        self._sampled = np.zeros_like(ORDERS)
+        for event in events:
+            self.add(event)
+
+    def add(self, event: Event, times: int = 1) -> None:
+        """Book an event so many times more, as so many events."""
+        if event.gdp_mu > 0:
+            self.first = self.first or event
+            self.number += times
+        self._squares += times * Fraction(event.gdp_mu**2)
+        for part in flat(event):
+            if isinstance(part, PoissonGaussian | ReleasedImages):
+                self._sampled += times * _sampled_curve(part)
+            else:
+                self._rho += times * Fraction(part.zcdp_rho)
+
+    def copy(self) -> "Spent":
+        """One that can go on by itself."""
+        twin = copy(self)
+        twin._sampled = self._sampled.copy()
+        return twin
+
+    @property
+    def mu(self) -> float:
+        """Total μ of a Gaussian that dominates everything."""
+        return math.sqrt(self._squares)
+
+    @property
+    def curve(self) -> np.ndarray:
+        """Total Rényi divergence at every one of `ORDERS`, as `renyi_curve`."""
+        return self._sampled + float(self._rho) * ORDERS
+
+    def renyi_filter(self, delta: float) -> float:
+        """ε of everything, each event chosen after earlier answers, at the filter's own δ.
+
+        The first event chooses the order; there has to be one.
+        """
+        assert self.first is not None
+        total = self.curve
+        orders, starts = _plan(self.first, delta)
+        # In the stretch of limits that is an order's own, it refuses below `needed`.
+        needed = total[orders] + order_costs(delta)[orders]
+        refused_up_to = np.minimum(needed, np.append(starts[1:], np.inf))
+        return max(0.0, float(refused_up_to[needed > starts].max(initial=0.0)))
+
+
+@lru_cache(maxsize=64)
+def _plan(first: Event, delta: float) -> tuple[np.ndarray, np.ndarray]:
+    """Indices of the orders that are best for some limit, and the limit where each takes over.
+
+    At a limit ε order α has room for (ε − cost)/r(α) more of the first event; the best orders
+    are the upper envelope of these lines in ε.
+    """
+    steepness = 1 / renyi_curve([first])
+    slopes, heights = steepness.tolist(), (-order_costs(delta) * steepness).tolist()
+    # r grows with α, so that from the highest order down the lines get steeper.
+    kept: list[int] = []
+    starts: list[float] = []
+    for index in range(len(ORDERS) - 1, -1, -1):
+        start = -math.inf
+        while kept:
+            rise = slopes[index] - slopes[kept[-1]]
+            behind = heights[kept[-1]] - heights[index]
+            start = behind / rise if rise > 0 else math.copysign(math.inf, behind)
+            if start > starts[-1]:
+                break
+            kept.pop()
+            starts.pop()
+            start = -math.inf
+        if start < math.inf:
+            kept.append(index)
+            starts.append(start)
+    return np.array(kept), np.array(starts)
+
+
+@lru_cache(maxsize=256)
+def _sampled_curve(event: PoissonGaussian | ReleasedImages) -> np.ndarray:
+    coarse = renyi.renyi(event)
+    known = np.isfinite(coarse)
+    at, gaps = renyi.ORDERS[known], renyi.ORDERS[known] - 1
+    lines = np.interp(
+        ORDERS, np.append(1.0, at), np.append(0.0, gaps * coarse[known]), right=np.inf
+    )
+    return np.minimum(lines / (ORDERS - 1), event.zcdp_rho * ORDERS)
+
 
 EVERY = 128
 """Entries after which the totals are stored again; opening reads about as many."""

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 import scipy
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.privacy.checks import LARGEST_DISTANCE, expect_delta, expect_epsilon
 from fedtranscribe.privacy.closed_forms import zcdp_delta, zcdp_epsilon
+from fedtranscribe.privacy.units import LARGEST_DISTANCE, expect_delta, expect_epsilon
 
 _LARGEST_RHO = LARGEST_DISTANCE**2 / 2
 """That of a Gaussian at the largest distance."""

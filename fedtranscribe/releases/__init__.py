@@ -1,9 +1,8 @@
 """A finished run handed over in a form that others can use and check.
 
-statement    what `privacy.json` says, typed; its JSON schema lies beside it
-accounting   events of a release -> every ε that it may state
+statement    what `privacy.json` says, typed, and when it has to say that nothing is private
+recomputed   events of a release -> every ε that it may state
 describe     a finished run -> its statement; where nothing private gets through
-stamp        when a release has to say in capital letters that it is not private
 card         the statement -> the model card, and what a card must repeat word by word
 onnx_export  the student as ONNX, without a trace of the machine it was made on
 writing      all of it into a folder, whole or not at all

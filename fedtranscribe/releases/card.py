@@ -13,18 +13,18 @@ from typing import Any
 from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.releases.accounting import agree
 from fedtranscribe.releases.describe import told
-from fedtranscribe.releases.stamp import LOUD
+from fedtranscribe.releases.recomputed import agree
 from fedtranscribe.releases.statement import (
+    LOUD,
     Choice,
     DeclaredTeachers,
     LedgerTotal,
     PrivacyStatement,
     PublicWeights,
 )
-from fedtranscribe.result import Result
-from fedtranscribe.result_parts import OWN_LABELS, Diffusion
+from fedtranscribe.results.parts import OWN_LABELS, Diffusion
+from fedtranscribe.results.result import Result
 from fedtranscribe.runs.finished import FinishedRun
 from fedtranscribe.text import counted, markdown
 

@@ -1,8 +1,4 @@
-"""A finished run -> what its release says about privacy.
-
-The place where nothing private gets through: of a user's own data not even the name, and of what
-was measured on held-out records nothing at all unless they belong to a public benchmark.
-"""
+"""A finished run -> what its release says about privacy, and when that has to be a stamp."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,10 +9,9 @@ from fedtranscribe import __version__
 from fedtranscribe.config import PUBLIC_SHAPES
 from fedtranscribe.data import is_benchmark
 from fedtranscribe.errors import AuditError, ConfigError, PrivacyError, StorageError
-from fedtranscribe.reading import read_json, read_json_lines
-from fedtranscribe.releases.accounting import agree, by_adjacency, by_holder, by_unit, recompute
+from fedtranscribe.files import read_json, read_json_lines
 from fedtranscribe.releases.loading import classes_of, unvouched
-from fedtranscribe.releases.stamp import stamp_of
+from fedtranscribe.releases.recomputed import agree, by_adjacency, by_holder, by_unit, recompute
 from fedtranscribe.releases.statement import (
     COMPOSITION,
     SCHEMA,
@@ -28,10 +23,11 @@ from fedtranscribe.releases.statement import (
     PublicWeights,
     Published,
     ReleaseRecord,
+    stamp_of,
 )
-from fedtranscribe.result import SCORES, Result
-from fedtranscribe.result_parts import Answers, Federation, LedgerFacts
-from fedtranscribe.run_directory import DAMAGED
+from fedtranscribe.results.parts import Answers, Federation, LedgerFacts
+from fedtranscribe.results.result import SCORES, Result
+from fedtranscribe.results.run_directory import DAMAGED
 from fedtranscribe.runs.finished import FinishedRun
 
 THE_HOLDER = "the holder"

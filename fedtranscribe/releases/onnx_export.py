@@ -1,4 +1,4 @@
-"""The student as ONNX, without a trace of the machine that it was made on."""
+"""The student as ONNX, and whether it answers as the student does."""
 
 import importlib
 import importlib.util
@@ -12,6 +12,8 @@ from fedtranscribe.models import Classifier
 
 INPUT, OUTPUT = "images", "logits"
 _COUNTS = (1, 3, 50)  # more than any network takes at a time, too
+
+
 CLOSE = 1e-3
 """Largest difference of two logits, relative to the largest logit, that counts as none."""
 
@@ -80,3 +82,6 @@ def _strip(message: Any) -> None:
         if field.message_type is not None:
             for part in [value] if hasattr(value, "DESCRIPTOR") else value:
                 _strip(part)
+
+
+ONNX = "student.onnx"

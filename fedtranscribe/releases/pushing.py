@@ -14,13 +14,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedtranscribe.catalogue import release_in
+from fedtranscribe.config.catalogue import release_in
 from fedtranscribe.errors import ConfigError, HubError, PrivacyError, StorageError
-from fedtranscribe.names import expect_repository
-from fedtranscribe.releases.digests import HUB_CARD, HUB_FILES
-from fedtranscribe.releases.stamp import stamp_of
-from fedtranscribe.releases.statement import CARD, STATEMENT, PrivacyStatement, read_statement
+from fedtranscribe.releases.loading import HUB_CARD, HUB_FILES
+from fedtranscribe.releases.statement import (
+    CARD,
+    STATEMENT,
+    PrivacyStatement,
+    read_statement,
+    stamp_of,
+)
 from fedtranscribe.releases.verification import verify
+from fedtranscribe.text import expect_repository
 
 _MAIN = "main"
 

@@ -14,13 +14,13 @@ from pydantic import (
     model_validator,
 )
 
-from fedtranscribe.catalogue import STATEMENT, no_release
 from fedtranscribe.config import LONGEST_NAME, is_name
+from fedtranscribe.config.catalogue import STATEMENT, no_release
 from fedtranscribe.errors import FedtranscribeError, PrivacyError
+from fedtranscribe.files import read_bounded
 from fedtranscribe.privacy.events import MOST_COUNT
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.reading import read_bounded
 from fedtranscribe.text import printable
 
 CARD = "card.md"
@@ -32,6 +32,10 @@ COMPOSITION = "answers of one holder add up; of several holders the worst one co
 
 _Epsilon = Annotated[float, Field(ge=0)]
 _Count = Annotated[int, Field(ge=0, le=MOST_COUNT)]
+
+
+LOUD = "NOT PRIVATE. DO NOT RELY ON ANY FIGURE OF PRIVACY IN THIS RELEASE:"
+"""How every stamp begins."""
 
 
 def _expect_printable(text: str) -> str:
@@ -239,3 +243,42 @@ def read_statement(folder: Path) -> PrivacyStatement:
         raise PrivacyError(
             f"{path} is no {SCHEMA}: {where}: {first['msg']}; fetch the release again."
         ) from None
+
+
+def reasons(statement: PrivacyStatement) -> list[str]:
+    """Why the guarantee of a release does not hold; empty where it does."""
+    found = []
+    if statement.epsilon is None:
+        found.append(
+            f"method {statement.method} gives no guarantee at all for unit={statement.unit.value} "
+            f"under adjacency={statement.adjacency.value}"
+        )
+    elif not statement.private:
+        found.append("its noise came from a seed; anyone who knows the seed can remove it")
+    found += [
+        f"chosen by looking at private data, and not charged: {choice.choice}"
+        for choice in statement.data_dependent_choices
+        if choice.stated and not choice.charged
+    ]
+    return found
+
+
+def stamp_of(statement: PrivacyStatement) -> str | None:
+    """The stamp that a release must carry; None where it needs none."""
+    found = reasons(statement)
+    return f"{LOUD} {'; '.join(found)}." if found else None
+
+
+def refuse_unstamped(statement: PrivacyStatement) -> None:
+    """Stop what nobody agreed to stamp.
+
+    Raises:
+        PrivacyError: says why it would need a stamp, and how to give it one.
+    """
+    found = reasons(statement)
+    if found:
+        raise PrivacyError(
+            f"This run cannot be released as private: {'; '.join(found)}. "
+            "Make a run without that, or add --stamp-not-private to release it with a stamp that "
+            "says so."
+        )

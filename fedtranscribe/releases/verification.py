@@ -1,28 +1,32 @@
-"""Whether a release is what it says: whole, and with an ε that follows from its events.
-
-What this proves: the files are those that `privacy.json` lists, and its figures are what our
-accountant finds for the events in it. What it cannot: that these were the events. Someone who
-rewrites events, figures, digests and card together is not noticed; that takes a signature.
-"""
+"""Whether a release is what it says: whole, and with an ε that follows from its events."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedtranscribe.catalogue import expect_release
+from fedtranscribe.config.catalogue import expect_release
 from fedtranscribe.errors import FedtranscribeError
+from fedtranscribe.files import read_bounded
 from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.models.mixture import GaussianMixture
-from fedtranscribe.reading import read_bounded
-from fedtranscribe.releases.accounting import first_disagreement
 from fedtranscribe.releases.card import complaints
-from fedtranscribe.releases.digests import first_difference, unlisted
-from fedtranscribe.releases.loading import load_generator, load_student, unvouched
-from fedtranscribe.releases.onnx_export import agrees
-from fedtranscribe.releases.stamp import stamp_of
-from fedtranscribe.releases.statement import CARD, STATEMENT, PrivacyStatement, read_statement
-from fedtranscribe.releases.writing import ONNX
-from fedtranscribe.run_directory import DENOISER, STUDENT
+from fedtranscribe.releases.loading import (
+    first_difference,
+    load_generator,
+    load_student,
+    unlisted,
+    unvouched,
+)
+from fedtranscribe.releases.onnx_export import ONNX, agrees
+from fedtranscribe.releases.recomputed import first_disagreement
+from fedtranscribe.releases.statement import (
+    CARD,
+    STATEMENT,
+    PrivacyStatement,
+    read_statement,
+    stamp_of,
+)
+from fedtranscribe.results.run_directory import DENOISER, STUDENT
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
-"""A release folder, there whole or not at all."""
+"""A release folder, there whole or not at all, with the student as ONNX."""
 
+import importlib
 import importlib.util
 import os
 import shutil
@@ -7,22 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedtranscribe.allowed import expect_allowed
 from fedtranscribe.errors import ConfigError, StorageError
-from fedtranscribe.files import unwritable
+from fedtranscribe.files import read_object, unwritable
 from fedtranscribe.models import save_network
 from fedtranscribe.models.diffusion import Synthesizer, save_synthesizer
-from fedtranscribe.reading import read_object
 from fedtranscribe.releases.card import render_card
 from fedtranscribe.releases.describe import describe
-from fedtranscribe.releases.digests import sha256
-from fedtranscribe.releases.onnx_export import export_onnx
-from fedtranscribe.releases.stamp import refuse_unstamped
-from fedtranscribe.releases.statement import CARD, STATEMENT, PrivacyStatement
-from fedtranscribe.run_directory import DENOISER, GENERATOR, STUDENT
+from fedtranscribe.releases.loading import sha256
+from fedtranscribe.releases.onnx_export import ONNX, export_onnx
+from fedtranscribe.releases.statement import CARD, STATEMENT, PrivacyStatement, refuse_unstamped
+from fedtranscribe.results.allowed import expect_allowed
+from fedtranscribe.results.run_directory import DENOISER, GENERATOR, STUDENT
 from fedtranscribe.runs.finished import FinishedRun
-
-ONNX = "student.onnx"
 
 _FILES = frozenset({STUDENT, GENERATOR, DENOISER, ONNX, CARD, STATEMENT})
 _NEEDED = {"huggingface_hub": "huggingface-hub", "jinja2": "jinja2", "onnx": "onnx"}

@@ -16,21 +16,29 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from fedtranscribe import wire
 from fedtranscribe.config import RoundSettings
 from fedtranscribe.errors import ProtocolError, QuorumError
 from fedtranscribe.files import write_atomically
-from fedtranscribe.privacy.noise_plan import NoisePlan
-from fedtranscribe.query import Query
-from fedtranscribe.refusals import Refusal, RefusalCode
+from fedtranscribe.noise.mask_keys import Advert
+from fedtranscribe.noise.secagg import Task
+from fedtranscribe.noise.secagg_server import Server
+from fedtranscribe.privacy.release_plan import NoisePlan
+from fedtranscribe.questions import masked_messages as masked
+from fedtranscribe.questions import messages as wire
+from fedtranscribe.questions.messages import Message
+from fedtranscribe.questions.query_messages import Envelope
+from fedtranscribe.questions.question import Query
+from fedtranscribe.questions.refusals import Refusal, RefusalCode
 from fedtranscribe.rounds.plan import Part, Plan
-from fedtranscribe.rounds.round_progress import Named, Progress, of_another_version, read_json
-from fedtranscribe.rounds.standing import Complaint
+from fedtranscribe.rounds.roster import Complaint
+from fedtranscribe.rounds.round_state import (
+    Named,
+    Progress,
+    VectorFile,
+    of_another_version,
+    read_json,
+)
 from fedtranscribe.rounds.transport import Transport
-from fedtranscribe.rounds.vector_file import VectorFile
-from fedtranscribe.secagg import Advert, Server, Task
-from fedtranscribe.wire import Message, masked
-from fedtranscribe.wire.queries import Envelope
 
 log = logging.getLogger(__name__)
 

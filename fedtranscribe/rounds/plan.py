@@ -10,30 +10,26 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fedtranscribe.capabilities import Capabilities
+from fedtranscribe.config import StudentSettings
 from fedtranscribe.errors import ConfigError, HopelessPlanError
-from fedtranscribe.mechanisms import (
-    Bound,
-    MaskedShare,
-    Mechanism,
-    gaussian_mechanism,
-    gradients_bound,
-    label_mechanism,
-    mean_rows_bound,
-    mixture_bound,
-    moments_bound,
-)
-from fedtranscribe.mechanisms.masked import Grid
+from fedtranscribe.noise.bounds import Bound
+from fedtranscribe.noise.masked import Grid, MaskedShare
+from fedtranscribe.noise.mechanisms import Mechanism, gaussian_mechanism, label_mechanism
 from fedtranscribe.privacy.accountant import guarantee
 from fedtranscribe.privacy.forecasts import Forecast
-from fedtranscribe.privacy.noise_plan import NoisePlan
 from fedtranscribe.privacy.published import Published
-from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
+from fedtranscribe.privacy.release_plan import NoisePlan, PrivacyPlan, Release, expect_tolerable
 from fedtranscribe.privacy.units import Adjacency, Guarantee, NoiseMode, RowAnswer, Unit
-from fedtranscribe.query import Kind
+from fedtranscribe.questions.capabilities import Capabilities
+from fedtranscribe.questions.descent import gradients_bound
+from fedtranscribe.questions.kinds import QUERIES, question_of
+from fedtranscribe.questions.mixture import mixture_bound
+from fedtranscribe.questions.moments import moments_bound
+from fedtranscribe.questions.question import Kind, is_sum
+from fedtranscribe.questions.rows import mean_rows_bound
 
 if TYPE_CHECKING:
-    from fedtranscribe.secagg import Members
+    from fedtranscribe.noise.mask_keys import Members
 
 # In label mode a class that all M teachers name has log odds η·M; of synthetic images about half
 # of them agree.
@@ -50,6 +46,54 @@ Charged = Mapping[str, Sequence[int]]
 """Rows by holder and part of the plan."""
 
 
+KINDS = {"data": Kind.GRADIENT, "label": Kind.LABEL, "vote": Kind.VOTE}
+"""What is asked for, by the setting `privacy`."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The settings of a run, and what follows from them.
+
+    Attributes:
+        settings: of the run.
+        kind: what is asked for; of teachers, where there is a start.
+        mode: who adds the noise.
+        dropouts: that a masked sum is to bear; None: what all holders bear.
+        by_formula: whether the noise is the published formula's, which is no guarantee.
+        start: whether sums over the records are asked first.
+        left: of the budget, in μ² (under masks ρ), what questions of other packages leave.
+    """
+
+    settings: StudentSettings
+    kind: Kind
+    mode: NoiseMode = NoiseMode.LOCAL
+    dropouts: int | None = None
+    by_formula: bool = False
+    start: bool = False
+    left: float = 1.0
+
+    def failures(self, roster: Mapping[str, Capabilities]) -> tuple[int, int]:
+        """How many holders a masked sum may miss, and how many may side with the server.
+
+        Every holder's own policy is kept: as many colluders as the most careful one counts on, and
+        no more drop-outs than the strictest one bears.
+
+        Raises:
+            ConfigError: more drop-outs are asked for than that, or too many for so few holders.
+        """
+        colluders = max(facts.colluders for facts in roster.values())
+        strictest = min(roster.values(), key=lambda facts: facts.dropouts)
+        most = min(strictest.dropouts, max(0, (len(roster) - colluders - 1) // 2))
+        wanted = most if self.dropouts is None else self.dropouts
+        if wanted > strictest.dropouts:
+            raise ConfigError(
+                f"Expected dropouts={wanted} <= {strictest.dropouts}, the limit of holder "
+                f"{strictest.name}; ask for fewer."
+            )
+        expect_tolerable(len(roster), wanted, colluders)
+        return wanted, colluders
+
+
 @dataclass(frozen=True)
 class Part:
     """Rows of one kind under one noise.
@@ -63,7 +107,7 @@ class Part:
             columns. For a mixture, blocks of products; None asks for squares.
     """
 
-    kind: Kind
+    kind: str
     rows: int
     noise: NoisePlan
     width: int
@@ -81,10 +125,12 @@ class Part:
             return moments_bound(self.width, self.classes)
         if self.kind is Kind.MIXTURE:
             return mixture_bound(self.width, self.classes)
+        if self.outside:
+            return question_of(self.kind).bound(holder)
         if self.kind is Kind.DESCENT:
             assert self.classes is not None  # a gradient has one column per class
             return gradients_bound(self.width, self.classes)
-        return mean_rows_bound(holder.shards, RowAnswer(self.kind.value), self.width)
+        return mean_rows_bound(holder.shards, RowAnswer(self.kind), self.width)
 
     def grid(self, holder: Capabilities) -> Grid:
         """Where the values of a masked sum lie, the same for every holder.
@@ -100,6 +146,11 @@ class Part:
     def release(self, holder: Capabilities, rows: int) -> Release:
         """What so many answered rows give away about one holder's data."""
         return self.mechanism(holder).release(rows, positional_ids=holder.positional_ids)
+
+    @property
+    def outside(self) -> bool:
+        """Whether another package brings the kind: asked when the method has all its answers."""
+        return self.kind not in QUERIES
 
     @property
     def averaged(self) -> bool:
@@ -148,10 +199,15 @@ class Plan:
         return self.parts[0].kind is Kind.MOMENTS
 
     @property
+    def of_method(self) -> tuple[Part, ...]:
+        """What student and generator are made from."""
+        return tuple(part for part in self.parts if not part.outside)
+
+    @property
     def teachers(self) -> Part | None:
         """What teachers are asked; None where they are not."""
-        last = self.parts[-1]
-        return None if last.kind.sums else last
+        last = self.of_method[-1]
+        return None if is_sum(last.kind) else last
 
     @property
     def rows(self) -> int:
@@ -161,7 +217,7 @@ class Plan:
     @property
     def sets_student(self) -> Part:
         """What the student is set by: teachers' answers, or else the last sum for it."""
-        return [part for part in self.parts if part.kind is not Kind.MIXTURE][-1]
+        return [part for part in self.of_method if part.kind is not Kind.MIXTURE][-1]
 
     @property
     def mixture(self) -> tuple[Part, ...]:
@@ -190,8 +246,8 @@ class Plan:
 
     @property
     def sums_stds(self) -> tuple[float, ...]:
-        """As `noise_std`, of every sum over records that is asked."""
-        return tuple(part.noise.strength for part in self.parts if part.kind.sums)
+        """As `noise_std`, of every sum over records that student and generator are made from."""
+        return tuple(part.noise.strength for part in self.of_method if is_sum(part.kind))
 
     def releases(self, holder: str, rows: Sequence[int] | None = None) -> tuple[Release, ...]:
         """What answered rows give away about one holder's data.
@@ -228,7 +284,7 @@ class Plan:
     def outline(self) -> list[list[Any]]:
         """What every answer costs, as a checkpoint keeps it: a resumed run has the same."""
         return [
-            [part.kind.value, part.rows, part.width, part.classes, part.noise.words]
+            [str(part.kind), part.rows, part.width, part.classes, part.noise.words]
             for part in self.parts
         ]
 
@@ -266,7 +322,7 @@ class Plan:
             ConfigError: too many failures for so few holders.
         """
         # Of an extra that one machine does without.
-        from fedtranscribe.secagg import Members
+        from fedtranscribe.noise.mask_keys import Members
 
         return Members(tuple(sorted(self.roster)), self.noise.dropouts, self.noise.colluders)
 

@@ -4,33 +4,26 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.config import StudentSettings
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms import mean_rows_bound
-from fedtranscribe.mechanisms.masked import masked_noise_std
 from fedtranscribe.privacy.accountant import epsilon_filter
 from fedtranscribe.privacy.calibrate import (
     EnsembleLayout,
     label_epsilon0,
-    noise_std,
-    row_mu,
+    mean_sensitivity,
     vote_eta,
 )
 from fedtranscribe.privacy.closed_forms import gaussian_epsilon
-from fedtranscribe.privacy.forecasts import (
-    Verdict,
-    forecast,
-    label_forecast,
-)
-from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.forecasts import Verdict, forecast, label_forecast
 from fedtranscribe.privacy.published import dpsd_theorem1, dpsd_theorem2, published_sigma
+from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
-from fedtranscribe.privacy.zcdp import zcdp_rho
-from fedtranscribe.query import Kind
-from fedtranscribe.rounds.asked import KINDS, Asked
-from fedtranscribe.rounds.plan import Part, Plan, label_nats
-from fedtranscribe.rounds.sums_planning import sums_plan
+from fedtranscribe.questions.capabilities import Capabilities
+from fedtranscribe.questions.kinds import question_of
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.questions.rows import row_noise
+from fedtranscribe.rounds.plan import KINDS, Asked, Part, Plan, label_nats
+from fedtranscribe.rounds.sums_planning import sums_noise, sums_plan
 
 __all__ = ["KINDS", "Asked", "make_plan"]
 
@@ -57,6 +50,9 @@ def make_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
             the kind cannot protect, more rows than a holder allows per run, or noise that no number
             could carry.
     """
+    questions = _questions(asked, roster)
+    if questions:
+        asked = replace(asked, left=1 - asked.settings.ask_share)
     make = {Kind.LABEL: _label_plan, Kind.MOMENTS: sums_plan}.get(asked.kind, _rows_plan)
     plan = (_started_plan if asked.start else make)(asked, roster)
     if asked.settings.descent_rounds and not plan.starts:
@@ -64,6 +60,7 @@ def make_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
             f"Expected descent_rounds=0 without sums over the records first, got "
             f"{asked.settings.descent_rounds}; add start=moments, or leave it out."
         )
+    plan = replace(plan, parts=(*plan.parts, *questions))
     least = min(roster.values(), key=lambda facts: facts.rows_per_run)
     if plan.rows > least.rows_per_run:
         raise ConfigError(
@@ -76,6 +73,40 @@ def make_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
     if asked.mode is NoiseMode.SECAGG:
         _expect_larger_delta(plan)
     return plan if asked.by_formula else _expect_affordable(plan, asked.settings)
+
+
+def _questions(asked: Asked, roster: Mapping[str, Capabilities]) -> tuple[Part, ...]:
+    """A part for each question of another package; all together have a share of the budget.
+
+    Raises:
+        ConfigError: nobody brings the question, a holder does not allow it, or it hides no such
+            unit; or the noise is of a kind that no share can set.
+    """
+    settings = asked.settings
+    if not settings.questions:
+        return ()
+    if asked.by_formula or asked.kind is Kind.LABEL:
+        raise ConfigError(
+            "Expected no ask=… where the noise is the published formula's, or with privacy=label: "
+            "it has no share that questions could get."
+        )
+    parts = []
+    for kind in settings.questions:
+        question = question_of(kind)
+        without = next((name for name, f in roster.items() if kind not in f.kinds), None)
+        if without is not None:
+            raise ConfigError(
+                f"Holder {without} does not allow the question {kind!r}; leave it out of ask=…, "
+                "or have its operator add it to the kinds of its policy."
+            )
+        bound = question.bound(next(iter(roster.values())))
+        if Unit(settings.unit) not in bound.moves:
+            raise ConfigError(
+                f"Expected a unit that the question {kind!r} hides, got {settings.unit}."
+            )
+        share = settings.ask_share / len(settings.questions)
+        parts.append(Part(kind, 1, sums_noise(asked, roster, share, bound), bound.width))
+    return tuple(parts)
 
 
 def _expect_larger_delta(plan: Plan) -> None:
@@ -128,14 +159,14 @@ def _rows_plan(asked: Asked, roster: Mapping[str, Capabilities], share: float = 
     """`share` is that of the whole budget, in μ² or ρ."""
     settings, facts = asked.settings, next(iter(roster.values()))
     rows, k = _rows_and_k(settings, facts)
-    unit, answer = Unit(settings.unit), RowAnswer(asked.kind.value)
+    unit, answer = Unit(settings.unit), RowAnswer(asked.kind)
     shards = min(holder.shards for holder in roster.values())
     layout = EnsembleLayout(len(roster) * shards, len(roster))
     spent, beta = settings.epsilon, _paper_beta(settings.epsilon)
-    noise = _row_noise(asked, roster, rows, k, layout, share)
+    noise = _row_noise(asked, roster, rows, k, layout, share * asked.left)
     if asked.by_formula:
         # It spends another ε than it says: forecast that one.
-        mu = row_mu(noise.strength, layout, unit, answer, asked.mode)
+        mu = mean_sensitivity(layout, unit, answer, asked.mode) / noise.strength
         spent = gaussian_epsilon(mu * math.sqrt(rows), settings.delta)
     # The paper has no votes, but its formula knows a row by its norm and noise alone.
     published = dpsd_theorem1(noise.strength, beta, facts.classes, rows, 1, settings.delta)
@@ -156,20 +187,13 @@ def _row_noise(
 ) -> NoisePlan:
     settings, holders = asked.settings, len(roster)
     epsilon, delta, unit = settings.epsilon, settings.delta, Unit(settings.unit)
-    answer = RowAnswer(asked.kind.value)
+    answer = RowAnswer(asked.kind)
     if asked.by_formula:
         classes = next(iter(roster.values())).classes
         std = published_sigma(epsilon, delta, _paper_beta(epsilon), classes, rows)
         return NoisePlan(asked.mode, std, holders)
-    if asked.mode is NoiseMode.SECAGG:
-        failures = asked.failures(roster)
-        bound = mean_rows_bound(layout.shards, answer, k)
-        rho = share * zcdp_rho(epsilon, delta)
-        std = masked_noise_std(rho, rows, bound, unit, holders, sum(failures))
-        return NoisePlan(asked.mode, std, holders, *failures)
-    std = noise_std(epsilon, delta, rows, layout, unit, answer, asked.mode)
-    # μ goes with 1/std, and it is μ² that is shared out.
-    return NoisePlan(asked.mode, std / math.sqrt(share), holders)
+    failures = asked.failures(roster) if asked.mode is NoiseMode.SECAGG else (0, 0)
+    return row_noise(epsilon, delta, rows, k, layout, unit, answer, asked.mode, failures, share)
 
 
 def _paper_beta(epsilon: float) -> float:

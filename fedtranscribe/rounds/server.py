@@ -13,21 +13,19 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from fedtranscribe.answer import Answer, RawAnswer
 from fedtranscribe.config import RoundSettings
 from fedtranscribe.errors import ConfigError, ProtocolError, QuorumError
-from fedtranscribe.mechanisms import NoiseSource, OsNoise
 from fedtranscribe.methods.method import Combined, Method, Show
+from fedtranscribe.noise.sources import KeyedNoise, NoiseSource, OsNoise
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
-from fedtranscribe.query import Query
-from fedtranscribe.rounds.combining import combine, combine_masked
+from fedtranscribe.questions.kinds import query_from
+from fedtranscribe.questions.question import Answer, Query, RawAnswer
+from fedtranscribe.results.progress import Report, ignore
+from fedtranscribe.results.run_directory import Checkpoint, RunDirectory
 from fedtranscribe.rounds.plan import Plan
-from fedtranscribe.rounds.roster import quorum
-from fedtranscribe.rounds.standing import Complaint, Standing
-from fedtranscribe.rounds.transport import Reply, Transport
-from fedtranscribe.run_directory import Checkpoint, RunDirectory
+from fedtranscribe.rounds.roster import Complaint, Standing, quorum
+from fedtranscribe.rounds.transport import Reply, Transport, combine, combine_masked
 from fedtranscribe.text import counted
-from fedtranscribe.tracking import Report, ignore
 
 if TYPE_CHECKING:
     from fedtranscribe.rounds.masked_sum import MaskedSum
@@ -70,7 +68,10 @@ class Server:
         evaluate: accuracy on a test set that is public by declaration, or None.
         report: receives progress, a dict as in `progress.jsonl`.
         events: what has been booked; what the standing says, where nothing knows better.
-        noise: for `central` mode; OS entropy unless a test says otherwise.
+        noise: for `central` mode; follows from the run's key unless a test says otherwise.
+
+    Raises:
+        StorageError: the run's key is gone.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Server:
         self._evaluate = evaluate
         self._report = report
         self._events = events or self._events_of_holders
-        self._noise = noise or OsNoise()
+        self._noise = noise or self._own_noise()
         self._standing = Standing()
         self._resumed = False
         self._asking: Query | None = None
@@ -147,8 +148,7 @@ class Server:
     def _settle(self, query: Query) -> Combined | None:
         """The combined answer to a query; None to stop.
 
-        It is stored before anything is learned from it: noise of the server's own is never
-        drawn twice for one query.
+        It is stored before anything is learned from it, so that nobody is asked again.
         """
         part, stored = self._method.part, self._run.load_answer(query.id)
         if stored is not None:
@@ -182,8 +182,8 @@ class Server:
                 f"{counted(len(replies), 'holder')} answered {query.id}, quorum={needed}; resume "
                 "the run when more of them are back, or set a smaller quorum."
             )
-        noise = self._noise.for_query(query.id)
-        return combine(replies, self._plan, self._method.part, noise), len(replies)
+        private = combine(query, replies, self._plan, self._method.part, self._noise)
+        return private, len(replies)
 
     def _gather_masked(self, query: Query) -> tuple[torch.Tensor, int] | None:
         """As `_gather`, by secure aggregation: nobody's own answer is ever seen."""
@@ -276,8 +276,14 @@ class Server:
             "standing": self._standing.to_json(),
             "plan": self._plan.outline(),
         }
-        self._run.save_checkpoint(state, query, list(self._curve))
+        self._run.save_checkpoint(state, query.to_dict(), list(self._curve))
         self._left_stored = dict(self._standing.left)
+
+    def _own_noise(self) -> NoiseSource:
+        """Of `central` mode; elsewhere the server draws none."""
+        # A finished run asks nobody, so it can be opened where the holder has kept private/.
+        needed = self._plan.noise.mode is NoiseMode.CENTRAL and not self._run.finished
+        return KeyedNoise(self._run.noise_key()) if needed else OsNoise()
 
     def _masked_sum(self) -> "MaskedSum":
         # Of an extra that one machine does without.
@@ -321,7 +327,8 @@ class Server:
         self._left_stored = dict(self._standing.left)
         self._resumed = True
         self._curve = (list(stored.curve[0]), list(stored.curve[1]))
-        return self._abandoned(stored.query) if self._settings.abandon else stored.query
+        query = query_from(**stored.query)
+        return self._abandoned(query) if self._settings.abandon else query
 
     def _abandoned(self, query: Query) -> Query:
         """The same rows under a new id, if a masked round of them was begun; paid for again."""

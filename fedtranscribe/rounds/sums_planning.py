@@ -3,28 +3,23 @@
 import math
 from collections.abc import Mapping
 
-from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms import Bound, gradients_bound
-from fedtranscribe.mechanisms.blocks import mixture_bound
-from fedtranscribe.mechanisms.masked import masked_noise_std
-from fedtranscribe.mechanisms.moments import moments_bound
-from fedtranscribe.methods.mixture_shapes import (
-    QuestionShape,
-    fits,
-    picked_cuts,
-    question_shapes,
-)
+from fedtranscribe.methods.mixture import QuestionShape, fits, picked_cuts, question_shapes
 from fedtranscribe.models.fixed_features import features_for, row_width
+from fedtranscribe.noise.bounds import Bound
+from fedtranscribe.noise.masked import masked_noise_std
 from fedtranscribe.privacy.calibrate import ROUNDING
 from fedtranscribe.privacy.closed_forms import gaussian_mu
 from fedtranscribe.privacy.forecasts import in_short, moments_forecast
-from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.privacy.zcdp import zcdp_rho
-from fedtranscribe.query import Kind
-from fedtranscribe.rounds.asked import Asked
-from fedtranscribe.rounds.plan import Part, Plan
+from fedtranscribe.questions.capabilities import Capabilities
+from fedtranscribe.questions.descent import gradients_bound
+from fedtranscribe.questions.mixture import mixture_bound
+from fedtranscribe.questions.moments import moments_bound
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.rounds.plan import Asked, Part, Plan
 from fedtranscribe.text import counted
 
 # Of μ², which adds up: the first question about moments only has to show which axes matter.
@@ -52,7 +47,8 @@ def sums_plan(asked: Asked, roster: Mapping[str, Capabilities], share: float = 1
     ours, why = mixture_share(asked, roster)
     # Rows have an entry for the constant as well.
     width = _width(asked, facts)
-    student = (1 - ours) * share
+    whole = share * asked.left
+    student = (1 - ours) * whole
     rounds, gradients = _descent_rounds(asked, roster, share)
     on_gradients = student * _DESCENT_SHARE if rounds else 0.0
     first = student - on_gradients
@@ -63,16 +59,16 @@ def sums_plan(asked: Asked, roster: Mapping[str, Capabilities], share: float = 1
     descent: tuple[Part, ...] = ()
     if rounds:
         bound = gradients_bound(width, facts.classes)
-        noise = _noise(asked, roster, on_gradients / rounds, bound)
+        noise = sums_noise(asked, roster, on_gradients / rounds, bound)
         descent = (Part(Kind.DESCENT, 1, noise, width, facts.classes),) * rounds
         gradients += _seen_of_gradients(descent[0], roster, facts.classes)
     mixture, words = (), why
     if ours:
-        mixture, words = _mixture_parts(asked, roster, ours * share, why)
+        mixture, words = _mixture_parts(asked, roster, ours * whole, why)
     std = moments[-1].combined_std(len(roster))
     outlook = moments_forecast(_declared(roster), facts.classes, width, std)
     words = "; ".join(filter(None, (gradients, words)))
-    parts, spent = (*moments, *descent, *mixture), ours * share
+    parts, spent = (*moments, *descent, *mixture), ours * whole
     return Plan(parts, roster, settings.delta, outlook, None, words, mixture_share=spent)
 
 
@@ -156,7 +152,7 @@ def _stands_alone(asked: Asked, roster: Mapping[str, Capabilities]) -> float:
     """How far a class would stand above the noise of moments that had the whole budget."""
     facts = next(iter(roster.values()))
     width = _width(asked, facts)
-    part = _moments_part(asked, roster, 1 - _FIRST_SHARE, width, facts.classes)
+    part = _moments_part(asked, roster, asked.left * (1 - _FIRST_SHARE), width, facts.classes)
     return _above_noise(part, roster, facts.classes)
 
 
@@ -173,7 +169,7 @@ def _moments_part(
     width: int,
     classes: int | None,
 ) -> Part:
-    noise = _noise(asked, roster, share, moments_bound(width, classes))
+    noise = sums_noise(asked, roster, share, moments_bound(width, classes))
     return Part(Kind.MOMENTS, 1, noise, width, classes)
 
 
@@ -184,7 +180,9 @@ def _mixture_parts(
     facts = next(iter(roster.values()))
 
     def part(shape: QuestionShape) -> Part:
-        noise = _noise(asked, roster, share * shape.share, mixture_bound(shape.width, shape.blocks))
+        noise = sums_noise(
+            asked, roster, share * shape.share, mixture_bound(shape.width, shape.blocks)
+        )
         return Part(Kind.MIXTURE, 1, noise, shape.width, shape.blocks)
 
     def stands(shape: QuestionShape) -> float:
@@ -210,7 +208,7 @@ def _declared(roster: Mapping[str, Capabilities]) -> int:
     return sum(declared) if all(declared) else 0
 
 
-def _noise(
+def sums_noise(
     asked: Asked, roster: Mapping[str, Capabilities], share: float, bound: Bound
 ) -> NoisePlan:
     """Noise under which one answer costs its share of the budget under zero-out."""

@@ -7,19 +7,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
-from fedtranscribe.allowed import expect_allowed
-from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.config import FederationSettings
 from fedtranscribe.errors import ConfigError, StorageError
-from fedtranscribe.files import write_atomically
-from fedtranscribe.mechanisms import NoiseSource
+from fedtranscribe.files import read_json, write_atomically
 from fedtranscribe.models import pick_device
+from fedtranscribe.noise.sources import NoiseSource
 from fedtranscribe.privacy.run_ledger import Say
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
-from fedtranscribe.query import Kind
-from fedtranscribe.reading import read_json
-from fedtranscribe.result import Result
-from fedtranscribe.result_parts import (
+from fedtranscribe.questions.capabilities import Capabilities
+from fedtranscribe.questions.question import Kind, is_sum
+from fedtranscribe.results.allowed import expect_allowed
+from fedtranscribe.results.parts import (
     Accuracy,
     AccuracyCurve,
     Answers,
@@ -27,12 +25,14 @@ from fedtranscribe.result_parts import (
     PublishedFigure,
     StatedGuarantee,
 )
-from fedtranscribe.rounds.plan import Charged, Plan
-from fedtranscribe.rounds.planning import KINDS, Asked, make_plan
+from fedtranscribe.results.progress import Report, ignore
+from fedtranscribe.results.result import Result
+from fedtranscribe.results.run_directory import RunDirectory
+from fedtranscribe.rounds.plan import KINDS, Asked, Charged, Plan
+from fedtranscribe.rounds.planning import make_plan
 from fedtranscribe.rounds.roster import Told, against_start, enrol, starts
 from fedtranscribe.rounds.server import Outcome
 from fedtranscribe.rounds.transport import Transport
-from fedtranscribe.run_directory import RunDirectory
 from fedtranscribe.runs.learning import (
     HeldOut,
     Learned,
@@ -44,10 +44,8 @@ from fedtranscribe.runs.learning import (
     needs_network,
     with_student,
 )
-from fedtranscribe.runs.public_features import public_features
-from fedtranscribe.runs.student_side import build_student_side, public_images
+from fedtranscribe.runs.student_side import build_student_side, public_features, public_images
 from fedtranscribe.text import counted
-from fedtranscribe.tracking import Report, ignore
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +175,7 @@ def _plan(settings: FederationSettings, roster: Mapping[str, Capabilities], say:
 def _asked(settings: FederationSettings, plan: Plan) -> str:
     """How often each holder is asked, for what, and under which noise."""
     holders, asked, stds = len(plan.roster), [], []
-    sums = [part.combined_std(holders) for part in plan.parts if part.kind.sums]
+    sums = [part.combined_std(holders) for part in plan.parts if is_sum(part.kind)]
     rounds = len(sums)
     if sums:
         asked.append(f"{counted(len(sums), 'noisy sum')} over its records")
@@ -266,7 +264,7 @@ def _sensitive(facts: Capabilities) -> tuple[Any, ...]:
 
 
 def _capabilities(facts: dict[str, Any]) -> Capabilities:
-    kinds = tuple(Kind(kind) for kind in facts["kinds"])
+    kinds = tuple(map(str, facts["kinds"]))
     typed = {
         "kinds": kinds,
         "noise": NoiseMode(facts["noise"]),

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -10,28 +10,28 @@ from torch import Tensor
 from fedtranscribe.config import RoundSettings, StudentSettings
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.figures import draw_curve, draw_images, figures_available
-from fedtranscribe.mechanisms import NoiseSource
 from fedtranscribe.methods.descent import DescentMethod
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.method import Method
 from fedtranscribe.methods.mixture import MixtureMethod
 from fedtranscribe.methods.moments import MomentsMethod
+from fedtranscribe.methods.questions import WithQuestions
 from fedtranscribe.methods.started import Started, TeachersAfterMoments
 from fedtranscribe.methods.sums import SumsMethod
 from fedtranscribe.models import pick_device, save_network
-from fedtranscribe.models.confusion import confusion_of
 from fedtranscribe.models.fixed_features import features_for
 from fedtranscribe.models.generator import GENERATED
-from fedtranscribe.models.inference import accuracy, labelled_samples
+from fedtranscribe.models.inference import accuracy, confusion_of, labelled_samples
+from fedtranscribe.noise.sources import NoiseSource
 from fedtranscribe.privacy.units import Unit
-from fedtranscribe.result_parts import Accuracy, Confusion, DeclaredTeachers, MixtureFacts
+from fedtranscribe.results.figures import draw_curve, draw_images, figures_available
+from fedtranscribe.results.parts import Accuracy, Confusion, DeclaredTeachers, MixtureFacts
+from fedtranscribe.results.progress import Progress, Report, ignore, silent
+from fedtranscribe.results.run_directory import GENERATOR, STUDENT, RunDirectory
 from fedtranscribe.rounds.plan import Plan
 from fedtranscribe.rounds.server import Events, Outcome, Server
 from fedtranscribe.rounds.transport import Transport
-from fedtranscribe.run_directory import GENERATOR, STUDENT, RunDirectory
 from fedtranscribe.runs.student_side import StudentSide, build_student_side
-from fedtranscribe.tracking import Progress, Report, ignore, silent
 
 S = TypeVar("S", bound=StudentSettings)
 
@@ -178,8 +178,10 @@ def learn(
     if test is not None and stored is None and not plan.starts:
         run.write_scores({"public_set_alone": evaluate()})
     told = test is not None and test.public
+    questions = [part.kind for part in plan.parts if part.outside]
+    asked = WithQuestions(method, questions, len(plan.of_method), facts, run.run_id)
     server = Server(
-        method,
+        cast("Method[Any]", asked) if questions else method,
         plan,
         transport,
         rounds,
@@ -195,6 +197,8 @@ def learn(
         run.write_scores(others() | run.read_scores() | {"student": evaluate()})
         confusion = confusion_of(side.student, test.images.blocks(), test.images.labels)
         run.write_confusion(confusion)
+    if questions:
+        run.write_answers(asked.answers)
     save_network(side.student, run.path / STUDENT)
     shown = Accuracy.of(run.read_scores()) if told else None
     if outcome.curve[0] and figures_available():
@@ -243,7 +247,7 @@ def _method(
     public: ImageSet | None,
     progress: Progress,
 ) -> Method[Any]:
-    last = plan.parts[-1]
+    last = plan.of_method[-1]
     chosen = settings.dpsd.model_copy(update={"rows": last.rows, "top_k": settings.top_k})
     images = None if public is None else public.images
 

@@ -1,19 +1,19 @@
-"""What is picked where nobody said, from public facts only: source, teachers, their training.
-
-Public by decision: how many records there are, classes, image shape, cores, the settings. Nothing
-here may look at an image, a label, or a teacher's accuracy.
-"""
+"""What is picked from public facts where nobody chose, and how long long sums will take."""
 
 from typing import Any, Literal
 
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.models import is_small
-from fedtranscribe.models.fixed_features import features_for, is_fixed, row_width, words_for
+from fedtranscribe.models.fixed_features import (
+    features_for,
+    is_fixed,
+    row_width,
+    words_for,
+)
 from fedtranscribe.privacy.units import Unit
-from fedtranscribe.query import Kind
-from fedtranscribe.rounds.plan import Plan
-from fedtranscribe.rounds.planning import KINDS
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.rounds.plan import KINDS, Plan
 from fedtranscribe.rounds.roster import against_start
 from fedtranscribe.text import counted
 

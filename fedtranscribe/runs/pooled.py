@@ -21,19 +21,19 @@ from torch import Tensor
 from fedtranscribe.config import FederationSettings
 from fedtranscribe.data import DrawnFrom, ImageSet
 from fedtranscribe.errors import FedtranscribeError, ProtocolError
-from fedtranscribe.figures import draw_images, figures_available
 from fedtranscribe.files import write_atomically
 from fedtranscribe.models import pick_device
 from fedtranscribe.models.diffusion import Synthesizer, load_synthesizer
 from fedtranscribe.privacy.units import Adjacency
-from fedtranscribe.result import Result
-from fedtranscribe.result_parts import Accuracy, Federation, StatedGuarantee
-from fedtranscribe.run_directory import DENOISER, HOLDERS, RunDirectory
-from fedtranscribe.runs.received import expect_described, expect_shape, verified
-from fedtranscribe.synthesis.run import Judge
-from fedtranscribe.synthesis.samples import ALL, chosen_labels, write_samples
-from fedtranscribe.tracking import silent
-from fedtranscribe.wire.trainings import TrainedNetwork
+from fedtranscribe.questions.training_messages import TrainedNetwork
+from fedtranscribe.results.figures import draw_images, figures_available
+from fedtranscribe.results.parts import Accuracy, Federation, StatedGuarantee
+from fedtranscribe.results.progress import silent
+from fedtranscribe.results.result import Result
+from fedtranscribe.results.run_directory import DENOISER, HOLDERS, RunDirectory
+from fedtranscribe.runs.networks import expect_described, expect_shape, verified
+from fedtranscribe.trainers.samples import ALL, chosen_labels, write_samples
+from fedtranscribe.trainers.synthesize import Judge
 
 SAMPLES = "samples.npz"
 

@@ -2,6 +2,8 @@
 
 import hashlib
 import sys
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -9,7 +11,6 @@ from typing import Any
 
 import torch
 
-from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.config import build as build_settings
 from fedtranscribe.data import (
@@ -24,15 +25,20 @@ from fedtranscribe.data import (
 from fedtranscribe.data.memory import digest_of
 from fedtranscribe.data.registry import lasting
 from fedtranscribe.errors import ConfigError, ModelMismatchError
-from fedtranscribe.mechanisms import count_ids
 from fedtranscribe.models import build, pick_device
 from fedtranscribe.models.backbones import Backbone
-from fedtranscribe.models.fixed_features import features_for
+from fedtranscribe.models.ensemble import Ensemble
+from fedtranscribe.models.fixed_features import UnitFeatures, coefficient_count, features_for
+from fedtranscribe.models.teachers import Manifest, load_manifest
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import NoiseMode
-from fedtranscribe.query import Kind
-from fedtranscribe.rounds.plan import Plan
-from fedtranscribe.rounds.planning import Asked, make_plan
+from fedtranscribe.questions.capabilities import Capabilities
+from fedtranscribe.questions.moments import Moments, MomentsQuery
+from fedtranscribe.questions.question import Kind, is_sum
+from fedtranscribe.questions.records import BATCH, count_ids
+from fedtranscribe.results.progress import Progress, check_tracking
+from fedtranscribe.rounds.plan import Asked, Plan
+from fedtranscribe.rounds.planning import make_plan
 from fedtranscribe.runs.learning import expect_generator, needs_network
 from fedtranscribe.runs.picking import (
     TEACHER,
@@ -44,11 +50,13 @@ from fedtranscribe.runs.picking import (
     training_mode,
     with_source,
 )
-from fedtranscribe.runs.public_features import load_weights, with_features
-from fedtranscribe.runs.student_side import public_images
-from fedtranscribe.synthesis.pool import GivenGenerator, open_generator
-from fedtranscribe.teachers import Ensemble, Manifest, load_manifest
-from fedtranscribe.tracking import Progress, check_tracking
+from fedtranscribe.runs.student_side import (
+    given_backbones,
+    load_weights,
+    public_images,
+    with_features,
+)
+from fedtranscribe.trainers.samples import GivenGenerator, open_generator
 
 OWN = "own"
 """One machine is a federation of one holder; this is its name."""
@@ -188,7 +196,7 @@ def prepare(
                 f"Expected shards={shards} <= {counted} records; ask for fewer shards."
             )
     start = kind is not Kind.MOMENTS and settings.start == "moments"
-    sums = tuple(known for known in Kind if known.sums)
+    sums = (*filter(is_sum, Kind), *settings.questions)
     records = settings.declared or counted
     vouched = _vouched(settings, manifest)
     kinds = sums if kind is Kind.MOMENTS else (kind, *sums * start)
@@ -306,7 +314,7 @@ def _vouched(settings: TranscribeSettings, manifest: Manifest | None) -> dict[st
 
 
 def _facts(
-    images: ImageSet, records: int, shards: int, kinds: tuple[Kind, ...], vouched: dict[str, Any]
+    images: ImageSet, records: int, shards: int, kinds: tuple[str, ...], vouched: dict[str, Any]
 ) -> Capabilities:
     """What is public about the private data, and no limits but the ledger's.
 
@@ -342,3 +350,60 @@ def _data_of(settings: TranscribeSettings, manifest: Manifest | None) -> dict[st
     # They are read as they were when the teachers learned from them, but for what is said now.
     said = settings.own_data.model_dump(exclude_defaults=True)
     return {"data": manifest.data, "data_root": root, **manifest.own_data.model_dump(), **said}
+
+
+_MANY = 50_000
+
+
+_MAPS = 2  # the second question of moments maps features differently
+
+
+_GIB = 2**30
+
+
+def words_of_a_long_sum(prepared: Prepared) -> Iterator[str]:
+    """About how long features of many records take on this machine, and how much disk.
+
+    One block of black images is timed; no record is looked at. How many images a record has is
+    not a public fact, so the estimate is that of one image each.
+    """
+    facts, settings = prepared.plan.facts, prepared.settings
+    asked = prepared.plan.teachers is None or prepared.plan.starts
+    if not asked or facts.records < _MANY:
+        return
+    features = features_for(settings.student, facts.channels)
+    numbers = coefficient_count(features, facts.channels, facts.size)
+    room = 4 * numbers * facts.records / _GIB
+    again = room > settings.scratch_gib
+    seconds = _seconds_per_record(prepared, features) * facts.records
+    hours = seconds * (_MAPS if again else 1) / 3600
+    spent = f"{hours:.1f} hours" if hours >= 1 else f"{max(1, round(60 * hours))} minutes"
+    kept = (
+        f"kept on disk, {room:.1f} GiB, until the run ends"
+        if not again
+        else f"computed {_MAPS} times: they would take {room:.1f} GiB of disk, more than "
+        f"--scratch-gib {settings.scratch_gib:g}"
+    )
+    yield (
+        f"features of {facts.records:,} records, at one image each, take about {spent} on this "
+        f"machine; {kept}"
+    )
+
+
+def _seconds_per_record(prepared: Prepared, features: str) -> float:
+    facts = prepared.plan.facts
+    shape = facts.channels, facts.size, facts.size
+    black = torch.zeros(BATCH, *shape, dtype=torch.uint8)
+    labels = torch.zeros(BATCH, dtype=torch.int64)
+    images = ImageSet("black", "black", black, labels, facts.classes)
+    student = build(features, facts.classes, facts.channels, facts.size).backbone
+    assert isinstance(student, UnitFeatures)
+    query = MomentsQuery(
+        "timing", Kind.MOMENTS, student.centre, student.map, features, facts.classes
+    )
+    backbones = given_backbones(prepared.settings)
+    sums = Moments(images, prepared.device, backbones=backbones)
+    sums.values(query)  # the first time is slower
+    began = time.perf_counter()
+    sums.values(query)
+    return (time.perf_counter() - began) / BATCH

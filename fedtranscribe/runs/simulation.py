@@ -11,6 +11,7 @@ Guarantee:
 """
 
 import fcntl
+import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
@@ -19,35 +20,39 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from fedtranscribe.capabilities import Facts
 from fedtranscribe.config import FederationSettings, TranscribeSettings
+from fedtranscribe.config.facts import Facts
 from fedtranscribe.data import DataSplit, ImageSet, dirichlet_partition, load
 from fedtranscribe.data.partitions import holder_name, part_id
 from fedtranscribe.files import write_atomically
-from fedtranscribe.holder.masking import Masking
+from fedtranscribe.holder.masking import Masking, RoundStore
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.holder.round_store import RoundStore
 from fedtranscribe.holder.trainings import Trainings
-from fedtranscribe.mechanisms import BitSource, NoiseSource
 from fedtranscribe.models import pick_device
+from fedtranscribe.models.ensemble import Ensemble
+from fedtranscribe.models.teacher_training import train_teachers
+from fedtranscribe.models.teachers import Manifest
+from fedtranscribe.noise.key_files import SUFFIX, Identity, new_pair
+from fedtranscribe.noise.sources import BitSource, NoiseSource
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.run_ledger import Say
 from fedtranscribe.privacy.units import NoiseMode, Unit
-from fedtranscribe.query import Kind
-from fedtranscribe.result_parts import StatedGuarantee
+from fedtranscribe.questions.kinds import of_records, of_teachers
+from fedtranscribe.questions.moments import Moments
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.results.parts import StatedGuarantee
 from fedtranscribe.rounds.roster import against_start
 from fedtranscribe.runs.federate import show_plan as show_federated
 from fedtranscribe.runs.picking import training_mode
 from fedtranscribe.runs.pooled import largest
 from fedtranscribe.runs.preparation import make_manifest
-from fedtranscribe.runs.public_features import given_backbones
 from fedtranscribe.runs.single_node import TRAINERS, asked_of, training_holders
-from fedtranscribe.secagg.key_files import SUFFIX, Identity, new_pair
-from fedtranscribe.statistics import Moments, of_records, of_teachers
-from fedtranscribe.synthesis import show_plan as show_training
-from fedtranscribe.teachers import Ensemble, Manifest, train_teachers
+from fedtranscribe.runs.student_side import given_backbones
 from fedtranscribe.text import counted
+from fedtranscribe.trainers.synthesize import show_plan as show_training
+
+log = logging.getLogger(__name__)
 
 _LEDGER = "ledger.sqlite"
 
@@ -61,7 +66,10 @@ def load_data(settings: FederationSettings) -> DataSplit:
     Raises:
         DataNotFoundError: they are not here; the message says how to get them.
     """
-    return load(settings.data, settings.data_root, settings.download, settings.own_data)
+    split = load(settings.data, settings.data_root, settings.download, settings.own_data)
+    for note in split.notes:
+        log.warning("%s", note)
+    return split
 
 
 def partitions(settings: FederationSettings, train: ImageSet) -> list[ImageSet]:
@@ -82,6 +90,7 @@ def policy_of(settings: FederationSettings) -> HolderPolicy:
         epsilon=settings.epsilon,
         delta=settings.delta,
         unit=Unit(settings.unit),
+        kinds=(*Kind, *settings.questions),
         trainers=(settings.method,) if settings.method in TRAINERS else (),
         noise=NoiseMode(settings.noise),
         dropouts=_DROPOUTS if settings.dropouts is None else settings.dropouts,
@@ -182,7 +191,9 @@ def show_plan(
     roster = {}
     for number, (name, part) in enumerate(zip(names, parts, strict=True)):
         facts = _teachers(settings, part, number, nowhere, backbones.names).facts
-        roster[name] = policy.capabilities(name, facts, tuple(Kind), masks=masks, trains=False)
+        roster[name] = policy.capabilities(
+            name, facts, (*Kind, *settings.questions), masks=masks, trains=False
+        )
     return show_federated(settings, roster, expected=settings.holders, say=say)
 
 
@@ -259,7 +270,7 @@ class TrainedWhenAsked:
     def facts(self) -> Facts:
         """What is public about them, and how many records the holder declares."""
         return replace(
-            Facts.of(self._part),
+            self._part.facts,
             shards=self._manifest.shards,
             records=len(self._part),
             features=self._features,

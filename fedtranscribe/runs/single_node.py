@@ -11,26 +11,15 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from fedtranscribe import wire
-from fedtranscribe.allowed import expect_allowed
-from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.config import FederationSettings
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError, HopelessPlanError, QuorumError, StorageError
-from fedtranscribe.files import write_atomically
-from fedtranscribe.names import expect_name
-from fedtranscribe.reading import read_json
-from fedtranscribe.refusals import Refusal, RefusalCode
-from fedtranscribe.result import Result
-from fedtranscribe.result_parts import Federation
-from fedtranscribe.rounds.roster import Told
-from fedtranscribe.rounds.transport import Transport
-from fedtranscribe.run_directory import RunDirectory
-from fedtranscribe.runs.pooled import Tested, keep, pool
-from fedtranscribe.synthesis.run import Judge
-from fedtranscribe.tracking import Report, ignore
-from fedtranscribe.wire import Message
-from fedtranscribe.wire.trainings import (
+from fedtranscribe.files import read_json, write_atomically
+from fedtranscribe.questions import messages as wire
+from fedtranscribe.questions.capabilities import Capabilities
+from fedtranscribe.questions.messages import Message
+from fedtranscribe.questions.refusals import Refusal, RefusalCode
+from fedtranscribe.questions.training_messages import (
     TrainedNetwork,
     TrainingProgress,
     ask_model,
@@ -38,6 +27,16 @@ from fedtranscribe.wire.trainings import (
     read_progress,
     read_trained,
 )
+from fedtranscribe.results.allowed import expect_allowed
+from fedtranscribe.results.parts import Federation
+from fedtranscribe.results.progress import Report, ignore
+from fedtranscribe.results.result import Result
+from fedtranscribe.results.run_directory import RunDirectory
+from fedtranscribe.rounds.roster import Told
+from fedtranscribe.rounds.transport import Transport
+from fedtranscribe.runs.pooled import Tested, keep, pool
+from fedtranscribe.text import expect_name
+from fedtranscribe.trainers.synthesize import Judge
 
 log = logging.getLogger(__name__)
 

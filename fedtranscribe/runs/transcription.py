@@ -13,20 +13,23 @@ from typing import Any
 from joblib import cpu_count
 
 from fedtranscribe.config import RoundSettings, TranscribeSettings
-from fedtranscribe.data.ledgers import ledger_of
+from fedtranscribe.data.registry import ledger_of
 from fedtranscribe.errors import FedtranscribeError
-from fedtranscribe.figures import figures_available
 from fedtranscribe.holder.answering import Holder
+from fedtranscribe.models.ensemble import Ensemble
+from fedtranscribe.models.teacher_training import train_teachers
+from fedtranscribe.models.teachers import ensemble_accuracy
 from fedtranscribe.privacy.accountant import guarantee, sound_table
-from fedtranscribe.privacy.budget import DEFAULT_LIMIT, Budget
+from fedtranscribe.privacy.budget import DEFAULT_LIMIT, POSITION, Budget
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.record_note import POSITION
 from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.run_ledger import Say, open_for_run
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
-from fedtranscribe.query import Kind
-from fedtranscribe.result import Result, Shown, with_private_scores
-from fedtranscribe.result_parts import (
+from fedtranscribe.questions.kinds import of_records, of_teachers
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.questions.statistic import Statistic
+from fedtranscribe.results.figures import figures_available
+from fedtranscribe.results.parts import (
     AccuracyCurve,
     Answers,
     CountedGenerator,
@@ -34,8 +37,9 @@ from fedtranscribe.result_parts import (
     PublishedFigure,
     StatedGuarantee,
 )
-from fedtranscribe.run_directory import STUDENT, RunDirectory, check_writable
-from fedtranscribe.runs.large_data import words_of_a_long_sum
+from fedtranscribe.results.progress import Progress, Tracker, silent
+from fedtranscribe.results.result import Result, Shown, with_private_scores
+from fedtranscribe.results.run_directory import STUDENT, RunDirectory, check_writable
 from fedtranscribe.runs.learning import (
     HeldOut,
     Learned,
@@ -44,12 +48,9 @@ from fedtranscribe.runs.learning import (
     learn,
     mixture_facts,
 )
-from fedtranscribe.runs.own_holder import OwnHolder
-from fedtranscribe.runs.preparation import OWN, Prepared, make_manifest
-from fedtranscribe.runs.public_features import given_backbones, public_features
-from fedtranscribe.statistics import Statistic, of_records, of_teachers
-from fedtranscribe.teachers import Ensemble, ensemble_accuracy, train_teachers
-from fedtranscribe.tracking import Progress, Tracker, silent
+from fedtranscribe.runs.preparation import OWN, Prepared, make_manifest, words_of_a_long_sum
+from fedtranscribe.runs.student_side import given_backbones, public_features
+from fedtranscribe.runs.transports import OwnHolder
 
 
 def transcribe(
@@ -125,7 +126,7 @@ def show_plan(
 
 def _say_plan(prepared: Prepared, say: Say, *, force: bool) -> None:
     plan = prepared.plan
-    for line in (*prepared.words, *words_of_a_long_sum(prepared)):
+    for line in (*prepared.split.words, *prepared.words, *words_of_a_long_sum(prepared)):
         say(line)
     say(plan.forecast.words)
     plan.refuse_if_hopeless(force=force, insist="Add --force")
@@ -217,7 +218,7 @@ def _student_words(shown: Shown, folder: Path, *, free: bool) -> str:
 
 def _private_side(
     prepared: Prepared, run: RunDirectory, progress: Progress
-) -> tuple[Mapping[Kind, Statistic[Any]], Callable[[], dict[str, float]]]:
+) -> tuple[Mapping[str, Statistic[Any]], Callable[[], dict[str, float]]]:
     """What the holder computes answers from, and how good that is by itself."""
     test = prepared.split.test
     train, backbones = prepared.split.train, given_backbones(prepared.settings)

@@ -20,10 +20,10 @@ from fedtranscribe.errors import (
     StorageError,
 )
 from fedtranscribe.holder import answering
-from fedtranscribe.mechanisms import SeededNoise
+from fedtranscribe.noise.sources import SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.result import Result
-from fedtranscribe.run_directory import GENERATOR, STUDENT, RunDirectory
+from fedtranscribe.results.result import Result
+from fedtranscribe.results.run_directory import GENERATOR, STUDENT, RunDirectory
 from tests.conftest import TINY_DPSD, TINY_TEACHERS
 
 TEACHERS: dict[str, Any] = {
@@ -72,7 +72,7 @@ def as_toml(settings: dict[str, Any], path: Path) -> Path:
 # ---------------------------------------------------------------- the same as the command line
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("settings", [SUMS, TEACHERS], ids=["sums", "teachers"])
 @pytest.mark.usefixtures("same_noise")
 def test_python_and_the_command_line_give_the_same_bytes(
@@ -105,7 +105,7 @@ def test_python_and_the_command_line_give_the_same_bytes(
     assert len({(result.guarantee.epsilon, result.rows) for result in results}) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("same_noise")
 def test_every_form_of_the_data_gives_the_same_bytes(scans: dict[str, Any], own_place: Path):
     facts = {name: scans[name] for name in ("classes", "ids")}
@@ -158,7 +158,7 @@ def test_nothing_private_leaves_its_folder(scans: dict[str, Any], own_place: Pat
             assert b"patient-" not in path.read_bytes(), path
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_ledger_is_kept_under_the_data_id(scans: dict[str, Any], own_place: Path):
     settings = {**SUMS, "epsilon": 5.0, "budget": 6.0, "progress": False, "force": True}
     ft.transcribe(**scans, **settings, out="run")
@@ -200,7 +200,7 @@ def test_a_run_goes_on_with_the_same_data_only(scans: dict[str, Any], own_place:
     assert ft.transcribe(**scans, **goes_on).result.rows == 40
 
 
-@pytest.mark.slow
+@pytest.mark.ways
 def test_evaluate_and_release(scans: dict[str, Any], own_place: Path, monkeypatch: Any):
     monkeypatch.setattr("fedtranscribe.releases.writing.export_onnx", lambda student: None)
     run = ft.transcribe(**scans, **SUMS, out="run", progress=False, force=True)
@@ -285,7 +285,7 @@ TRAINING |= {"phase1_batch": 20, "phase2_batch": 20, "copies": 1, "sampling_step
 TRAINING |= {"evaluate": False, "pretrain_data": "none", "start": "none", "progress": False}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_synthesize_makes_a_generator(scans: dict[str, Any], own_place: Path):
     pytest.importorskip("diffusers")
     run = ft.synthesize(**scans, epsilon=5, **TRAINING, out="run")
@@ -323,8 +323,8 @@ def test_simulate_asks_for_what_the_command_asks_for(
             force=True,
         ).path  # fmt: skip
 
-    monkeypatch.setattr("fedtranscribe.api.simulation.run_app", run_app)
-    monkeypatch.setattr("fedtranscribe.cli.simulate.simulate", run_app)
+    monkeypatch.setattr("fedtranscribe.api.run_app", run_app)
+    monkeypatch.setattr("fedtranscribe.cli.transcribe.simulate", run_app)
     seen: list[Any] = []
     run = ft.simulate(
         "dirichlet_mnist",

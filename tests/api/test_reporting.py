@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
-from fedtranscribe.api.reporting import as_keywords, in_python, reported
 from fedtranscribe.errors import ConfigError
+from fedtranscribe.run import as_keywords, in_python, reported
 
 
 @pytest.mark.parametrize(

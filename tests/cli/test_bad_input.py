@@ -11,8 +11,8 @@ from fedtranscribe.cli import run
 from fedtranscribe.config import TeacherSettings, TranscribeSettings
 from fedtranscribe.data import load
 from fedtranscribe.models import build, save
+from fedtranscribe.models.teacher_training import train_teachers
 from fedtranscribe.runs.preparation import make_manifest
-from fedtranscribe.teachers import train_teachers
 
 
 @pytest.fixture

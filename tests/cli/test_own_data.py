@@ -12,23 +12,23 @@ import fedtranscribe
 from fedtranscribe.cli import run
 from fedtranscribe.config import OwnData, TranscribeSettings
 from fedtranscribe.data import load
-from fedtranscribe.data.ledgers import ledger_of
+from fedtranscribe.data.registry import ledger_of
 from fedtranscribe.errors import ConfigError, DataNotFoundError, InvalidDataError
-from fedtranscribe.evaluation.audit import plant, save_planted
+from fedtranscribe.evaluation.canaries import plant, save_planted
 from fedtranscribe.flower.apps import settings_from
-from fedtranscribe.privacy.budget import Budget
+from fedtranscribe.holder.holder_file import HolderFile
+from fedtranscribe.holder.holding import Holding
+from fedtranscribe.models.teachers import load_manifest
+from fedtranscribe.privacy.budget import Budget, note_path, settle
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.record_note import note_path, settle
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.releases import make_release, verify
-from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.runs.finished import FinishedRun
-from fedtranscribe.service.holder_file import HolderFile
-from fedtranscribe.service.holding import Holding
-from fedtranscribe.synthesis import prepare as prepare_synthesis
-from fedtranscribe.teachers import load_manifest
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
+from fedtranscribe.trainers.preparation import prepare as prepare_synthesis
 from tests.data.test_hostile_files import CONTENT, archive, npy
 from tests.data.test_pictures import png
 
@@ -120,7 +120,7 @@ def test_a_holders_records_are_read_as_its_teachers_were(unstated: Path, tmp_pat
 PATIENTS = ["--id-pattern", r"/(p\d+)\.png$"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("first", "then"), [(PATIENTS, []), ([], PATIENTS)])
 @pytest.mark.parametrize("command", ["transcribe", "synthesize"])
 def test_what_a_record_is_stays_what_it_was(

@@ -53,7 +53,7 @@ def test_every_command_prints_a_table(command: str, capsys: pytest.CaptureFixtur
     [
         ("", 0.894, "record"),
         ("--unit holder --holders 5", 44.7, "holder"),
-        ("--holders 5 --noise secagg", 0.894, "record"),
+        ("--holders 5 --noise secagg --dropouts 0 --colluders 1", 0.9466, "record"),
         ("--holders 5 --noise local", 2.00, "record"),
         ("--unit holder --holders 5 --noise local", 100.0, "holder"),
         ("--answer vote", 0.632, "record"),
@@ -78,9 +78,39 @@ def test_calibrate_dpsd_at_one(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("noise", ["central", "secagg", "local"])
 def test_account_inverts_calibrate(noise: str, capsys: pytest.CaptureFixture[str]) -> None:
     more = f"--unit holder --holders 5 --noise {noise} --answer vote"
+    more += " --dropouts 1 --colluders 2" if noise == "secagg" else ""
     std = answer(capsys, f"{CALIBRATE} {more}")["noise_std"]
     back = f"privacy account dpsd --noise-std {std!r} --rows 50000 --teachers 250 {more}"
     assert answer(capsys, back)["epsilon"] == pytest.approx(10.0, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("holders", "failures", "continuous", "booked"),
+    [
+        (5, "--dropouts 0 --colluders 1", 10.0, 10.73),
+        (5, "--dropouts 1 --colluders 1", 1.0, 1.09),
+        (3, "--dropouts 0 --colluders 1", 3.0, 3.25),
+    ],
+)
+def test_masked_sums_cost_what_runs_book(
+    holders: int, failures: str, continuous: float, booked: float, capsys
+) -> None:
+    """One Gaussian of that std would cost less than the shares of discrete noise that are added."""
+    more = f"--rows 1000 --teachers {10 * holders} --holders {holders} --answer vote"
+    one = answer(capsys, f"privacy calibrate dpsd --epsilon {continuous} {more}")["noise_std"]
+    # With t holders' noise not counted on, each adds more, so that the sum's std is this.
+    account = f"privacy account dpsd --noise-std {one!r} {more} --noise secagg {failures}"
+    result = answer(capsys, account)
+    assert result["epsilon"] == pytest.approx(booked, abs=0.01)
+    assert answer(capsys, account.replace("secagg", "central").replace(failures, ""))[
+        "epsilon"
+    ] == pytest.approx(continuous)
+
+
+def test_failures_are_of_masked_sums(capsys) -> None:
+    command = f"{CALIBRATE} --dropouts 1"
+    assert run(command.split()) == 2
+    assert "--noise secagg alone" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("classes", "expected"), [(10, 6.74), (3, 13.87)])

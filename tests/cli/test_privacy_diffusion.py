@@ -87,7 +87,7 @@ def test_cached_images(capsys: pytest.CaptureFixture[str]) -> None:
     assert result["phase1"]["replace"] > result["phase1"]["zero-out"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("by", ["sound", "published"])
 def test_calibrate_then_account(by: str, capsys: pytest.CaptureFixture[str]) -> None:
     plan = f"{SMALL} --boundary 960 {PHASE1}"

@@ -9,7 +9,7 @@ import pytest
 import typer
 
 from fedtranscribe import cli
-from fedtranscribe.cli.settings_options import settings_options, table_options
+from fedtranscribe.cli.options import settings_options, table_options
 from fedtranscribe.config import (
     DpPromiseOptions,
     DpSadOptions,

@@ -20,8 +20,8 @@ import psutil
 import pytest
 
 from fedtranscribe import cli
-from fedtranscribe.catalogue import files_of
-from fedtranscribe.cli.simulate import show
+from fedtranscribe.cli.transcribe import show_simulation
+from fedtranscribe.config.catalogue import files_of
 from fedtranscribe.errors import (
     BudgetExhaustedError,
     ConfigError,
@@ -34,8 +34,8 @@ from fedtranscribe.errors import (
 from fedtranscribe.flower import simulate
 from fedtranscribe.flower.apps import App, find_app
 from fedtranscribe.flower.keeper import lives
-from fedtranscribe.flower.run_files import Tail, raise_mistake
-from fedtranscribe.result import Shown
+from fedtranscribe.flower.simulate import Tail, raise_mistake
+from fedtranscribe.results.result import Shown
 from tests.results import changed, result_of
 
 TOY = Path(__file__).parents[1] / "federation" / "toy_app"
@@ -249,7 +249,7 @@ SCORES = {"private_student": 0.9234, "one teacher": None}
 
 
 def test_both_figures_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    show(Shown(RESULT, SCORES, ()), Path("/runs/one"))
+    show_simulation(Shown(RESULT, SCORES, ()), Path("/runs/one"))
     out = capsys.readouterr().out
     for part in ["feddpsd", "private student", "92.3%", "9.87", "3.21", "zero-out", "/runs/one"]:
         assert part in out
@@ -258,7 +258,7 @@ def test_both_figures_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_no_guarantee_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     none = changed(RESULT, epsilon=None, published=None)
-    show(Shown(none, SCORES, ()), Path("/runs/one"))
+    show_simulation(Shown(none, SCORES, ()), Path("/runs/one"))
     out = capsys.readouterr().out
     assert "infinite: no guarantee" in out
     assert "published" not in out
@@ -343,7 +343,7 @@ def command(tmp_path: Path) -> Iterator[Command]:
     shutil.rmtree(temporary, ignore_errors=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_to_its_end(command: Command, tmp_path: Path) -> None:
     done = command.run("epsilon=5", "data_root=sets", "--holders", "3", "--json")
     assert done.code == 0, done.err
@@ -358,7 +358,7 @@ def test_a_run_to_its_end(command: Command, tmp_path: Path) -> None:
     command.check_nothing_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_crash_is_a_failure(command: Command, tmp_path: Path) -> None:
     done = command.run("mode=crash")
     assert done.code == SimulationError.exit_code
@@ -371,7 +371,7 @@ def test_a_crash_is_a_failure(command: Command, tmp_path: Path) -> None:
     command.check_nothing_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_users_mistake_is_one_line_with_its_code(command: Command) -> None:
     done = command.run("mode=mistake")
     assert done.code == PrivacyError.exit_code
@@ -379,7 +379,7 @@ def test_a_users_mistake_is_one_line_with_its_code(command: Command) -> None:
     command.check_nothing_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("send", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_leaves_nothing_behind(
     command: Command, send: signal.Signals, code: int
@@ -390,7 +390,7 @@ def test_an_interrupt_leaves_nothing_behind(
     command.check_nothing_left()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_kill_9_leaves_nothing_behind(command: Command) -> None:
     assert command.run("mode=wait", send=signal.SIGKILL).code == -signal.SIGKILL
     deadline = time.monotonic() + 90

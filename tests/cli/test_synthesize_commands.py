@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from fedtranscribe.cli import run
-from fedtranscribe.methods.dp_promise import DpPromise
 from fedtranscribe.runs.finished import FinishedRun
+from fedtranscribe.trainers.dp_promise import DpPromise
 
 QUICK = (
     *("--size", "tiny", "--sampling-steps", "2", "--samples", "60", "--physical-batch", "4"),
@@ -19,7 +19,7 @@ QUICK = (
 
 @pytest.fixture(autouse=True)
 def no_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedtranscribe.synthesis.run.figures_available", lambda: False)
+    monkeypatch.setattr("fedtranscribe.trainers.synthesize.figures_available", lambda: False)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def fails(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     return check
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_private_run_as_json_and_its_samples(
     tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -134,7 +134,7 @@ def transcribed(data: Path, folder: Path, *words: str) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_samples_of_a_mixture_are_of_the_classes_that_were_asked_for(
     tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
@@ -162,7 +162,7 @@ def test_samples_of_a_mixture_are_of_the_classes_that_were_asked_for(
     assert "only diffusion models have this option" in " ".join(capsys.readouterr().err.split())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_samples_of_a_network_are_labelled_by_the_student(
     tiny_data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -6,7 +6,7 @@ import pytest
 from fedtranscribe.config import OwnData
 from fedtranscribe.data import DrawnFrom, load
 from fedtranscribe.errors import DataNotFoundError, InvalidDataError
-from fedtranscribe.privacy.record_note import TRAIN_IDS
+from fedtranscribe.privacy.budget import TRAIN_IDS
 
 
 def arrays(n=40, classes=4, **more):

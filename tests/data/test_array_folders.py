@@ -9,8 +9,8 @@ import torch
 
 from fedtranscribe.config import OwnData
 from fedtranscribe.data import NamedData, expect_public, folder_of, load
-from fedtranscribe.data.ledgers import ledger_of
-from fedtranscribe.data.npy_files import NpyFile
+from fedtranscribe.data.npz import NpyFile
+from fedtranscribe.data.registry import ledger_of
 from fedtranscribe.data.stored import StoredPixels
 from fedtranscribe.errors import ConfigError, DataNotFoundError, InvalidDataError
 
@@ -158,6 +158,8 @@ def test_what_is_absent_is_named(tmp_path: Path):
     assert load(str(path), own=OwnData(classes=4)).train.classes == 4
     with pytest.raises(ConfigError, match="--ids"):
         load(str(path), own=OwnData(classes=4, id_pattern="(.)"))
+    with pytest.raises(ConfigError, match="no --channels"):
+        load(str(path), own=OwnData(classes=4, channels=1))
     (path / "ids.npy").rename(path / "ids.csv")
     with pytest.raises(InvalidDataError, match=r"without 'ids\.csv'"):
         load(str(path), own=OwnData(classes=4))

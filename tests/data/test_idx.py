@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedtranscribe.data import load
-from fedtranscribe.data.idx import read_idx
+from fedtranscribe.data.named_sets import read_idx
 from fedtranscribe.errors import DataNotFoundError, InvalidDataError
 
 

@@ -11,7 +11,13 @@ from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, Te
 from fedtranscribe.config import OwnData
 from fedtranscribe.data import from_memory, load
 from fedtranscribe.data.memory import digest_of
-from fedtranscribe.errors import ConfigError, DataError, DataNotFoundError, FedtranscribeError
+from fedtranscribe.errors import (
+    ConfigError,
+    DataError,
+    DataNotFoundError,
+    FedtranscribeError,
+    InvalidDataError,
+)
 
 THREE = OwnData(classes=3)
 LABELS = np.arange(30) % 3
@@ -221,6 +227,23 @@ def test_how_files_are_read_is_refused_for_data_in_memory(own: dict[str, Any]):
         read(COLOUR, own=OwnData(classes=3, **own))
 
 
+def test_grey_and_colour_pictures_in_memory():
+    image_module = pytest.importorskip("PIL.Image")
+    pictures = [image_module.fromarray(image) for image in GREY]
+    pictures[1] = pictures[1].convert("RGB")
+    assert whole(read(pictures)).equal(whole(read(GREY)))
+    pictures[1] = image_module.fromarray(COLOUR[1])
+    with pytest.raises(
+        InvalidDataError, match=r"number 0 is grey and number 1 is colour.*channels"
+    ):
+        read(pictures)
+    for channels in (1, 3):
+        own = OwnData(classes=3, channels=channels)
+        assert read(pictures, own=own).train.channels == channels
+    with pytest.raises(ConfigError, match=r"no channels=3 for the images .* with 1 channel;"):
+        read(GREY, own=OwnData(classes=3, channels=3))
+
+
 def test_what_cannot_be_told_apart_in_a_hub_dataset_is_asked_for():
     twice = (
         hub_dataset()
@@ -267,6 +290,7 @@ NAN[3, 2, 1] = np.nan
         ({"ids": IDS[:29]}, "29 ids for 30 images"),
         ({"ids": ["", *IDS[1:]]}, "non-empty"),
         ({"ids": np.linspace(0, 1, 30)}, "strings or whole numbers"),
+        ({"ids": [*IDS[1:], float("nan")]}, "got strings and float"),
         ({"ids": "patient"}, "Hugging Face"),
         ({"test": (COLOUR, LABELS)}, "agree on"),
         ({"test": (GREY, LABELS + 3)}, r"within 0\.\.2"),

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fedtranscribe.config import RunOptions
 from fedtranscribe.data import DrawnFrom, NamedData, expect_public, load, load_public, share_records
 from fedtranscribe.data.partitions import part_id, whole_id
 from fedtranscribe.errors import ConfigError, InvalidDataError
@@ -41,6 +42,19 @@ def refused(public: str | Path, private: str | Path) -> str:
 
 def allowed(public: str | Path, private: str | Path) -> None:
     load_public("public_data", str(public), NamedData.of(str(private), load(str(private))))
+
+
+def test_public_pictures_are_read_as_the_private_ones(tmp_path):
+    for number in range(9):
+        for name, mode in (("cat", "L"), ("dog", "RGB")):
+            (tmp_path / "open" / name).mkdir(parents=True, exist_ok=True)
+            Image.new(mode, (8, 8), number if mode == "L" else (number, 0, 9)).save(
+                tmp_path / "open" / name / f"{number}.png"
+            )
+    (tmp_path / "open" / "more.txt").write_text("?")
+    own = RunOptions(channels=3, allow_skipped=True).as_public
+    assert load_public("public_data", str(tmp_path / "open"), None, own=own).channels == 3
+    assert load_public("public_data", "uci-digits", None, own=own).channels == 1
 
 
 # ---------------------------------------------------------------- ids

@@ -6,11 +6,12 @@ import torch
 from PIL import Image
 
 from fedtranscribe.cli import run
-from fedtranscribe.config import OwnData
+from fedtranscribe.config import OwnData, TranscribeSettings
 from fedtranscribe.data import load
-from fedtranscribe.data.ledgers import ledger_of
-from fedtranscribe.data.packing import pack
+from fedtranscribe.data.array_folders import pack
+from fedtranscribe.data.registry import ledger_of
 from fedtranscribe.errors import ConfigError, InvalidDataError, SecondLedgerError
+from fedtranscribe.results.run_directory import RunDirectory
 
 
 def picture(path: Path, seed: int, size: tuple[int, int] = (8, 8)) -> None:
@@ -36,6 +37,16 @@ def test_the_records_stay_what_they_were(tmp_path: Path, parts: tuple[str, ...])
         assert torch.equal(one.labels, other.labels)
         assert list(one.ids) == list(other.ids)
         assert (one.data_id, one.class_names) == (other.data_id, other.class_names)
+
+
+def test_nothing_is_written_between_the_pictures(tmp_path: Path):
+    source = pictures(tmp_path / "pets")
+    with pytest.raises(ConfigError, match=r"pets/a/b' outside of the data"):
+        pack(source, source / "a" / "b")
+    settings = TranscribeSettings(data=str(source))
+    with pytest.raises(ConfigError, match=r"pets/run' outside of the data"):
+        RunDirectory.create(source / "run", settings)
+    assert {path.name for path in source.iterdir()} == {"cat", "dog"}
 
 
 def test_records_have_one_ledger_packed_or_not(tmp_path: Path):
@@ -93,6 +104,24 @@ def test_pictures_of_several_sizes_leave_nothing(tmp_path: Path):
     pack(source, tmp_path / "packed", OwnData(image_size=8))
     with pytest.raises(ConfigError, match="new folder"):
         pack(source, tmp_path / "packed")
+
+
+def test_mixed_pictures_are_packed_as_they_are_read(tmp_path: Path):
+    source = pictures(tmp_path / "pets")
+    (source / "cat" / "a.txt").write_text("?")
+    notes: list[str] = []
+    with pytest.raises(InvalidDataError, match="--allow-skipped"):
+        pack(source, tmp_path / "packed")
+    Image.new("RGB", (8, 8), (7, 8, 7)).save(source / "cat" / "0.png")
+    with pytest.raises(InvalidDataError, match=r"0\.png' is colour"):
+        pack(source, tmp_path / "other", OwnData(allow_skipped=True))
+    Image.new("RGB", (8, 8), (7, 7, 7)).save(source / "cat" / "0.png")
+    pack(source, tmp_path / "packed", OwnData(allow_skipped=True), say=notes.append)
+    assert notes == [f"left out of '{source}': 1 .txt"]
+    assert torch.equal(
+        load(str(tmp_path / "packed")).train.images,
+        load(str(source), own=OwnData(allow_skipped=True)).train.images,
+    )
 
 
 def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]):

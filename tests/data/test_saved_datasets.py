@@ -8,7 +8,8 @@ import pytest
 from PIL import Image as Picture
 
 from fedtranscribe.config import OwnData
-from fedtranscribe.data import load, saved_datasets
+from fedtranscribe.data import hub_datasets as saved_datasets
+from fedtranscribe.data import load
 from fedtranscribe.errors import ConfigError, DataNotFoundError, InvalidDataError
 
 datasets = pytest.importorskip("datasets")
@@ -80,6 +81,7 @@ def test_the_splits_train_and_test(tmp_path):
     whole.save_to_disk(tmp_path / "scans")
     split = load(str(tmp_path / "scans"))
     assert (len(split.train), len(split.test)) == (40, 20)
+    assert split.notes == (f"left out of '{tmp_path / 'scans'}': the splits 'validation'",)
     assert split.train.images[0, 0, 0, 0] == 100
     alone = datasets.DatasetDict({"train": dataset()})
     alone.save_to_disk(tmp_path / "alone")

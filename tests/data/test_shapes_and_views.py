@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from fedtranscribe.data import augment, draw_shapes
+from fedtranscribe.data import draw_shapes
+from fedtranscribe.data.shapes import augment
 
 
 def rng(seed: int = 0) -> torch.Generator:

@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from fedtranscribe.deploy import certificates
-from fedtranscribe.deploy.certificates import make_authority, make_server
-from fedtranscribe.deploy.folders import Kind, init
-from fedtranscribe.deploy.keys import make_node_key
+from fedtranscribe.flower import certificates
+from fedtranscribe.flower.certificates import make_authority, make_node_key, make_server
+from fedtranscribe.flower.folders import Kind, init
 
 NAME = "superlink.example.org"
 

@@ -12,16 +12,18 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.verification import PolicyBuilder, Store
 
-from fedtranscribe.deploy.certificates import make_authority, make_server, renew_server
-from fedtranscribe.deploy.handshake import (
+from fedtranscribe.errors import ConfigError, StorageError
+from fedtranscribe.flower.certificates import make_authority, make_server, renew_server
+from fedtranscribe.flower.tls import (
     UnreachableError,
     fault_in_memory,
     fault_of_pair,
     fault_of_server,
     holder_context,
+    load_chain,
+    load_private_key,
+    read_certificate,
 )
-from fedtranscribe.deploy.pem import load_chain, load_private_key, read_certificate
-from fedtranscribe.errors import ConfigError, StorageError
 from tests.deploy.conftest import NAME
 
 

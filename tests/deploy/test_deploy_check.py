@@ -9,9 +9,14 @@ from pathlib import Path
 import pytest
 
 from fedtranscribe.cli import run
-from fedtranscribe.deploy.certificates import make_authority, make_server
-from fedtranscribe.deploy.check import Check, Verdict, check_client, check_server, first_fault
-from fedtranscribe.deploy.keys import make_node_key
+from fedtranscribe.flower.certificates import make_authority, make_node_key, make_server
+from fedtranscribe.flower.folder_check import (
+    Check,
+    Verdict,
+    check_client,
+    check_server,
+    first_fault,
+)
 from tests.deploy.conftest import NAME
 
 

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from fedtranscribe.cli import run
-from fedtranscribe.deploy.check import check_server, first_fault
+from fedtranscribe.flower.folder_check import check_server, first_fault
 
 
 def test_from_nothing_to_a_sound_server(

@@ -12,12 +12,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from fedtranscribe.deploy import launch
-from fedtranscribe.deploy.certificates import make_authority
-from fedtranscribe.deploy.health import is_healthy
-from fedtranscribe.deploy.launch import Node, Server, join, serve
 from fedtranscribe.errors import ConfigError, FederationError
-from fedtranscribe.service.link import is_reachable
+from fedtranscribe.flower import launch
+from fedtranscribe.flower.certificates import make_authority
+from fedtranscribe.flower.health import is_healthy
+from fedtranscribe.flower.launch import Node, Server, join, serve
+from fedtranscribe.holder.link import is_reachable
 
 
 class BecameError(Exception):

@@ -7,8 +7,8 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedtranscribe.deploy.keys import make_node_key, read_private, read_public
 from fedtranscribe.errors import ConfigError, StorageError
+from fedtranscribe.flower.certificates import make_node_key, read_private, read_public
 
 
 def test_both_halves_are_of_the_kind_that_flower_takes(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from packaging.requirements import Requirement
 
 import fedtranscribe
 from fedtranscribe.config import read_toml
-from fedtranscribe.deploy.folders import Kind, init, read_environment, template
 from fedtranscribe.errors import StorageError
+from fedtranscribe.flower.folders import Kind, init, read_environment, template
+from fedtranscribe.holder.holder_file import HolderFile, HolderPlace
+from fedtranscribe.holder.link import health_socket
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.service.holder_file import HolderFile, HolderPlace
-from fedtranscribe.service.link import health_socket
 
 ROOT = Path(__file__).parents[2]
 KINDS = list(Kind)
@@ -146,7 +146,7 @@ def test_images_are_pinned_unprivileged_and_asked_for_their_health(kind: Kind, n
     (entry,) = (rest for word, rest in words if word == "ENTRYPOINT")
     assert json.loads(entry) == ["fedtranscribe"]
     (health,) = (rest for word, rest in words if word == "HEALTHCHECK")
-    assert "fedtranscribe.deploy.health" in health
+    assert "fedtranscribe.flower.health" in health
     (command,) = (rest for word, rest in words if word == "CMD")
     assert isinstance(json.loads(command), list)
 

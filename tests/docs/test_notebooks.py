@@ -54,7 +54,7 @@ def test_without_running_a_page_has_the_text_alone(hook: Any):
     assert pictures == {}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("notebook", pages.NOTEBOOKS, ids=name)
 def test_a_notebook_runs(notebook: Path, hook: Any):

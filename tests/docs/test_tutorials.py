@@ -22,7 +22,7 @@ from fedtranscribe.releases import verify
 HOSPITAL, RESEARCHER, OPERATOR = pages.FOLLOWED
 MARK = "FEDTRANSCRIBE_TEST"
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
 
 
 @pytest.fixture

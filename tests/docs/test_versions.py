@@ -13,7 +13,7 @@ import pytest
 
 import fedtranscribe
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.long
 
 COPIED = ("docs", "fedtranscribe", "benchmarks", "mkdocs.yml", "CHANGELOG.md", "Makefile")
 

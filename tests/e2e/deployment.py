@@ -136,7 +136,7 @@ class Deployment:
         return done.stdout + done.stderr
 
     def make_certificates(self, folder: str = "tls") -> Path:
-        from fedtranscribe.deploy.certificates import make_authority, make_server
+        from fedtranscribe.flower.certificates import make_authority, make_server
 
         path = self.home / folder
         make_authority(path)
@@ -167,7 +167,7 @@ class Deployment:
         self, name: str, teachers: Path, records: Path | None = None, **limits: Any
     ) -> Path:
         """A holder's folder with teachers, policy, a node key and perhaps records."""
-        from fedtranscribe.deploy.keys import make_node_key
+        from fedtranscribe.flower.certificates import make_node_key
 
         home = self._short / name
         (home / "book").mkdir(parents=True, mode=0o700)
@@ -195,7 +195,7 @@ class Deployment:
 
     def make_roster(self, holders: list[Path], colluders: int = 1) -> None:
         """Keys for masked sums, every public half with every holder."""
-        from fedtranscribe.deploy.keys import make_node_key
+        from fedtranscribe.flower.certificates import make_node_key
 
         for holder in holders:
             make_node_key(holder / "book" / "key")

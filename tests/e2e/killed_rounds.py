@@ -21,23 +21,22 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedtranscribe import run_directory
 from fedtranscribe.config import DpsdSettings, FederationSettings, TeacherSettings
 from fedtranscribe.data import load
 from fedtranscribe.data.partitions import holder_name
-from fedtranscribe.holder.node import Node
-from fedtranscribe.holder.replies import reply_to
-from fedtranscribe.holder.round_store import RoundStore
-from fedtranscribe.mechanisms import SeededBits, SeededNoise
+from fedtranscribe.holder.masking import RoundStore
+from fedtranscribe.holder.node import Node, reply_to
+from fedtranscribe.noise.sources import SeededBits, SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.rounds import masked_sum, round_progress
+from fedtranscribe.questions.messages import Message, pack, unpack
+from fedtranscribe.results import run_directory
+from fedtranscribe.results.run_directory import RunDirectory
+from fedtranscribe.rounds import masked_sum
+from fedtranscribe.rounds import round_state as round_progress
 from fedtranscribe.rounds.transport import MakeMessage
-from fedtranscribe.run_directory import RunDirectory
 from fedtranscribe.runs.federate import federate
-from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.runs.simulation import open_holder, partitions
-from fedtranscribe.wire import Message
-from fedtranscribe.wire.frames import pack, unpack
+from fedtranscribe.runs.transports import InProcess
 
 VICTIM = holder_name(1)
 RUN = "run-fixed"  # seeded noise depends on it

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 FEDTRANSCRIBE = str(Path(sys.executable).with_name("fedtranscribe"))
 SETTINGS = """
@@ -45,7 +45,11 @@ TEACHERS = ("--shards", "100", "--rows", "1000", "--student", "cnn", "--force")
 
 
 @pytest.mark.parametrize(
-    ("source", "least"), [(TEACHERS, 0.2), ((), 0.94)], ids=["votes", "moments"]
+    ("source", "least"),
+    [
+        pytest.param(TEACHERS, 0.2, id="votes", marks=pytest.mark.long),
+        pytest.param((), 0.94, id="moments", marks=pytest.mark.ways),
+    ],
 )
 def test_the_whole_chain_on_the_packaged_digits(tmp_path, source, least):
     config, out = tmp_path / "settings.toml", tmp_path / "run"

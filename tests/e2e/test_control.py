@@ -12,9 +12,10 @@ import torch
 
 from fedtranscribe.config import DpsdSettings, TeacherSettings, TranscribeSettings
 from fedtranscribe.holder.answering import Holder
-from fedtranscribe.mechanisms import Mechanism
-from fedtranscribe.query import ImageQuery
-from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.noise.mechanisms import Mechanism
+from fedtranscribe.questions.rows import ImageQuery
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
 
 CHANCE = 0.1
 

@@ -14,7 +14,7 @@ from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from tests.e2e.deployment import BIN, Deployment
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
 ROWS, ROUND = 120, 40
 

@@ -11,7 +11,7 @@ import pytest
 from tests.e2e.deployment import BIN, Deployment
 from tests.e2e.test_deployment import ROWS, result_of, rows_booked
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(3000)]
 
 HOSTILE = Path(__file__).parent / "hostile_app"
 MORE = 'trainers = ["dp-promise"]\ndropouts = 0\ncolluders = 1\n'

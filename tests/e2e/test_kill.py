@@ -45,7 +45,7 @@ def booked(ledger: Path) -> tuple[float, int]:
         return epsilon, sum(release.rows for release in book.releases())
 
 
-@pytest.mark.slow
+@pytest.mark.ways
 def test_killed_and_resumed_costs_what_an_unbroken_run_costs(tiny_data: Path, tmp_path: Path):
     config = tmp_path / "settings.toml"
     config.write_text(CONFIG)

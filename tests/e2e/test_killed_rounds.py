@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from fedtranscribe import wire
 from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.run_directory import STUDENT
+from fedtranscribe.questions import messages as wire
+from fedtranscribe.results.run_directory import STUDENT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(1500)]
 
 SCRIPT = Path(__file__).with_name("killed_rounds.py")
 

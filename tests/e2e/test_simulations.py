@@ -70,7 +70,7 @@ def _marked(mark: str) -> list[str]:
     return found
 
 
-@pytest.mark.slow
+@pytest.mark.ways
 def test_dirichlet_mnist_runs_and_says_what_it_cost(tmp_path):
     done = simulate("dirichlet_mnist", tmp_path / "run")
     assert done.returncode == 0, done.stderr
@@ -81,7 +81,7 @@ def test_dirichlet_mnist_runs_and_says_what_it_cost(tmp_path):
     assert (tmp_path / "run" / "student.safetensors").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_sums_start_a_run_where_nobody_names_a_student(tmp_path):
     chosen = ("student=", "noise=secagg", "rows=0", "with-generator=false")
     done = simulate("dirichlet_mnist", tmp_path / "run", *chosen)
@@ -94,7 +94,7 @@ def test_sums_start_a_run_where_nobody_names_a_student(tmp_path):
     assert result["accuracy"]["student"] > 0.85
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_baseline_runs_as_well(tmp_path):
     chosen = ("method=fedavg", "baseline.rounds=1", "baseline.local-steps=2")
     done = simulate("dirichlet_cifar10", tmp_path / "run", *chosen)
@@ -102,7 +102,7 @@ def test_a_baseline_runs_as_well(tmp_path):
     assert json.loads(done.stdout)["epsilon"] is None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_mistake_is_one_line_and_its_exit_code(tmp_path):
     done = simulate("dirichlet_mnist", tmp_path / "run", "force=false", "shards=1")
     assert done.returncode == 5, done.stderr

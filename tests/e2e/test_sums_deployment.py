@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from fedtranscribe.data import load
-from fedtranscribe.mechanisms import MomentSums
 from fedtranscribe.models.fixed_features import SCATTER, row_width
 from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.questions.moments import MomentSums
 from tests.e2e.deployment import RECORDS, Deployment, train_teachers, write_records
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1800)]
@@ -82,13 +82,27 @@ def records_in_the_sum(out: Path) -> float:
     return float(sums.second.trace())
 
 
+def start(place: Deployment, out: Path):
+    settings = {"student": "", "noise": "secagg", "holders": 3, "epsilon": 100.0}
+    settings |= {"rows": 0, "teachers-share": 0.0, "descent-rounds": 0}
+    return place.run(out, **settings, timeout=45.0, retries=2)
+
+
+@pytest.mark.ways
+def test_masked_sums_of_three_holders(place, tmp_path):
+    assert place.await_run(start(place, tmp_path / "run")) == "finished:completed"
+    result = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    assert result["answered_rounds"] == dict.fromkeys(COUNTS, 2)
+    assert result["trust"].startswith("no server")
+    everyone = sum(len(load(str(holder / RECORDS)).train) for holder in place.holders)
+    assert records_in_the_sum(tmp_path / "run") == pytest.approx(everyone, abs=40)
+
+
 @pytest.mark.parametrize("stage", STAGES)
 def test_the_student_is_that_of_the_holders_in_the_sum(place, tmp_path, stage):
     victim, out = place.holders[list(COUNTS).index(VICTIM)], tmp_path / "run"
     there = reached(victim, stage)
-    facts = {"student": "", "noise": "secagg", "holders": 3, "epsilon": 100.0}
-    facts |= {"rows": 0, "teachers-share": 0.0, "descent-rounds": 0}
-    run = place.run(out, **facts, timeout=45.0, retries=2)
+    run = start(place, out)
     until = time.monotonic() + 300
     while not there():
         assert time.monotonic() < until, f"{stage} did not come"

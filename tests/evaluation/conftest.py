@@ -8,11 +8,13 @@ import pytest
 import torch
 
 from fedtranscribe.config import TranscribeSettings
-from fedtranscribe.evaluation import EvaluationSettings, features
+from fedtranscribe.config.evaluation import EvaluationSettings
+from fedtranscribe.evaluation import fidelity as features
 from fedtranscribe.models import Generator, build, save_network
-from fedtranscribe.run_directory import GENERATOR, STUDENT, RunDirectory
-from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.results.run_directory import GENERATOR, STUDENT, RunDirectory
 from fedtranscribe.runs.finished import FinishedRun
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
 from tests.results import result_of
 
 TINY = EvaluationSettings(

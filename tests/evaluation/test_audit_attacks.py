@@ -7,27 +7,27 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from fedtranscribe.config.evaluation import CanaryKind
 from fedtranscribe.data import DataSplit, ImageSet, load
 from fedtranscribe.errors import AuditError, ConfigError, InvalidDataError
-from fedtranscribe.evaluation.audit import (
+from fedtranscribe.evaluation.canaries import (
     Canaries,
-    CanaryKind,
-    Claim,
-    expect_sound,
+    by_canaries,
+    check_planted,
     plant,
     save_planted,
 )
-from fedtranscribe.evaluation.audit.canaries import by_canaries, check_planted
-from fedtranscribe.evaluation.audit.inversion import Inversions, by_inversion, invert
-from fedtranscribe.evaluation.audit.membership import (
+from fedtranscribe.evaluation.findings import Claim, expect_sound
+from fedtranscribe.evaluation.inversion import Inversions, by_inversion, invert
+from fedtranscribe.evaluation.membership import (
     Suspects,
     by_loss,
     by_references,
     by_samples,
     confidences,
 )
-from fedtranscribe.mechanisms import SeededBits
 from fedtranscribe.models import Classifier, Generator, build
+from fedtranscribe.noise.sources import SeededBits
 
 CLAIM = Claim(1.0, 1e-5)
 CLASSES = 4

@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.evaluation.audit import bounds
-from fedtranscribe.evaluation.audit.bounds import (
+from fedtranscribe.evaluation import audit_bounds as bounds
+from fedtranscribe.evaluation.audit_bounds import (
     best_guesses,
     clopper_pearson,
     distinguish,
@@ -18,7 +18,7 @@ from fedtranscribe.evaluation.audit.bounds import (
     one_run_p_value,
     shared,
 )
-from fedtranscribe.mechanisms import SeededBits
+from fedtranscribe.noise.sources import SeededBits
 
 
 def test_clopper_pearson_at_its_ends_and_in_the_middle():

@@ -12,23 +12,27 @@ import torch
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.data import load
 from fedtranscribe.errors import AuditError, CorruptLedgerError, StorageError
-from fedtranscribe.evaluation.audit import expect_sound
-from fedtranscribe.evaluation.audit.checks import (
+from fedtranscribe.evaluation.audit_checks import (
     check_events,
     check_ledger,
     check_teachers,
+    claim_of,
+    read_events,
+    worst,
 )
-from fedtranscribe.evaluation.audit.claims import claim_of, read_events, worst
+from fedtranscribe.evaluation.findings import expect_sound
 from fedtranscribe.holder.answering import Holder
+from fedtranscribe.models.ensemble import Ensemble
+from fedtranscribe.models.teacher_training import shard_file
 from fedtranscribe.privacy.calibrate import EnsembleLayout
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, RowAnswer, Unit
-from fedtranscribe.query import ImageQuery, Kind
-from fedtranscribe.runs import prepare, transcribe
-from fedtranscribe.statistics import of_teachers
-from fedtranscribe.teachers import Ensemble
-from fedtranscribe.teachers.training import shard_file
+from fedtranscribe.questions.kinds import of_teachers
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.questions.rows import ImageQuery
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
 from tests.conftest import TINY_DPSD, TINY_TEACHERS
 from tests.mechanisms_for import local, noisy_mean_rows
 from tests.results import changed, result_of

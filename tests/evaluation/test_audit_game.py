@@ -8,25 +8,20 @@ import pytest
 import torch
 
 from fedtranscribe.errors import AuditError, ConfigError
-from fedtranscribe.evaluation.audit import Check, Claim, expect_sound, play
-from fedtranscribe.evaluation.audit.risk import risk_of
-from fedtranscribe.evaluation.audit.run_game import play_run
-from fedtranscribe.evaluation.audit.sums_game import check_noise
-from fedtranscribe.mechanisms import (
-    SeededBits,
-    SeededNoise,
-    TopKRandomizedResponse,
-    gaussian_mechanism,
-    moments_bound,
-)
-from fedtranscribe.mechanisms.blocks import products_bound, squares_bound
+from fedtranscribe.evaluation.findings import Check, Claim, expect_sound, risk_of
+from fedtranscribe.evaluation.game import play, play_run
+from fedtranscribe.evaluation.sums_game import check_noise
+from fedtranscribe.noise.mechanisms import gaussian_mechanism
+from fedtranscribe.noise.randomized_labels import TopKRandomizedResponse
+from fedtranscribe.noise.sources import SeededBits, SeededNoise
 from fedtranscribe.privacy.accountant import delta_of, epsilon
 from fedtranscribe.privacy.calibrate import EnsembleLayout, noise_std
 from fedtranscribe.privacy.events import Gaussian, PoissonGaussian
 from fedtranscribe.privacy.label_events import RandomizedResponse
-from fedtranscribe.privacy.noise_plan import NoisePlan
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import NoisePlan, Release
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
+from fedtranscribe.questions.mixture import products_bound, squares_bound
+from fedtranscribe.questions.moments import moments_bound
 from tests.mechanisms_for import (
     masked_mean_rows,
     masked_std,
@@ -41,7 +36,7 @@ CLAIM = Claim(1.0, DELTA)
 LAYOUT = EnsembleLayout(4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("answer", list(RowAnswer))
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("fault", [1.0, 0.5])
@@ -130,6 +125,24 @@ def test_a_runs_own_noise_is_judged_by_its_events(privacy, mode, fault):
         assert found.contradicts
 
 
+@pytest.mark.parametrize("shards", [20, 5])
+@pytest.mark.parametrize("fault", [1.0, 0.5])
+def test_a_holder_is_played_with_its_own_number_of_teachers(shards, fault):
+    """The mean number of teachers of all holders says nothing about the most exposed one."""
+    layout, rows = EnsembleLayout(3 * shards, 3), 400
+    gradient = RowAnswer.GRADIENT
+    std = noise_std(10.0, DELTA, rows, layout, Unit.RECORD, gradient, NoiseMode.LOCAL)
+    few = noisy_mean_rows(layout, std, gradient)
+    many = noisy_mean_rows(EnsembleLayout(180, 3), std, gradient)
+    facts = {"holders": 3, "shards": {"a": 60, "b": shards, "c": 60}, "noise": "local"}
+    result, given = as_run(few, rows, noise_std=std * fault, privacy="data", **facts)
+    given = {"a": (many.release(rows, positional_ids=False),), "b": given["the holder"]}
+    found = play_run(result, given, Adjacency.ADD_REMOVE, 300_000, 0.999, SeededNoise(5))
+    assert found is not None
+    assert found.contradicts is (fault == 0.5)
+    assert found.lower > 0.3 * found.claim.epsilon
+
+
 def test_label_runs_are_played_one_label_at_a_time():
     result, given = as_run(TopKRandomizedResponse(1.5, 4), 100, privacy="label", teachers=1)
     played = play_run(result, given, Adjacency.REPLACE, 100_000, 0.99, SeededNoise(1))
@@ -160,6 +173,17 @@ def test_the_risk_of_a_gaussian_by_closed_form_and_by_its_profile(monkeypatch):
     assert alone.source.startswith("closed form")
     assert alone.advantage == pytest.approx(risk.advantage)
     assert alone.found == pytest.approx(risk.found)
+
+
+def test_of_several_holders_each_figure_is_the_worst():
+    """A label leaves the larger advantage, the Gaussian more at few false alarms."""
+    lists = ((RandomizedResponse(1.2, 2),), (Gaussian(1.0),))
+    claim = Claim(4.0, DELTA)
+    label, gaussian = (risk_of(claim, events) for events in lists)
+    both = risk_of(claim, *lists)
+    assert both.advantage == label.advantage > gaussian.advantage
+    assert both.found[0.001] == gaussian.found[0.001] > label.found[0.001]
+    assert both.found == {rate: max(label.found[rate], gaussian.found[rate]) for rate in both.found}
 
 
 def test_the_risk_of_other_events_and_of_an_epsilon_alone():
@@ -232,7 +256,7 @@ def sums_of(mode: NoiseMode, holders: int, stds: tuple[float, ...]) -> list[Rele
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("mode", list(NoiseMode))
 @pytest.mark.parametrize("adjacency", [Adjacency.ZERO_OUT, Adjacency.REPLACE])
 @pytest.mark.parametrize("fault", [1.0, 0.3])
@@ -259,7 +283,7 @@ def test_sums_are_played_together_as_whoever_may_see_them_sees_them(mode, adjace
     beside = changed(result, noise_std=0.1)
     again = play_run(beside, {"holder": started}, adjacency, 20_000, 0.999, source)
     assert again is not None
-    assert "teachers were not played" in again.words
+    assert "Other answers were not played" in again.words
     assert again.contradicts is (fault == 0.3)
 
 

@@ -6,18 +6,20 @@ import pytest
 
 from fedtranscribe.cli import run as cli
 from fedtranscribe.config import TranscribeSettings, build
+from fedtranscribe.config.evaluation import AuditSettings
 from fedtranscribe.data import load
 from fedtranscribe.errors import AuditError, ConfigError, PrivacyError
-from fedtranscribe.evaluation.audit import AuditSettings, audit, expect_sound
-from fedtranscribe.evaluation.audit.audit import STAMP
-from fedtranscribe.mechanisms import SeededBits
+from fedtranscribe.evaluation.audit import STAMP, audit
+from fedtranscribe.evaluation.findings import expect_sound
+from fedtranscribe.noise.sources import SeededBits
 from fedtranscribe.privacy.accountant import guarantee
 from fedtranscribe.privacy.calibrate import EnsembleLayout, noise_std
 from fedtranscribe.privacy.release_plan import PrivacyPlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
 from fedtranscribe.releases import make_release, verify
-from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.runs.finished import FinishedRun
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
 from tests.conftest import TINY_DPSD
 from tests.evaluation.conftest import make_run
 from tests.mechanisms_for import noisy_mean_rows
@@ -126,7 +128,7 @@ def test_all_bounds_of_an_audit_hold_together_with_the_confidence_asked_for(told
     assert read(told_run.path / "audit.json")["confidence"] == 0.9
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_suspects_are_held_against_the_cost_of_replacing_a_record(tiny_data, tmp_path):
     """A coin exchanges two records: of moments, that is more than one that comes or goes."""
     dpsd = TINY_DPSD.model_copy(update={"moments_steps": 1})

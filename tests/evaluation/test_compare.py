@@ -8,7 +8,7 @@ from scipy.stats import ttest_1samp
 
 from fedtranscribe.cli import run as cli
 from fedtranscribe.errors import ConfigError, StorageError
-from fedtranscribe.evaluation import compare
+from fedtranscribe.evaluation.comparison import compare
 from tests.evaluation.conftest import make_run
 
 

@@ -7,9 +7,8 @@ from fedtranscribe.config import build
 from fedtranscribe.config.evaluation import CLASSIFIERS as ALL
 from fedtranscribe.config.evaluation import NETS, QUICK, SKLEARN, EvaluationSettings
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.evaluation.downstream import downstream
-from fedtranscribe.evaluation.nets import predict, train_net
-from fedtranscribe.tracking import silent
+from fedtranscribe.evaluation.downstream import downstream, predict, train_net
+from fedtranscribe.results.progress import silent
 from tests.evaluation.conftest import labelled
 
 CPU = torch.device("cpu")
@@ -59,7 +58,7 @@ def test_agrees_with_a_plain_scikit_learn_script():
     assert len(set(expected.values())) > 3, "the classifiers must differ for this to say anything"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_classifier_learns_an_easy_task():
     found = run("all", labelled(400, seed=0), labelled(200, seed=1), epochs=50, patience=50)
     assert set(ALL) <= set(found)

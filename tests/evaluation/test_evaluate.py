@@ -7,10 +7,16 @@ import pytest
 import torch
 
 from fedtranscribe.cli import run as cli
+from fedtranscribe.config.evaluation import EvaluationSettings
 from fedtranscribe.errors import ConfigError, DataNotFoundError
-from fedtranscribe.evaluation import EvaluationSettings, check_libraries, evaluate
-from fedtranscribe.evaluation.evaluate import OWN_RECORDS, STAMP
-from fedtranscribe.evaluation.neighbours import nearest, pixels
+from fedtranscribe.evaluation.evaluate import (
+    OWN_RECORDS,
+    STAMP,
+    check_libraries,
+    evaluate,
+    nearest,
+    pixels,
+)
 from fedtranscribe.models.inference import accuracy
 from fedtranscribe.runs.finished import FinishedRun
 from tests.evaluation.conftest import TINY, make_run
@@ -155,7 +161,7 @@ def test_nearest_neighbours_are_the_nearest():
 FAST = ["--samples", "60", "--classifiers", "lda", "--device", "cpu"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_json_is_one_object_for_one_run_and_a_list_for_several(public_run, tmp_path, capsys):
     assert cli(["evaluate", str(public_run.path), *FAST, "--no-fidelity", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["data"] == "digits"

@@ -11,12 +11,12 @@ import pytest
 import torch
 
 from fedtranscribe.config import build
+from fedtranscribe.config.evaluation import EvaluationSettings
 from fedtranscribe.data import NamedData, load
 from fedtranscribe.errors import ConfigError, CorruptWeightsError, WeightsNotFoundError
-from fedtranscribe.evaluation import EvaluationSettings, features
-from fedtranscribe.evaluation.features import train_features
-from fedtranscribe.evaluation.fidelity import FeatureSource, feature_source, measure
-from fedtranscribe.result import RunSettings
+from fedtranscribe.evaluation import fidelity as features
+from fedtranscribe.evaluation.fidelity import FeatureSource, feature_source, measure, train_features
+from fedtranscribe.results.result import RunSettings
 
 CPU = torch.device("cpu")
 SCANS = NamedData("scans.npz", "npz:scans")
@@ -158,7 +158,7 @@ def test_an_unreachable_download_is_one_line(monkeypatch, digits):
         measure(digits[0], digits[1], source, CPU)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("channels", [1, 3])
 def test_agrees_with_the_command_line_of_torch_fidelity(channels: int, tmp_path: Path):
     """Same images, same randomly initialised Inception weights, saved."""

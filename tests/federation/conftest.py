@@ -14,10 +14,10 @@ from fedtranscribe.data import DataSplit, load
 from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.mechanisms import SeededBits, SeededNoise
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.methods.moments import MomentsMethod
 from fedtranscribe.models import fixed_features
+from fedtranscribe.noise.sources import SeededBits, SeededNoise
 from fedtranscribe.runs.simulation import open_holder, partitions
 
 HOLDERS = 3

@@ -6,9 +6,9 @@ from typing import Any
 from fedtranscribe.config import FederationSettings
 from fedtranscribe.data import DataSplit
 from fedtranscribe.holder.node import Node
-from fedtranscribe.mechanisms import SeededNoise
+from fedtranscribe.noise.sources import SeededNoise
+from fedtranscribe.results.run_directory import RunDirectory
 from fedtranscribe.rounds.transport import Transport
-from fedtranscribe.run_directory import RunDirectory
 from fedtranscribe.runs.federate import federate
 from fedtranscribe.runs.learning import HeldOut
 
@@ -32,8 +32,7 @@ def go(
         run,
         expected=settings.holders,
         test=HeldOut(split.test, public=True) if split else None,
-        noise=SeededNoise(1),
-        **options,
+        **{"noise": SeededNoise(1), **options},
     ).to_json()
 
 

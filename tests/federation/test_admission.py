@@ -14,32 +14,31 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Context
 
-from fedtranscribe import wire
-from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.config import SynthesizeSettings, build
 from fedtranscribe.errors import ConfigError, ProtocolError, StorageError
 from fedtranscribe.flower.client_app import make_client_app
 from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.flower.records import ARRAYS, message_of, record_of
 from fedtranscribe.holder import trainings
+from fedtranscribe.holder.holder_file import HolderFile
+from fedtranscribe.holder.link import METHODS, NAME, call, health_socket, is_serving
+from fedtranscribe.holder.node import reply_to
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.holder.replies import reply_to
-from fedtranscribe.names import LONGEST_NAME, expect_name
+from fedtranscribe.holder.service import HolderService, Journal
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import NoiseMode
-from fedtranscribe.refusals import RefusalCode
-from fedtranscribe.service.holder_file import HolderFile
-from fedtranscribe.service.journal import Journal
-from fedtranscribe.service.link import METHODS, NAME, call, health_socket, is_serving
-from fedtranscribe.service.service import HolderService
-from fedtranscribe.synthesis import dp_promise, dp_sad
-from fedtranscribe.synthesis.method import Facts
-from fedtranscribe.synthesis.methods import method_named
-from fedtranscribe.wire import masked as masked_wire
-from fedtranscribe.wire import queries
-from fedtranscribe.wire import trainings as training_wire
-from fedtranscribe.wire.frames import pack, unpack
+from fedtranscribe.questions import masked_messages as masked_wire
+from fedtranscribe.questions import messages as wire
+from fedtranscribe.questions import query_messages as queries
+from fedtranscribe.questions import training_messages as training_wire
+from fedtranscribe.questions.capabilities import Capabilities
+from fedtranscribe.questions.messages import pack, unpack
+from fedtranscribe.questions.refusals import RefusalCode
+from fedtranscribe.text import LONGEST_NAME, expect_name
+from fedtranscribe.trainers import plan
+from fedtranscribe.trainers.plan import DataFacts, plan_training
+from fedtranscribe.trainers.profiles import recipe_named
 from tests.federation.local_grid import LocalGrid
 from tests.federation.test_service import booked, file, frame, policy_file, query, service, serving
 from tests.federation.test_service import told as answered
@@ -307,7 +306,7 @@ def test_long_messages_are_refused_by_a_code_over_the_socket(serving):
 
 
 def test_silent_streams_are_hung_up_on_and_health_is_apart(file, monkeypatch, request):
-    monkeypatch.setattr("fedtranscribe.service.service._ARRIVAL_SECONDS", 3.0)
+    monkeypatch.setattr("fedtranscribe.holder.service._ARRIVAL_SECONDS", 3.0)
     serving = request.getfixturevalue("serving")
     socket, over = serving.holder.socket, threading.Event()
 
@@ -393,18 +392,15 @@ def test_absurd_trainings_are_refused_before_they_are_planned(trainer, monkeypat
     assert train(trainer, {"method": "dp-promise", **more}) == code
 
 
-@pytest.mark.parametrize(
-    ("method", "module", "batch"),
-    [("dp-promise", dp_promise, "phase2_batch"), ("dp-sad", dp_sad, "batch")],
-)
-def test_steps_are_counted_before_the_noise_is_looked_for(monkeypatch, method, module, batch):
-    monkeypatch.setattr(module, "calibrated", lambda *_: pytest.fail("noise was looked for"))
+@pytest.mark.parametrize(("method", "batch"), [("dp-promise", "phase2_batch"), ("dp-sad", "batch")])
+def test_steps_are_counted_before_the_noise_is_looked_for(monkeypatch, method, batch):
+    monkeypatch.setattr(plan, "calibrated", lambda *_: pytest.fail("noise was looked for"))
     epochs = batch.replace("batch", "epochs")
     options = {method.replace("-", "_"): {batch: 1, epochs: 1_000}}
     settings = build(SynthesizeSettings, {"method": method, **options})
-    facts = Facts("x", 60_000, 10, 1, 28)
+    facts = DataFacts("x", 60_000, 10, 1, 28)
     with pytest.raises(ConfigError, match=r"at most 1,000,000 steps, got \d\d+,"):
-        method_named(method).plan(settings, facts, 0)
+        plan_training(recipe_named(method), settings, facts, 0)
 
 
 def test_a_holder_that_counts_by_holder_trains_nothing(trainer):

@@ -20,7 +20,7 @@ from fedtranscribe.flower.baselines import (
     train_locally,
 )
 from fedtranscribe.flower.simulated import _serve, simulated_client_app
-from fedtranscribe.methods import ensemble_distillation
+from fedtranscribe.methods import baselines as ensemble_distillation
 from fedtranscribe.models import Classifier, Generator, build
 from tests.federation.local_grid import LocalGrid
 

@@ -8,9 +8,9 @@ from fedtranscribe.errors import ConfigError, QuorumError
 from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
-from fedtranscribe.query import Kind
-from fedtranscribe.run_directory import STUDENT
-from fedtranscribe.runs.in_process import InProcess
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.results.run_directory import STUDENT
+from fedtranscribe.runs.transports import InProcess
 from tests.federation.runs import go, ledger_file, start
 
 MODES = [mode.value for mode in NoiseMode]
@@ -24,7 +24,7 @@ def descending(settings):
     return settings.model_copy(update={**chosen, "descent_rounds": ROUNDS})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("noise", MODES)
 def test_holders_pay_once_and_the_run_costs_what_was_asked(
     descending, split, open_nodes, tmp_path, noise
@@ -41,7 +41,7 @@ def test_holders_pay_once_and_the_run_costs_what_was_asked(
             assert 9.9 < total <= 10.0 * (1 + 1e-6)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("noise", MODES)
 def test_a_run_goes_on_between_two_rounds_and_pays_nothing_twice(
     descending, split, open_nodes, tmp_path, noise

@@ -1,22 +1,41 @@
 """Whole federated runs in process: figures, faults, resume."""
 
+import contextlib
 import json
 import math
 import re
+import shutil
+import stat
 from dataclasses import replace
 
 import pytest
+import torch
 
-from fedtranscribe.answer import Answer, RawAnswer
-from fedtranscribe.errors import ConfigError, HopelessPlanError, ProtocolError, QuorumError
+from fedtranscribe.config.evaluation import AuditSettings
+from fedtranscribe.errors import (
+    ConfigError,
+    HopelessPlanError,
+    ProtocolError,
+    QuorumError,
+    StorageError,
+)
+from fedtranscribe.evaluation.audit import Audit
+from fedtranscribe.evaluation.audit_checks import event_lists, most_exposed, read_events
+from fedtranscribe.evaluation.findings import Claim, risk_of
+from fedtranscribe.evaluation.game import play_run
+from fedtranscribe.evaluation.report_facts import read_facts
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.mechanisms import SeededNoise
+from fedtranscribe.noise.sources import OsBits, OsNoise, SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
-from fedtranscribe.refusals import RefusalCode
+from fedtranscribe.questions.question import Answer, RawAnswer
+from fedtranscribe.questions.refusals import RefusalCode
+from fedtranscribe.results.result import Result
+from fedtranscribe.results.run_directory import RunDirectory
 from fedtranscribe.runs.federate import ROSTER, federate
-from fedtranscribe.runs.in_process import InProcess
+from fedtranscribe.runs.finished import FinishedRun
+from fedtranscribe.runs.transports import InProcess
 from tests.federation.runs import go, ledger_file, start
 
 
@@ -238,6 +257,29 @@ def test_a_spent_budget_ends_the_run_or_not_by_setting(either, open_nodes, tmp_p
         assert ledger.total(1e-5, Unit.RECORD, Adjacency.ZERO_OUT).epsilon <= 8.0
 
 
+def test_risk_in_words_and_game_are_those_of_the_worst_holder(settings, open_nodes, tmp_path):
+    """The first holder leaves after one round of three: it is at 58 %, the others at 84.1 %."""
+    poor = HolderPolicy(epsilon=6.0, noise=NoiseMode.CENTRAL)
+    nodes = open_nodes(settings, {0: poor}, noise=OsNoise(), bits=OsBits())
+    run = RunDirectory.create(tmp_path / "run", settings)
+    result = federate(settings, InProcess(nodes), run, expected=3, test=None).to_json()
+    assert result["answered_rounds"] == {"holder-0": 1, "holder-1": 3, "holder-2": 3}
+    lists = event_lists(read_events(run.path), Adjacency.ZERO_OUT)
+    first, worst = (risk_of(Claim(10, 1e-5), events) for events in lists)
+    assert first.right < 0.75 < worst.right == pytest.approx(0.841, abs=1e-3)
+    assert "84.1 %" in read_facts(run.path).risk.words
+    audited = Audit(FinishedRun.open(run.path), AuditSettings()).risk
+    assert audited.right == pytest.approx(worst.right)
+    assert audited.found == worst.found
+    given = read_events(run.path)
+    assert most_exposed(given, Adjacency.ZERO_OUT, 1e-5) == "holder-1"
+    assert given["holder-1"] != given["holder-0"]
+    played = play_run(Result.read(run.path), given, Adjacency.ZERO_OUT, trials=100, confidence=0.9)
+    alone = {"holder-1": given["holder-1"]}
+    same = play_run(Result.read(run.path), alone, Adjacency.ZERO_OUT, trials=100, confidence=0.9)
+    assert played.figures == same.figures
+
+
 def test_a_round_without_a_quorum_can_be_resumed(either, split, open_nodes, tmp_path):
     settings = either.settings
     nodes = open_nodes(settings)
@@ -288,8 +330,95 @@ def test_the_server_never_draws_noise_twice_for_one_query(either, open_nodes, tm
     assert before is not None
     assert result["epsilon"] == pytest.approx(10.0, rel=1e-6), "the first round counts as well"
     assert result["private"] is False
-    assert first not in drawn
-    assert len(drawn) == either.rounds - 1
+    assert len(set(drawn)) == len(drawn) == either.rounds - 1
+
+
+def answers_of(folder, settings, transport):
+    """What a run or its copy learns from, with the server's own noise."""
+    run, learned = RunDirectory.resume(folder, settings), []
+    run.save_answer = lambda query_id, answer: learned.append((query_id, answer["values"]))
+    with contextlib.suppress(QuorumError):
+        federate(settings, transport, run, expected=3, test=None)
+    return learned
+
+
+def test_a_copied_run_draws_the_same_noise(either, open_nodes, tmp_path):
+    """Under `central` run and copy together release no more than the run alone."""
+    settings, nodes = either.settings, open_nodes(either.settings)
+    run = RunDirectory.create(tmp_path / "run", settings)
+    assert stat.S_IMODE((run.path / "private" / "noise.key").stat().st_mode) == 0o600
+    shutil.copytree(run.path, tmp_path / "copy")
+    first = answers_of(run.path, settings, InProcess(nodes))
+    again = answers_of(tmp_path / "copy", settings, InProcess(nodes))
+    assert len(first) == either.rounds
+    for (name, one), (same, two) in zip(first, again, strict=True):
+        assert name == same
+        assert torch.equal(one, two)
+
+
+def test_a_copy_that_misses_a_holder_draws_other_noise_and_ends_there(
+    settings, open_nodes, tmp_path
+):
+    """With the same noise the two sums would give away what that holder answered."""
+    nodes, raw = open_nodes(settings), []
+    run = RunDirectory.create(tmp_path / "run", settings)
+    shutil.copytree(run.path, tmp_path / "copy")
+
+    def heard(reply, attempt):
+        raw.append(reply.values)
+        return reply
+
+    [(_, whole), *_] = answers_of(run.path, settings, Faulty(nodes, {("holder-2", 0): heard}))
+    faulty = Faulty(nodes, {("holder-2", 0): silent})
+    [(_, partial)] = answers_of(tmp_path / "copy", settings, faulty)
+    std = Result.read(run.path).answers.noise_std
+    rest = 3 * whole.double() - 2 * partial.double() - raw[0].double()
+    # Two independent draws of 3 std each, in 30 numbers; rounding alone would leave 0.02 std.
+    assert 0.4 < float(rest.std()) / (3 * math.sqrt(2) * std) < 1.8
+
+
+def test_a_run_whose_noise_key_is_gone_asks_nobody(either, open_nodes, tmp_path):
+    settings, nodes = either.settings, open_nodes(either.settings)
+    run = RunDirectory.create(tmp_path / "run", settings)
+    for spoil in (lambda key: key.write_bytes(b"short"), lambda key: key.unlink()):
+        spoil(run.path / "private" / "noise.key")
+        with pytest.raises(StorageError, match=r"noise\.key .*Restore private/"):
+            federate(settings, InProcess(nodes), run, expected=3, test=None)
+    assert not any(ledger_file(node).exists() for node in nodes)
+
+
+def test_a_finished_run_needs_no_noise_key(either, open_nodes, tmp_path):
+    settings, nodes = either.settings, open_nodes(either.settings)
+    run = RunDirectory.create(tmp_path / "run", settings)
+    first = federate(settings, InProcess(nodes), run, expected=3, test=None)
+    shutil.rmtree(run.private)
+    assert federate(settings, InProcess(nodes), run, expected=3, test=None).rows == first.rows
+
+
+def test_a_run_that_was_killed_before_it_had_a_name_can_begin(settings, tmp_path, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("fedtranscribe.results.run_directory.tomli_w.dumps", killed)
+        with pytest.raises(KeyboardInterrupt):
+            RunDirectory.create(tmp_path / "run", settings)
+    assert (tmp_path / "run" / "private" / "noise.key").exists()
+    assert RunDirectory.create(tmp_path / "run", settings).noise_key()
+    (tmp_path / "run" / "config.toml").unlink()
+    (tmp_path / "run" / "private" / "teachers").mkdir()
+    with pytest.raises(StorageError, match="is not empty"):
+        RunDirectory.create(tmp_path / "run", settings)
+
+
+def test_the_log_of_a_round_says_what_was_answered(either, open_nodes, tmp_path, caplog):
+    """Sums are no rows, and ε has no sixteen digits."""
+    caplog.set_level("INFO", logger="fedtranscribe.rounds")
+    settings = either.settings
+    go(settings, InProcess(open_nodes(settings)), start(tmp_path / "run", settings))
+    number, counted = either.rounds - 1, f"{either.rows}/{either.rows}"
+    stage = "rows answered" if either.rows == 30 else "sums over records"
+    assert f"{either.query_id(number)}: {stage} {counted}, ε = 10" in caplog.messages
 
 
 def test_a_holder_that_comes_back_with_other_shards_ends_the_run(settings, open_nodes, tmp_path):

@@ -10,30 +10,31 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedtranscribe import wire
 from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.errors import ConfigError, ProtocolError, QuorumError, StorageError
-from fedtranscribe.evaluation.audit.checks import check_events
-from fedtranscribe.evaluation.audit.claims import read_events
+from fedtranscribe.evaluation.audit_checks import check_events, read_events
 from fedtranscribe.flower.client_app import make_client_app
 from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.holder.masking import Masking
-from fedtranscribe.holder.node import Node
+from fedtranscribe.holder.node import Node, reply_to
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.holder.replies import reply_to
-from fedtranscribe.mechanisms import SeededBits
+from fedtranscribe.noise.mask_graph import Graph
+from fedtranscribe.noise.mask_keys import Members
+from fedtranscribe.noise.secagg_server import Server
+from fedtranscribe.noise.sources import SeededBits
 from fedtranscribe.privacy.calibrate import EnsembleLayout
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import NoiseMode, RowAnswer
-from fedtranscribe.query import ImageQuery, Kind
-from fedtranscribe.refusals import Refusal, RefusalCode
-from fedtranscribe.result import Result
-from fedtranscribe.rounds.round_progress import Progress
-from fedtranscribe.run_directory import STUDENT, RunDirectory
-from fedtranscribe.runs.in_process import InProcess
-from fedtranscribe.secagg import Graph, Members, Server
-from fedtranscribe.wire import masked as masked_wire
+from fedtranscribe.questions import masked_messages as masked_wire
+from fedtranscribe.questions import messages as wire
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.questions.refusals import Refusal, RefusalCode
+from fedtranscribe.questions.rows import ImageQuery
+from fedtranscribe.results.result import Result
+from fedtranscribe.results.run_directory import STUDENT, RunDirectory
+from fedtranscribe.rounds.round_state import Progress
+from fedtranscribe.runs.transports import InProcess
 from tests.federation.local_grid import LocalGrid
 from tests.federation.runs import go, ledger_file, start
 from tests.mechanisms_for import masked_mean_rows
@@ -115,7 +116,7 @@ def test_the_decoded_mean_is_the_holders_mean_with_the_planned_noise(masked, ope
         assert planned * 0.95 < spread < planned * 1.05 + 0.25
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_same_seeds_give_the_same_student_in_process_and_through_flower(
     masked_case, open_nodes, tmp_path
 ):
@@ -135,7 +136,7 @@ def test_the_same_seeds_give_the_same_student_in_process_and_through_flower(
     assert made[0] == made[1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("stage", [wire.SECAGG_OPEN, wire.SECAGG_MASK])
 def test_why_a_holder_left_in_the_last_round_survives_an_interrupt(
     masked_case, open_nodes, tmp_path, stage
@@ -169,7 +170,7 @@ def test_why_a_holder_left_in_the_last_round_survives_an_interrupt(
     assert booked == expected
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_holders_that_refused_too_early_for_a_sum_are_asked_again(
     masked_case, open_nodes, tmp_path
 ):
@@ -195,7 +196,7 @@ def test_holders_that_refused_too_early_for_a_sum_are_asked_again(
     assert [rows_booked(node) for node in nodes] == [case.rows] * M
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("stage", wire.MASKED)
 def test_as_many_as_tolerated_may_fail_at_every_stage(masked_case, open_nodes, tmp_path, stage):
     case, masked = masked_case, masked_case.settings
@@ -212,7 +213,7 @@ def test_as_many_as_tolerated_may_fail_at_every_stage(masked_case, open_nodes, t
     assert result["epsilon"] <= masked.epsilon
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("stage", wire.MASKED)
 def test_a_run_over_a_sparse_graph_ends_well_with_one_missing(masked, open_nodes, tmp_path, stage):
     nodes = open_nodes(masked)
@@ -260,7 +261,7 @@ def test_what_another_version_stored_of_a_round_gives_a_clear_error(masked, open
         nodes[0]._masking.cohort("run-a")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("stage", wire.MASKED)
 def test_one_more_stops_the_round_and_resuming_pays_nothing_twice(
     masked_case, open_nodes, tmp_path, stage

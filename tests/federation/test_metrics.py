@@ -13,18 +13,17 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 import fedtranscribe
-from fedtranscribe import wire
 from fedtranscribe.errors import ConfigError, CorruptLedgerError, StorageError
+from fedtranscribe.holder import metrics as metrics_file
+from fedtranscribe.holder.holder_file import HolderFile
+from fedtranscribe.holder.link import call
+from fedtranscribe.holder.metrics import Metrics, MetricsFile
+from fedtranscribe.holder.readiness import budget_left, examine, expect_closed, quotas
+from fedtranscribe.holder.service import serve
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Unit
-from fedtranscribe.refusals import RefusalCode
-from fedtranscribe.service import metrics_file
-from fedtranscribe.service.holder_file import HolderFile
-from fedtranscribe.service.link import call
-from fedtranscribe.service.metrics import Metrics
-from fedtranscribe.service.metrics_file import MetricsFile, expect_closed
-from fedtranscribe.service.readiness import budget_left, examine, quotas
-from fedtranscribe.service.service import serve
+from fedtranscribe.questions import messages as wire
+from fedtranscribe.questions.refusals import RefusalCode
 from tests.federation.test_service import frame, policy_file, query, service, serving
 
 __all__ = ["policy_file", "service", "serving"]  # fixtures
@@ -37,7 +36,7 @@ Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 @pytest.fixture
 def file(policy_file: Path, monkeypatch: pytest.MonkeyPatch) -> HolderFile:
     """The holder of two tiny teachers, whose metrics are written all the time."""
-    monkeypatch.setattr(metrics_file, "_SECONDS", 0.05)
+    monkeypatch.setattr(metrics_file, "_WRITE_SECONDS", 0.05)
     with policy_file.open("a") as policy:
         policy.write('metrics = "metrics/holder.prom"\n')
     (policy_file.parent / "metrics").mkdir(mode=0o700)
@@ -115,7 +114,7 @@ def test_a_unit_that_no_longer_has_a_cost_is_not_exported(service, monkeypatch):
     name = f'{PREFIX}epsilon_booked{{unit="holder"}}'
     assert f"{name} 0.0" in service.metrics.render().decode()
     monkeypatch.setattr(
-        "fedtranscribe.service.metrics.budget_left",
+        "fedtranscribe.holder.metrics.budget_left",
         lambda ledger: {**budget_left(ledger), "holder booked": None},
     )
     service.handle(wire.ANSWER, frame(query()))

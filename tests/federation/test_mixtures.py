@@ -7,10 +7,10 @@ from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
-from fedtranscribe.query import Kind
-from fedtranscribe.run_directory import GENERATOR, STUDENT
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.results.run_directory import GENERATOR, STUDENT
 from fedtranscribe.runs.finished import FinishedRun
-from fedtranscribe.runs.in_process import InProcess
+from fedtranscribe.runs.transports import InProcess
 from tests.federation.runs import go, ledger_file, start
 
 MODES = [mode.value for mode in NoiseMode]
@@ -23,7 +23,7 @@ def shown(settings):
     return settings.model_copy(update=chosen)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("noise", MODES)
 def test_holders_pay_once_for_both_and_the_server_gets_a_mixture(
     shown, split, open_nodes, tmp_path, noise
@@ -43,7 +43,7 @@ def test_holders_pay_once_for_both_and_the_server_gets_a_mixture(
     assert run.synthesise(20)[0].shape == (20, 1, 28, 28)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("noise", MODES)
 @pytest.mark.parametrize("stuck", [2, 4])
 def test_a_run_goes_on_within_its_mixture_and_pays_nothing_twice(
@@ -77,7 +77,7 @@ def test_a_run_goes_on_within_its_mixture_and_pays_nothing_twice(
             assert made == (tmp_path / "whole" / file).read_bytes()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_holder_without_mixtures_leaves_a_network(shown, split, open_nodes, tmp_path, caplog):
     caplog.set_level("INFO", "fedtranscribe")
     only = HolderPolicy(epsilon=20.0, kinds=(Kind.VOTE, Kind.MOMENTS))

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
 
-from fedtranscribe import wire
 from fedtranscribe.errors import ProtocolError
 from fedtranscribe.flower.client_app import make_client_app
 from fedtranscribe.flower.over_flower import OverFlower
@@ -12,10 +11,11 @@ from fedtranscribe.flower.records import message_of, record_of
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.privacy.units import NoiseMode
-from fedtranscribe.query import Kind
-from fedtranscribe.refusals import Refusal, RefusalCode
-from fedtranscribe.runs.in_process import InProcess
-from fedtranscribe.wire import queries
+from fedtranscribe.questions import messages as wire
+from fedtranscribe.questions import query_messages as queries
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.questions.refusals import Refusal, RefusalCode
+from fedtranscribe.runs.transports import InProcess
 from tests.federation.local_grid import LocalGrid
 from tests.federation.runs import go, ledger_file, start
 
@@ -27,7 +27,7 @@ def over(nodes: list[Node], flower_nodes: int = 2, drop=()) -> OverFlower:
     return OverFlower(grid, [(ids[i % len(ids)], i) for i in range(len(nodes))], 5, 5)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("privacy", "noise", "top_k"),
     [("vote", "central", None), ("data", "local", 2), ("label", "local", None)],

@@ -9,7 +9,7 @@ import pytest
 from fedtranscribe import cli
 from fedtranscribe.errors import ConfigError, FedtranscribeError
 from fedtranscribe.flower import superlink
-from fedtranscribe.flower.run_config import settings_from
+from fedtranscribe.flower.apps import settings_from
 from fedtranscribe.flower.simulated import _serve, show_plan, simulated_client_app
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
@@ -73,11 +73,11 @@ def config(tiny_data: Path, tmp_path: Path) -> dict[str, Any]:
         {**TEACHERS, "noise": "local", "privacy": "label"},
         pytest.param(
             {"noise": "secagg", "with-generator": False, "descent-rounds": 1},
-            marks=pytest.mark.slow,
+            marks=pytest.mark.long,
         ),
         {"noise": "local", "teachers-share": 0.5, "descent-rounds": 0},
         {"method": "fedavg"},
-        pytest.param(TRAINING, marks=pytest.mark.slow),
+        pytest.param(TRAINING, marks=pytest.mark.long),
     ],
     ids=str,
 )
@@ -108,7 +108,8 @@ def test_the_command_prints_the_plan_and_starts_nothing(config, tmp_path, monkey
     assert cli.run([*plan, "start=none", "student=cnn-small", "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)
     assert planned["epsilon"] == pytest.approx(10)
-    assert "3 holders with records: " in planned["plan"][0]
+    assert "to learn from" in planned["plan"][0]
+    assert "3 holders with records: " in planned["plan"][1]
     asked = next(line for line in planned["plan"] if line.startswith("each of 3 holders"))
     assert "20 rows of its teachers (privacy=vote), in 2 rounds; noise=central, std" in asked
     assert cli.run(plan) == 0

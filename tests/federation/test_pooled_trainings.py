@@ -14,13 +14,13 @@ from fedtranscribe.errors import ProtocolError, QuorumError, StorageError
 from fedtranscribe.holder.node import Node
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.result_parts import StatedGuarantee
-from fedtranscribe.run_directory import RunDirectory
+from fedtranscribe.results.parts import StatedGuarantee
+from fedtranscribe.results.run_directory import RunDirectory
 from fedtranscribe.runs.finished import FinishedRun
-from fedtranscribe.runs.in_process import InProcess
 from fedtranscribe.runs.pooled import largest
 from fedtranscribe.runs.simulation import open_holder, partitions
 from fedtranscribe.runs.single_node import train_at_holders
+from fedtranscribe.runs.transports import InProcess
 from tests.federation.test_trainings import TINY
 
 pytestmark = pytest.mark.usefixtures("coarse_grid")
@@ -69,7 +69,7 @@ def go(settings: FederationSettings, transport: InProcess, path: Path):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_each_network_is_booked_at_its_holder_and_samples_are_pooled(settings, nodes, tmp_path):
     result = go(settings, InProcess(nodes), tmp_path / "run")
     owns = [

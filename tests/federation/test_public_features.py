@@ -9,12 +9,12 @@ from fedtranscribe.errors import ConfigError, QuorumError, WeightsNotFoundError
 from fedtranscribe.models.backbones import Backbone, Backbones, file_digest
 from fedtranscribe.models.fixed_features import coefficient_count
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.query import Kind, MomentsQuery
-from fedtranscribe.run_directory import STUDENT
+from fedtranscribe.questions.moments import Moments, MomentsQuery
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.results.run_directory import STUDENT
 from fedtranscribe.runs.federate import ROSTER
-from fedtranscribe.runs.in_process import InProcess
-from fedtranscribe.runs.public_features import with_features
-from fedtranscribe.statistics import Moments
+from fedtranscribe.runs.student_side import with_features
+from fedtranscribe.runs.transports import InProcess
 from tests.conftest import NETWORK
 from tests.federation.runs import go, ledger_file, start
 
@@ -29,7 +29,7 @@ def asked(settings, public_weights):
     return settings.model_copy(update=chosen)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_masked_sums_on_public_features(asked, split, open_nodes, tmp_path, public_weights):
     settings = with_features(asked, split.train.size)
     result = go(settings, InProcess(open_nodes(asked)), start(tmp_path / "run", settings), split)
@@ -41,7 +41,7 @@ def test_masked_sums_on_public_features(asked, split, open_nodes, tmp_path, publ
     assert (tmp_path / "run" / STUDENT).stat().st_size > 2_000_000, "its layers are in the file"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_holder_without_these_weights_takes_no_part_and_pays_nothing(
     asked, split, open_nodes, tmp_path, caplog
 ):
@@ -126,7 +126,7 @@ def test_a_holder_that_names_none_allows_none(split, public_weights):
         holder.check(question(features, split.train))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_holder_books_the_features_into_the_question(asked, split, open_nodes, tmp_path):
     settings = with_features(asked.model_copy(update={"noise": "local"}), split.train.size)
     nodes = open_nodes(settings)

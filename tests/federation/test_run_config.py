@@ -11,6 +11,7 @@ from fedtranscribe.flower.apps import settings_from
     [
         *[("rows", 0), ("top-k", 0), ("quorum", 0), ("dropouts", -1), ("colluders", -1)],
         *[("image-size", 0), ("bit-depth", 0), ("student", ""), ("data-root", ""), ("classes", "")],
+        ("channels", 0),
     ],
 )
 def test_nothing_is_an_empty_text_or_a_number_out_of_bounds(key: str, value: object) -> None:

@@ -13,28 +13,28 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedtranscribe import wire
 from fedtranscribe.config import TeacherSettings, TranscribeSettings
 from fedtranscribe.data import load
 from fedtranscribe.errors import ConfigError, CorruptLedgerError, SecondLedgerError, StorageError
 from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.flower.relay import make_relay_app
+from fedtranscribe.holder.holder_file import HolderFile
+from fedtranscribe.holder.link import call, is_serving
+from fedtranscribe.holder.readiness import examine
+from fedtranscribe.holder.service import HolderService, Journal, entries, refusals, serve
 from fedtranscribe.models.backbones import file_digest
+from fedtranscribe.models.teacher_training import train_teachers
 from fedtranscribe.privacy.budget import two_digits_below
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import NoiseMode
-from fedtranscribe.query import ImageQuery, Kind
-from fedtranscribe.refusals import Refusal
+from fedtranscribe.questions import messages as wire
+from fedtranscribe.questions import query_messages as queries
+from fedtranscribe.questions.messages import pack, unpack
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.questions.refusals import Refusal
+from fedtranscribe.questions.rows import ImageQuery
 from fedtranscribe.runs.preparation import make_manifest
-from fedtranscribe.service.holder_file import HolderFile
-from fedtranscribe.service.journal import Journal, entries, refusals
-from fedtranscribe.service.link import call, is_serving
-from fedtranscribe.service.readiness import examine
-from fedtranscribe.service.service import HolderService, serve
-from fedtranscribe.teachers import train_teachers
-from fedtranscribe.wire import queries
-from fedtranscribe.wire.frames import pack, unpack
 from tests.conftest import NETWORK
 from tests.federation.local_grid import LocalGrid
 
@@ -258,7 +258,7 @@ def test_the_relay_imports_no_torch():
 
 
 def test_a_relay_without_socket_or_service_refuses_generically(monkeypatch, tmp_path, caplog):
-    monkeypatch.setattr("fedtranscribe.service.link._WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("fedtranscribe.holder.link._WAIT_SECONDS", 0.0)
     for config in ({}, {"holder-socket": str(tmp_path / "absent.sock")}):
         transport = OverFlower(LocalGrid(make_relay_app(), {1: config}), [(1, 0)], 60, 60)
         assert list(transport.capabilities().values()) == ["INTERNAL_ERROR"]
@@ -400,7 +400,7 @@ def test_data_that_the_service_may_not_see_are_told(policy_file, file, monkeypat
     def hidden(data: str) -> Path:
         raise PermissionError(data)
 
-    monkeypatch.setattr("fedtranscribe.service.holding.folder_of", hidden)
+    monkeypatch.setattr("fedtranscribe.holder.holding.folder_of", hidden)
     (found,) = (finding for finding in examine(policy_file) if finding.name == "ledger")
     assert found.ok
     assert "this user cannot see" in found.words
@@ -429,8 +429,8 @@ def test_nobody_there_is_said(tmp_path):
 HOSTILE = """
 import os, sys
 from pathlib import Path
-from fedtranscribe.service.link import call, is_serving
-from fedtranscribe import wire
+from fedtranscribe.holder.link import call, is_serving
+from fedtranscribe.questions import messages as wire
 home, nobody = Path(sys.argv[1]), int(sys.argv[2])
 frame = sys.stdin.buffer.read()
 os.setgroups([])

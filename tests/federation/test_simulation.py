@@ -8,18 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from fedtranscribe.catalogue import files_of
 from fedtranscribe.config import FederationSettings
+from fedtranscribe.config.catalogue import files_of
 from fedtranscribe.data import DataSplit, load, overlap
 from fedtranscribe.errors import ConfigError, DataNotFoundError, StorageError
 from fedtranscribe.flower import deployed
 from fedtranscribe.flower.apps import find_app, known_apps, settings_from
-from fedtranscribe.flower.run_config import run_folder
+from fedtranscribe.flower.server_apps import run_folder
 from fedtranscribe.flower.simulated import _serve, simulated_client_app
-from fedtranscribe.runs.simulation import (
-    load_data,
-    partitions,
-)
+from fedtranscribe.runs.simulation import load_data, partitions
 from tests.federation.local_grid import LocalGrid
 
 APPS = sorted((Path(__file__).parents[2] / "simulations").iterdir())
@@ -66,7 +63,7 @@ def test_a_relative_folder_is_refused_and_none_goes_home(own_home):
     assert run_folder(FederationSettings(), "toy", 5) == own_home / "runs" / "toy-5"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_missing_data_stop_a_simulation_and_never_become_digits(tmp_path):
     """Every packaged app asks for its own data, and says where they go and how to get them."""
     for name, app in known_apps().items():
@@ -88,7 +85,8 @@ def test_each_holder_has_a_ledger_of_its_own(tiny_data):
     assert len({part.data_id for part in parts}) == 3
 
 
-def test_the_apps_run_resume_and_refuse_to_overwrite(tiny_data, tmp_path):
+def test_the_apps_run_resume_and_refuse_to_overwrite(tiny_data, tmp_path, caplog):
+    caplog.set_level("INFO", logger="fedtranscribe.flower")
     out = tmp_path / "run"
     config = {
         "data": str(tiny_data),
@@ -114,6 +112,8 @@ def test_the_apps_run_resume_and_refuse_to_overwrite(tiny_data, tmp_path):
     _serve(grid, settings_from(config), out)
     metrics = json.loads((out / "metrics.json").read_text())
     assert metrics["epsilon"] == pytest.approx(10.0, rel=1e-6)
+    assert "ε = 10 at δ = 1e-05 (record, zero-out)" in caplog.messages
+    assert "inf" not in caplog.text
     # Somebody's own records: their accuracy is nobody else's business.
     assert metrics["accuracy"] == {}
     assert metrics["curve"]["accuracy"] == []

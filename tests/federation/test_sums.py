@@ -9,15 +9,15 @@ import torch
 from fedtranscribe.data.partitions import holder_name
 from fedtranscribe.errors import ConfigError, QuorumError
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.mechanisms.moments import SUM_BITS
+from fedtranscribe.noise.sources import SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
-from fedtranscribe.query import Kind, MomentsQuery
-from fedtranscribe.run_directory import GENERATOR, STUDENT, RunDirectory
-from fedtranscribe.runs.in_process import InProcess
+from fedtranscribe.questions.moments import SUM_BITS, Moments, MomentsQuery
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.results.run_directory import GENERATOR, STUDENT, RunDirectory
 from fedtranscribe.runs.simulation import partitions
-from fedtranscribe.statistics import Moments
+from fedtranscribe.runs.transports import InProcess
 from tests.federation.runs import go, ledger_file, start
 
 MODES = [mode.value for mode in NoiseMode]
@@ -34,7 +34,7 @@ def booked(ledger: Ledger) -> float:
     return ledger.total(1e-5, Unit.RECORD, Adjacency.ZERO_OUT).epsilon
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("noise", MODES)
 def test_a_run_on_sums_spends_what_was_asked_for(sums, split, open_nodes, tmp_path, noise, caplog):
     caplog.set_level("INFO", "fedtranscribe")
@@ -87,7 +87,14 @@ def test_masked_shares_are_of_exact_sums_and_count_on_all_but_the_tolerated(
     assert shares[0].own_variance == pytest.approx((0.5 * 3 * 2**SUM_BITS) ** 2 / 2, rel=1e-9)
 
 
-@pytest.mark.slow
+class SameForAll(SeededNoise):
+    """Noise that does not depend on how the holders answered."""
+
+    def for_query(self, query_id: str) -> SeededNoise:
+        return SeededNoise(1)
+
+
+@pytest.mark.long
 def test_the_student_is_that_of_the_pooled_records_whatever_the_skew(
     sums, split, open_nodes, tmp_path
 ):
@@ -98,13 +105,14 @@ def test_the_student_is_that_of_the_pooled_records_whatever_the_skew(
         )
         name = f"{alpha:g}-{holders}"
         run = start(tmp_path / name, settings)
-        go(settings, InProcess(open_nodes(settings, folder=f"of-{name}")), run, split)
+        nodes = open_nodes(settings, folder=f"of-{name}")
+        go(settings, InProcess(nodes), run, split, noise=SameForAll(1))
         students[name] = (tmp_path / name / "student.safetensors").read_bytes()
-    # The noise is the server's own, from one seed, and calibrated to the sum: the same bytes.
+    # The noise is the server's own, and calibrated to the sum: the same bytes.
     assert len(set(students.values())) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_generator_left_out_can_be_made_later_and_nobody_is_asked(
     sums, split, open_nodes, tmp_path
 ):
@@ -129,7 +137,7 @@ def test_a_generator_left_out_can_be_made_later_and_nobody_is_asked(
     assert all((tmp_path / "run" / name).read_bytes() == was for name, was in made.items())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("noise", MODES)
 def test_what_a_stopped_run_has_cost_is_not_changed_by_its_generator(
     sums, split, open_nodes, tmp_path, noise
@@ -161,7 +169,7 @@ def test_what_a_stopped_run_has_cost_is_not_changed_by_its_generator(
     assert (tmp_path / "run" / "metrics.json").read_bytes() == told
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("noise", MODES)
 def test_an_interrupted_run_pays_nothing_twice(sums, split, open_nodes, tmp_path, noise):
     settings = sums.model_copy(update={"noise": noise, "retries": 0, "quorum": 3})
@@ -190,7 +198,7 @@ def test_an_interrupted_run_pays_nothing_twice(sums, split, open_nodes, tmp_path
             assert [release.rows for release in ledger.releases("run-fixed")] == [1, 1]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_teachers_get_the_share_that_is_said_and_all_of_it_adds_up(
     sums, split, open_nodes, tmp_path
 ):
@@ -209,7 +217,7 @@ def test_teachers_get_the_share_that_is_said_and_all_of_it_adds_up(
         assert len(list((tmp_path / noise).glob("*.safetensors"))) == 2
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_goes_on_between_sums_and_teachers(sums, split, open_nodes, tmp_path):
     settings = sums.model_copy(update={"teachers_share": 0.5, "retries": 0, "quorum": 3})
 
@@ -246,7 +254,7 @@ def test_one_holder_without_sums_leaves_the_paper_s_algorithm(
     assert "no sums over the records are asked first: holder holder-1 allows no" in caplog.text
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_where_a_start_was_asked_for_that_holder_is_left_out(
     sums, split, open_nodes, tmp_path, caplog
 ):
@@ -277,7 +285,7 @@ def test_a_start_that_does_not_fit_is_refused_or_left_out(
         go(asked, InProcess(open_nodes(asked)), start(tmp_path / "asked", asked), split)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_roster_decides_a_resumed_run(sums, split, open_nodes, tmp_path: Path):
     run = start(tmp_path / "run", sums)
     go(sums, InProcess(open_nodes(sums)), run, split)

@@ -148,7 +148,7 @@ def test_a_superlink_that_dies_is_reported_with_its_last_words(
     assert not homes[0].exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_on_a_real_superlink(tmp_path: Path) -> None:
     out = tmp_path / "a run"
     with PrivateSuperLink(tmp_path / "kept.log") as link:

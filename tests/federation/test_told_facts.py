@@ -5,14 +5,14 @@ import json
 import numpy as np
 import pytest
 
-from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.errors import ConfigError, ProtocolError
 from fedtranscribe.privacy import Adjacency, Gaussian, Release, Unit
 from fedtranscribe.privacy.units import NoiseMode
-from fedtranscribe.query import Kind
-from fedtranscribe.wire import Message
-from fedtranscribe.wire.queries import read_capabilities, tell_capabilities
-from fedtranscribe.wire.trainings import read_trained
+from fedtranscribe.questions.capabilities import Capabilities
+from fedtranscribe.questions.messages import Message
+from fedtranscribe.questions.query_messages import read_capabilities, tell_capabilities
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.questions.training_messages import read_trained
 
 FACTS = {
     **{"name": "a", "classes": 3, "channels": 1, "size": 28, "shards": 5, "positional_ids": False},

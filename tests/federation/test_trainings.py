@@ -8,25 +8,25 @@ import numpy as np
 import pytest
 import torch
 
-from fedtranscribe import wire
 from fedtranscribe.config import FederationSettings, TrainingOptions
 from fedtranscribe.data import DataSplit, load
 from fedtranscribe.data.registry import PACKAGED
 from fedtranscribe.errors import HopelessPlanError, QuorumError
 from fedtranscribe.flower.client_app import make_client_app
 from fedtranscribe.flower.over_flower import OverFlower
+from fedtranscribe.holder.node import reply_to
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.holder.replies import reply_to
-from fedtranscribe.mechanisms import SeededBits, SeededNoise
+from fedtranscribe.noise.sources import SeededBits, SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.refusals import RefusalCode
-from fedtranscribe.run_directory import RunDirectory
-from fedtranscribe.runs.in_process import InProcess
+from fedtranscribe.questions import messages as wire
+from fedtranscribe.questions import training_messages as trainings
+from fedtranscribe.questions.refusals import RefusalCode
+from fedtranscribe.results.run_directory import RunDirectory
 from fedtranscribe.runs.simulation import open_holder, partitions
 from fedtranscribe.runs.single_node import asked_of, train_at_holders
-from fedtranscribe.synthesis.samples import ALL, chosen_labels, open_run
-from fedtranscribe.wire import trainings
+from fedtranscribe.runs.transports import InProcess
+from fedtranscribe.trainers.samples import ALL, chosen_labels, open_run
 from tests.federation.local_grid import LocalGrid
 
 pytestmark = pytest.mark.usefixtures("coarse_grid")
@@ -79,7 +79,7 @@ def go(settings, transport, run, test=None, judge=None):
     ).to_json()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_training_is_booked_once_and_its_network_comes_back(settings, open_node, tmp_path):
     run = RunDirectory.create(tmp_path / "run", settings)
     stages = []
@@ -111,7 +111,7 @@ def test_a_training_is_booked_once_and_its_network_comes_back(settings, open_nod
     assert str(tmp_path / "holder") not in told
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_whichever_process_gets_the_next_message_goes_on(settings, open_node, tmp_path):
     """A holder in two processes that take turns trains as one that was never interrupted."""
 
@@ -244,7 +244,7 @@ def test_a_network_that_is_not_the_one_described_is_refused(settings, open_node,
     assert not (run.path / "denoiser.safetensors").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_server_cannot_call_files_of_the_holder_public(settings, open_node, tmp_path):
     """What pre-training sees is not protected: a file named as public would leave unbooked."""
     other = tmp_path / "other-patients.npz"
@@ -265,7 +265,7 @@ def test_a_server_cannot_call_files_of_the_holder_public(settings, open_node, tm
     assert "refusal" not in ask("shapes")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_holder_compares_public_images_with_its_own_by_data_id_alone(
     settings, open_node, tmp_path, monkeypatch
 ):

@@ -1,7 +1,7 @@
 import pytest
 
 from fedtranscribe.errors import StorageError
-from fedtranscribe.rounds.vector_file import VectorFile
+from fedtranscribe.rounds.round_state import VectorFile
 
 NAMES = ["a", "b", "c"]
 

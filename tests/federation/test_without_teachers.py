@@ -12,7 +12,7 @@ from PIL import Image
 
 from fedtranscribe.cli import run
 from fedtranscribe.config import FederationSettings, OwnData
-from fedtranscribe.data.packing import pack
+from fedtranscribe.data.array_folders import pack
 from fedtranscribe.errors import (
     ConfigError,
     InvalidDataError,
@@ -21,19 +21,19 @@ from fedtranscribe.errors import (
     StorageError,
 )
 from fedtranscribe.files import who_may_reach
+from fedtranscribe.holder.holder_file import HolderFile
+from fedtranscribe.holder.holding import Holding
 from fedtranscribe.holder.node import Node
+from fedtranscribe.holder.readiness import examine
+from fedtranscribe.holder.service import open_node
 from fedtranscribe.models.backbones import NO_BACKBONES
+from fedtranscribe.models.teachers import load_manifest
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.query import Kind
-from fedtranscribe.runs.in_process import InProcess
-from fedtranscribe.service.holder_file import HolderFile
-from fedtranscribe.service.holding import Holding
-from fedtranscribe.service.readiness import examine
-from fedtranscribe.service.service import open_node
-from fedtranscribe.teachers import load_manifest
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.runs.transports import InProcess
 from tests.federation.runs import go, start
 
 SUMS = (Kind.MOMENTS, Kind.MIXTURE, Kind.DESCENT)
@@ -96,7 +96,7 @@ def test_it_states_its_records_and_gives_sums(home: Home):
     assert facts.records == 0, "how many there are is not stated"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_needs_no_teachers(
     homes: list[Home], settings: FederationSettings, tmp_path: Path
 ) -> None:
@@ -333,7 +333,7 @@ def test_ids_that_came_with_teachers_are_missed_without_them(home: Home, tmp_pat
     quick.write_text("[teachers]\nsteps = 1\nbatch = 4\n")
     scans, teachers = home.path / "book" / "scans", home.path / "teachers"
     arguments = ["teacher", "train", "--data", str(scans), "--shards", "2", "--classes", "3"]
-    arguments += ["--id-pattern", "(p[0-9]+)_[^/]*$", "--arch", "cnn-small"]
+    arguments += ["--id-pattern", "(p[0-9]+)_[^/]*$", "--arch", "cnn-small", "--channels", "1"]
     assert run([*arguments, "--config", str(quick), "--out", str(teachers)]) == 0
     home.write(holder='teachers = "teachers"\nrecords = "book/scans"\n')
     assert node_of(home).facts.shards == 2
@@ -345,7 +345,7 @@ def test_ids_that_came_with_teachers_are_missed_without_them(home: Home, tmp_pat
     assert node_of(home).facts.shards == 0
     home.write('kinds = ["vote"]\n', holder='teachers = "teachers"\n')
     assert node_of(home).facts.shards == 2, "teachers say how ids were made"
-    own = OwnData(classes=3, id_pattern="(p[0-9]+)_[^/]*$")
+    own = OwnData(classes=3, id_pattern="(p[0-9]+)_[^/]*$", channels=1)
     ledger = HolderFile.read(home.policy).holder.ledger
     pack(scans, scans.with_name("packed"), own, ledger=ledger)
     home.write(holder='teachers = "teachers"\nrecords = "book/packed"\n')
@@ -473,7 +473,7 @@ def test_a_device_that_is_not_there_is_said_before_a_ledger_is_made(home: Home, 
 
 
 def test_records_that_no_server_would_accept_are_not_served(home: Home, monkeypatch):
-    monkeypatch.setattr("fedtranscribe.capabilities.MOST_SIDE", 20)
+    monkeypatch.setattr("fedtranscribe.config.facts.MOST_SIDE", 20)
     ok, words = found(home)["records"]
     assert not ok
     assert "(3, 1, 28, 0) are more than" in words
@@ -486,7 +486,7 @@ def test_records_that_may_not_be_read_are_a_finding(home: Home, monkeypatch):
     def closed(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied", str(home.records))
 
-    monkeypatch.setattr("fedtranscribe.service.holding.load", closed)
+    monkeypatch.setattr("fedtranscribe.holder.holding.load", closed)
     ok, words = found(home)["records"]
     assert not ok
     assert words == (

@@ -7,11 +7,12 @@ import torch
 
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError, ModelMismatchError
-from fedtranscribe.mechanisms.moments import SUM_BITS
 from fedtranscribe.models.fixed_features import SCATTER, coefficient_count, unit_rows_of
 from fedtranscribe.models.scattering import Scattering
-from fedtranscribe.query import DescentQuery, Kind, query_from
-from fedtranscribe.statistics import Descent, Moments
+from fedtranscribe.questions.descent import Descent, DescentQuery
+from fedtranscribe.questions.kinds import query_from
+from fedtranscribe.questions.moments import SUM_BITS, Moments
+from fedtranscribe.questions.question import Kind
 
 RAW, K, CLASSES = coefficient_count(SCATTER, 1, 8), 4, 3
 
@@ -98,7 +99,7 @@ def test_rounds_on_the_same_features_compute_them_once(tmp_path, monkeypatch):
         mapped.append(len(found))
         return unit_rows_of(found, *more)
 
-    monkeypatch.setattr("fedtranscribe.statistics.record_rows.unit_rows_of", counted)
+    monkeypatch.setattr("fedtranscribe.questions.records.unit_rows_of", counted)
     many = records().subset(torch.arange(450) % 6)
     kept, plain = statistic(many, tmp_path), statistic(many)
     first, second = query(1.0), query(2.0)

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedtranscribe.answer import Answer, RawAnswer
-from fedtranscribe.capabilities import Facts
+from fedtranscribe.config.facts import Facts
 from fedtranscribe.errors import (
     BudgetExhaustedError,
     ConfigError,
@@ -14,15 +13,17 @@ from fedtranscribe.errors import (
     QueryConflictError,
 )
 from fedtranscribe.holder.answering import Holder
-from fedtranscribe.mechanisms import SeededNoise
+from fedtranscribe.noise.sources import SeededNoise
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.calibrate import EnsembleLayout
 from fedtranscribe.privacy.label_events import RandomizedResponse
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
-from fedtranscribe.query import ImageQuery, Kind, MomentsQuery
-from fedtranscribe.statistics import of_teachers
+from fedtranscribe.questions.kinds import of_teachers
+from fedtranscribe.questions.moments import MomentsQuery
+from fedtranscribe.questions.question import Answer, Kind, RawAnswer
+from fedtranscribe.questions.rows import ImageQuery
 from tests.mechanisms_for import local, noisy_mean_rows
 
 CLASSES = 4

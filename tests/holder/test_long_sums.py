@@ -11,16 +11,19 @@ import torch
 
 from fedtranscribe.data import ImageSet, load
 from fedtranscribe.holder.answering import Holder
-from fedtranscribe.mechanisms import SeededNoise
-from fedtranscribe.mechanisms.moments import FULL_WEIGHT
 from fedtranscribe.models.fixed_features import SCATTER, coefficient_count
-from fedtranscribe.models.frequencies import frequency_count
+from fedtranscribe.models.mixture import frequency_count
+from fedtranscribe.noise.sources import SeededNoise
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.query import DescentQuery, Kind, MixtureQuery, MomentsQuery, Query
-from fedtranscribe.statistics import of_records, record_sums
-from fedtranscribe.statistics.record_sums import KEPT, SEGMENT, RecordSums
+from fedtranscribe.questions import records as record_sums
+from fedtranscribe.questions.descent import DescentQuery
+from fedtranscribe.questions.kinds import of_records
+from fedtranscribe.questions.mixture import MixtureQuery
+from fedtranscribe.questions.moments import MomentsQuery
+from fedtranscribe.questions.question import Kind, Query
+from fedtranscribe.questions.records import FULL_WEIGHT, KEPT, SEGMENT, RecordSums
 from tests.mechanisms_for import local
 
 RAW, CLASSES, N, SHORT = coefficient_count(SCATTER, 1, 8), 3, 500, 200

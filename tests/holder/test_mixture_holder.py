@@ -6,23 +6,29 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedtranscribe.answer import Answer
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import BudgetExhaustedError, ConfigError, ModelMismatchError
 from fedtranscribe.holder.answering import Holder
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.mechanisms import SeededBits, SeededNoise
-from fedtranscribe.mechanisms.blocks import block_matrices
-from fedtranscribe.mechanisms.moments import SUM_BITS
-from fedtranscribe.models.frequencies import frequencies, frequency_count
+from fedtranscribe.models.mixture import frequencies, frequency_count
+from fedtranscribe.noise.sources import SeededBits, SeededNoise
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
-from fedtranscribe.query import CONSTANT, Kind, MixtureQuery, query_from
-from fedtranscribe.statistics import Mixture, by_kind
-from fedtranscribe.statistics.mixture import blocks_of, bound_of, rows_of
-from fedtranscribe.wire.queries import Envelope, ask, read_query
+from fedtranscribe.questions.kinds import by_kind, query_from
+from fedtranscribe.questions.mixture import (
+    CONSTANT,
+    Mixture,
+    MixtureQuery,
+    block_matrices,
+    blocks_of,
+    bound_of,
+    rows_of,
+)
+from fedtranscribe.questions.moments import SUM_BITS
+from fedtranscribe.questions.query_messages import Envelope, ask, read_query
+from fedtranscribe.questions.question import Answer, Kind, is_sum
 from tests.mechanisms_for import apart, local
 
 D = frequency_count(1, 8)
@@ -227,8 +233,8 @@ def test_a_query_arrives_as_it_was_sent(form: str):
 
 def test_a_policy_for_whole_holders_allows_no_sums():
     policy = HolderPolicy(epsilon=1.0, unit=Unit.HOLDER)
-    assert not any(kind.sums for kind in policy.answered)
-    assert {kind for kind in HolderPolicy(epsilon=1.0).answered if kind.sums} == {
+    assert not any(is_sum(kind) for kind in policy.answered)
+    assert {kind for kind in HolderPolicy(epsilon=1.0).answered if is_sum(kind)} == {
         Kind.MOMENTS,
         Kind.MIXTURE,
         Kind.DESCENT,

@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedtranscribe.answer import Answer
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import (
     BudgetExhaustedError,
@@ -13,23 +12,24 @@ from fedtranscribe.errors import (
     QueryConflictError,
 )
 from fedtranscribe.holder.answering import Holder
-from fedtranscribe.mechanisms import (
-    Bound,
-    MomentSums,
-    SeededBits,
-    SeededNoise,
-    moments_bound,
-)
-from fedtranscribe.mechanisms.moments import SUM_BITS
 from fedtranscribe.models.fixed_features import PATCHES, SCATTER, coefficient_count, unit_rows_of
 from fedtranscribe.models.scattering import Scattering
+from fedtranscribe.noise.bounds import Bound
+from fedtranscribe.noise.sources import SeededBits, SeededNoise
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
-from fedtranscribe.query import Kind, MomentsQuery
-from fedtranscribe.statistics import Moments, by_kind
-from fedtranscribe.statistics.record_rows import RecordRows
+from fedtranscribe.questions.kinds import by_kind
+from fedtranscribe.questions.moments import (
+    SUM_BITS,
+    Moments,
+    MomentsQuery,
+    MomentSums,
+    moments_bound,
+)
+from fedtranscribe.questions.question import Answer, Kind
+from fedtranscribe.questions.records import RecordRows
 from tests.mechanisms_for import apart, local, moved
 
 RAW = coefficient_count(SCATTER, 1, 8)

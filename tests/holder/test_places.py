@@ -14,11 +14,12 @@ import pytest
 import torch
 
 from fedtranscribe.data import ImageSet
-from fedtranscribe.mechanisms import mixture_bound, moments_bound
 from fedtranscribe.models.fixed_features import FIXED, coefficient_count, fixed_features
-from fedtranscribe.models.frequencies import frequencies, frequency_count
-from fedtranscribe.query import DescentQuery, Kind, MixtureQuery, MomentsQuery
-from fedtranscribe.statistics import Descent, Mixture, Moments
+from fedtranscribe.models.mixture import frequencies, frequency_count
+from fedtranscribe.questions.descent import Descent, DescentQuery
+from fedtranscribe.questions.mixture import Mixture, MixtureQuery, mixture_bound
+from fedtranscribe.questions.moments import Moments, MomentsQuery, moments_bound
+from fedtranscribe.questions.question import Kind
 
 SIZE, K, CLASSES, RECORDS = 8, 16, 3, 1_001
 UNIT = 2.0**36
@@ -89,12 +90,12 @@ def hold() -> None:
         assert of_mixture(channels) <= 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_record_that_joins_moves_sums_by_no_more_than_itself():
     hold()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("kernels", ["AVX2", "SSE4_2"])
 def test_so_it_is_with_other_processors_kernels(kernels: str):
     code = "from tests.holder.test_places import hold; hold()"

@@ -6,25 +6,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms import (
-    CentralNoise,
-    LocalNoise,
-    SeededNoise,
-    block_products,
-    id_weights,
-)
-from fedtranscribe.mechanisms.blocks import (
+from fedtranscribe.noise.gaussian import CentralNoise, LocalNoise
+from fedtranscribe.noise.sources import SeededNoise
+from fedtranscribe.privacy.accountant import epsilon
+from fedtranscribe.privacy.closed_forms import gaussian_mu
+from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.questions.mixture import (
     block_matrices,
+    block_products,
     mixture_bound,
     products_bound,
     square_sums,
     squares_bound,
-    triangle_length,
 )
-from fedtranscribe.mechanisms.moments import FULL_WEIGHT, SUM_BITS, moment_sums
-from fedtranscribe.privacy.accountant import epsilon
-from fedtranscribe.privacy.closed_forms import gaussian_mu
-from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.questions.moments import SUM_BITS, moment_sums
+from fedtranscribe.questions.question import triangle_length
+from fedtranscribe.questions.records import FULL_WEIGHT, id_weights
 from tests.mechanisms_for import apart
 
 UNIT = 2.0**-SUM_BITS

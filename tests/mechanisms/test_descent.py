@@ -7,9 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtranscribe.mechanisms import gradient_sums, gradients_bound, id_weights
-from fedtranscribe.mechanisms.moments import FULL_WEIGHT, SUM_BITS
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.questions.descent import gradient_sums, gradients_bound
+from fedtranscribe.questions.moments import SUM_BITS
+from fedtranscribe.questions.records import FULL_WEIGHT, id_weights
 from tests.mechanisms_for import apart
 
 UNIT = 2.0**-SUM_BITS

@@ -11,16 +11,15 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms import RowBound, mean_rows
-from fedtranscribe.mechanisms import discrete_gaussian as sampler
-from fedtranscribe.mechanisms.bits import OsBits, SeededBits
-from fedtranscribe.mechanisms.discrete_gaussian import discrete_gaussian
-from fedtranscribe.mechanisms.masked import Grid, residues
+from fedtranscribe.noise import masked as sampler
+from fedtranscribe.noise.masked import Grid, discrete_gaussian, residues
+from fedtranscribe.noise.sources import OsBits, SeededBits
 from fedtranscribe.privacy.calibrate import DIAMETERS, EnsembleLayout
 from fedtranscribe.privacy.calibrate import noise_std as central_std
 from fedtranscribe.privacy.closed_forms import gaussian_epsilon
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
 from fedtranscribe.privacy.zcdp import ZeroConcentrated
+from fedtranscribe.questions.rows import RowBound, mean_rows
 from tests.mechanisms_for import masked_mean_rows, masked_std
 
 # A false alarm once in a million runs of an unseeded source.

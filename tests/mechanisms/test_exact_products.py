@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedtranscribe.mechanisms import exact_product
+from fedtranscribe.noise.exact_products import exact_product
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:

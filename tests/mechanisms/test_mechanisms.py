@@ -4,19 +4,13 @@ import pytest
 import torch
 
 from fedtranscribe.errors import ConfigError, UnsupportedAdjacencyError
-from fedtranscribe.mechanisms import (
-    ExponentialVoteLabels,
-    RowBound,
-    SeededNoise,
-    TopKRandomizedResponse,
-    gather_rows,
-    mean_rows,
-    unit_rows,
-    vote_counts,
-)
+from fedtranscribe.noise.randomized_labels import ExponentialVoteLabels, TopKRandomizedResponse
+from fedtranscribe.noise.sources import SeededNoise
 from fedtranscribe.privacy.accountant import epsilon
 from fedtranscribe.privacy.calibrate import EnsembleLayout, noise_std
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
+from fedtranscribe.questions.labels import vote_counts
+from fedtranscribe.questions.rows import RowBound, gather_rows, mean_rows, unit_rows
 from tests.mechanisms_for import (
     masked_mean_rows,
     noisy_mean_rows,

@@ -7,22 +7,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms import (
-    CentralNoise,
-    LocalNoise,
-    MaskedShare,
-    MomentSums,
-    SeededBits,
-    SeededNoise,
-    count_ids,
-    id_weights,
-    moment_sums,
-    moments_bound,
-)
-from fedtranscribe.mechanisms.moments import FULL_WEIGHT, SUM_BITS, lattice_rows
+from fedtranscribe.noise.gaussian import CentralNoise, LocalNoise
+from fedtranscribe.noise.masked import MaskedShare
+from fedtranscribe.noise.sources import SeededBits, SeededNoise
 from fedtranscribe.privacy.accountant import epsilon
 from fedtranscribe.privacy.closed_forms import gaussian_mu
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.questions.moments import (
+    SUM_BITS,
+    MomentSums,
+    lattice_rows,
+    moment_sums,
+    moments_bound,
+)
+from fedtranscribe.questions.records import FULL_WEIGHT, count_ids, id_weights
 from tests.mechanisms_for import apart, moved, noisy_moments, noisy_moments_of_mu
 
 CLASSES = 3

@@ -3,10 +3,14 @@ import pytest
 import torch
 from scipy import stats
 
-from fedtranscribe.mechanisms import OsNoise, SeededNoise
+from fedtranscribe.errors import ConfigError
+from fedtranscribe.noise.sources import KeyedNoise, OsNoise, SeededNoise
+from fedtranscribe.privacy.release_plan import KEY_BYTES
+
+KEYED = KeyedNoise(bytes(range(KEY_BYTES)))
 
 
-@pytest.mark.parametrize("source", [OsNoise(), SeededNoise(0)])
+@pytest.mark.parametrize("source", [OsNoise(), SeededNoise(0), KEYED])
 def test_gaussian_noise_is_gaussian(source):
     drawn = source.gaussian((50_000,), 2.0)
     assert drawn.dtype == torch.float64
@@ -14,7 +18,7 @@ def test_gaussian_noise_is_gaussian(source):
     assert stats.kstest(drawn.numpy() / 2.0, "norm").pvalue > 1e-6
 
 
-@pytest.mark.parametrize("source", [OsNoise(), SeededNoise(0)])
+@pytest.mark.parametrize("source", [OsNoise(), SeededNoise(0), KEYED])
 def test_uniform_noise_is_uniform_and_open(source):
     drawn = source.uniform((100, 500)).numpy()
     assert drawn.min() > 0
@@ -46,6 +50,20 @@ def test_seeded_noise_depends_on_seed_holder_and_query_but_not_on_order():
     for other in (SeededNoise(2, "a"), SeededNoise(1, "b")):
         assert not torch.equal(one, other.for_query("q").gaussian((8,), 1.0))
     assert not torch.equal(one, first.for_query("r").gaussian((8,), 1.0))
+
+
+def test_keyed_noise_depends_on_key_and_name_and_not_on_order():
+    again = KeyedNoise(bytes(range(KEY_BYTES)))
+    assert again.private
+    again.for_query("other").gaussian((8,), 1.0)
+    source = KEYED.for_query("q")
+    first, second = source.gaussian((8,), 1.0), source.gaussian((8,), 1.0)
+    assert not torch.equal(first, second)
+    assert torch.equal(first, again.for_query("q").gaussian((8,), 1.0))
+    for other in (KEYED.for_query("r"), KeyedNoise(b"k" * KEY_BYTES).for_query("q")):
+        assert not torch.equal(first, other.gaussian((8,), 1.0))
+    with pytest.raises(ConfigError, match="32 bytes or more, got 31"):
+        KeyedNoise(b"k" * 31)
 
 
 def test_noise_of_different_coordinates_is_independent():

@@ -8,19 +8,12 @@ import pytest
 import torch
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms import (
-    ExponentialVoteLabels,
-    OsNoise,
-    RowBound,
-    SeededNoise,
-    TopKRandomizedResponse,
-    clip_rows,
-    mean_rows,
-    simplex_rows,
-    vote_counts,
-)
+from fedtranscribe.noise.randomized_labels import ExponentialVoteLabels, TopKRandomizedResponse
+from fedtranscribe.noise.sources import OsNoise, SeededNoise
 from fedtranscribe.privacy.calibrate import RAW_ROUNDING, EnsembleLayout
 from fedtranscribe.privacy.units import RowAnswer
+from fedtranscribe.questions.labels import vote_counts
+from fedtranscribe.questions.rows import RowBound, clip_rows, mean_rows, simplex_rows
 from tests.mechanisms_for import noisy_mean_rows, raw_mean_rows
 
 SETS = torch.arange(3).expand(4, 3)

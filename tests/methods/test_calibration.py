@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fedtranscribe.methods.calibration import Slope, calibrated_scale
+from fedtranscribe.methods.distillation import Slope, calibrated_scale
 
 
 def test_a_student_that_is_not_sure_enough_is_made_surer():

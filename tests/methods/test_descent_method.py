@@ -4,13 +4,13 @@ import pytest
 import torch
 
 from fedtranscribe.config import DpsdSettings
-from fedtranscribe.mechanisms import MomentSums
 from fedtranscribe.methods.descent import DescentMethod
 from fedtranscribe.methods.method import Combined
 from fedtranscribe.methods.moments import MomentsMethod
 from fedtranscribe.methods.sums import SumsMethod
 from fedtranscribe.models import Generator, build
-from fedtranscribe.query import DescentQuery, MomentsQuery
+from fedtranscribe.questions.descent import DescentQuery
+from fedtranscribe.questions.moments import MomentsQuery, MomentSums
 
 CLASSES, ROUNDS = 3, 4
 

@@ -5,15 +5,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedtranscribe.methods.distillation import (
+from fedtranscribe.methods.distillation import evidence, posterior_labels, reference_rows
+from fedtranscribe.questions.gradients import (
     classic_distillation,
     decoupled_distillation,
-    evidence,
     gradient_of,
-    posterior_labels,
-    reference_rows,
 )
-from fedtranscribe.query import ImageQuery, Kind
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.questions.rows import ImageQuery
 
 
 def random_logits(*shape: int, seed: int = 0) -> torch.Tensor:

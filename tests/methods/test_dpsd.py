@@ -7,7 +7,8 @@ from fedtranscribe.config import DpsdSettings
 from fedtranscribe.methods.dpsd import DPSD, generator_loss
 from fedtranscribe.methods.method import Combined
 from fedtranscribe.models import Generator, build
-from fedtranscribe.query import ImageQuery, Kind
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.questions.rows import ImageQuery
 
 # A unit of agreement is worth ten nats.
 STD = 10**-0.5

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from fedtranscribe.config import BaselineSettings
-from fedtranscribe.methods import ensemble_distillation
-from fedtranscribe.methods.ensemble_distillation import dense, distil, mean_logits
+from fedtranscribe.methods import baselines as ensemble_distillation
+from fedtranscribe.methods.baselines import dense, distil, mean_logits
 from fedtranscribe.models import Classifier, Generator, build
 
 SETTINGS = BaselineSettings(batch=16, distil_steps=40, pool=40, augment=0.0, distil_lr=5e-3)

@@ -4,16 +4,11 @@ import pytest
 import torch
 
 from fedtranscribe.data import ImageSet
-from fedtranscribe.mechanisms.blocks import mixture_bound
-from fedtranscribe.mechanisms.moments import SUM_BITS
 from fedtranscribe.methods.method import Combined
-from fedtranscribe.methods.mixture import MixtureMethod
-from fedtranscribe.methods.mixture_shapes import question_shapes
-from fedtranscribe.models.frequencies import lowest
-from fedtranscribe.models.mixture import GaussianMixture
-from fedtranscribe.query import MixtureQuery
-from fedtranscribe.statistics import Mixture
-from fedtranscribe.statistics.mixture import bound_of
+from fedtranscribe.methods.mixture import MixtureMethod, question_shapes
+from fedtranscribe.models.mixture import GaussianMixture, lowest
+from fedtranscribe.questions.mixture import Mixture, MixtureQuery, bound_of, mixture_bound
+from fedtranscribe.questions.moments import SUM_BITS
 
 SIZE, CLASSES, N = 8, 2, 4_000
 

@@ -3,19 +3,19 @@ import torch
 
 from fedtranscribe.config import DpsdSettings
 from fedtranscribe.data import draw_shapes
-from fedtranscribe.mechanisms import MomentSums, id_weights, moment_sums
-from fedtranscribe.mechanisms.moments import SUM_BITS
 from fedtranscribe.methods.method import Combined
 from fedtranscribe.methods.moments import (
+    MomentsMatching,
     MomentsMethod,
     features_of,
     moments_of,
     public_map,
     set_head,
 )
-from fedtranscribe.methods.moments_generator import MomentsMatching
 from fedtranscribe.models import Generator, build
-from fedtranscribe.query import Kind, MomentsQuery
+from fedtranscribe.questions.moments import SUM_BITS, MomentsQuery, MomentSums, moment_sums
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.questions.records import id_weights
 
 CLASSES = 3
 FAINT = 1e-3
@@ -141,7 +141,7 @@ def test_even_noise_alone_gives_a_finite_student(student):
     assert bool(torch.isfinite(student(bars(3, 0)[0].float() / 255)).all())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_generator_comes_closer_to_the_moments(student):
     _, _, second = learned(student)
     told = moments_of(second, answered(student, second))

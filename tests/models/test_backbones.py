@@ -9,7 +9,8 @@ import torch
 from torchvision import models
 from torchvision.transforms import functional
 
-from fedtranscribe.catalogue import torchvision_networks
+from fedtranscribe.config.catalogue import torchvision_networks
+from fedtranscribe.config.facts import expect_told
 from fedtranscribe.errors import (
     ConfigError,
     CorruptWeightsError,
@@ -23,8 +24,8 @@ from fedtranscribe.models.backbones import (
     Backbones,
     FrozenBackbone,
     backbone_of,
-    expect_told,
     file_digest,
+    find_weights,
 )
 from fedtranscribe.models.fixed_features import (
     coefficient_count,
@@ -33,7 +34,6 @@ from fedtranscribe.models.fixed_features import (
     row_width,
     words_for,
 )
-from fedtranscribe.models.public_weights import find_weights
 from fedtranscribe.models.zoo import IMAGENET_MEAN, IMAGENET_STD
 from tests.conftest import NETWORK
 

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import nn
 
-from fedtranscribe.models.confusion import confusion_of
-from fedtranscribe.result_parts import Confusion
+from fedtranscribe.models.inference import confusion_of
+from fedtranscribe.results.parts import Confusion
 
 
 class Brightness(nn.Module):

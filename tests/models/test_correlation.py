@@ -3,7 +3,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedtranscribe.models.correlation import correlate, reflected
+from fedtranscribe.models.scattering import correlate, reflected
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:

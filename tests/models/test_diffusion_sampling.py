@@ -3,8 +3,15 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.models.sampling import Sampling, Spacing, ddim, guided, sample, visited
-from fedtranscribe.models.schedule import Schedule
+from fedtranscribe.models.diffusion import (
+    Sampling,
+    Schedule,
+    Spacing,
+    ddim,
+    guided_noise,
+    sample,
+    visited,
+)
 from fedtranscribe.models.unet import make_unet
 
 SCHEDULE = Schedule()
@@ -107,8 +114,8 @@ def test_guidance_leans_away_from_the_unconditional_guess():
     with torch.no_grad():
         conditional = denoiser(x, t, labels)
         unconditional = denoiser(x, t, torch.full((4,), 3))
-        found = guided(denoiser, labels, 1.8)(x, 40)
-        plain = guided(denoiser, labels, 0.0)(x, 40)
+        found = guided_noise(denoiser, x, t, labels, 1.8)
+        plain = guided_noise(denoiser, x, t, labels, 0.0)
     torch.testing.assert_close(found, 2.8 * conditional - 1.8 * unconditional)
     assert torch.equal(plain, conditional)
 

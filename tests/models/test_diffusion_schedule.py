@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.models.schedule import Schedule, spread
+from fedtranscribe.models.diffusion import Schedule, spread
 
 DP_PROMISE, DP_SAD = Schedule(), Schedule(500, 1e-4, 0.028)
 

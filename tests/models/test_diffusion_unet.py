@@ -7,18 +7,19 @@ from safetensors import safe_open
 from torch import nn
 
 from fedtranscribe.errors import ConfigError, CorruptWeightsError
-from fedtranscribe.mechanisms.draws import SharedDraws
 from fedtranscribe.models.diffusion import (
+    Sampling,
+    Schedule,
+    Spacing,
     Synthesizer,
     load_synthesizer,
     save_synthesizer,
     to_pixels,
     to_signed,
 )
-from fedtranscribe.models.ema import Ema
-from fedtranscribe.models.sampling import Sampling, Spacing
-from fedtranscribe.models.schedule import Schedule
-from fedtranscribe.models.unet import Denoiser, UNetSize, drop_labels, make_unet
+from fedtranscribe.models.unet import Denoiser, UNetSize, make_unet
+from fedtranscribe.trainers.denoising import Ema, drop_labels
+from fedtranscribe.trainers.records import SharedDraws
 
 
 def parameters(network: nn.Module) -> int:

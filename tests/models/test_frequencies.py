@@ -2,7 +2,7 @@ import pytest
 import torch
 from scipy.fft import dctn
 
-from fedtranscribe.models.frequencies import (
+from fedtranscribe.models.mixture import (
     MOST_SIDE,
     frequencies,
     frequency_count,

@@ -11,9 +11,8 @@ from fedtranscribe.errors import (
     ModelMismatchError,
     WeightsNotFoundError,
 )
-from fedtranscribe.models.headers import ENTRY
 from fedtranscribe.models.mixture import GaussianMixture, load_mixture, save_mixture
-from fedtranscribe.models.weights import read_metadata
+from fedtranscribe.models.weights import ENTRY, read_metadata
 
 D, K, C = 64, 4, 3
 

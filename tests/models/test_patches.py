@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedtranscribe.data.leaves import draw_leaves
+from fedtranscribe.data.shapes import draw_leaves
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.models import build, load_network, save_network
 from fedtranscribe.models.fixed_features import (

@@ -4,12 +4,7 @@ import pytest
 import torch
 
 from fedtranscribe.models import build, load_network, save_network
-from fedtranscribe.models.fixed_features import (
-    SCATTER,
-    coefficient_count,
-    row_width,
-    unit_rows_of,
-)
+from fedtranscribe.models.fixed_features import SCATTER, coefficient_count, row_width, unit_rows_of
 from fedtranscribe.models.scattering import Scattering
 
 

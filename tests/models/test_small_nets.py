@@ -5,7 +5,7 @@ from torch.func import functional_call, grad, stack_module_state, vmap
 from torch.nn import functional
 
 from fedtranscribe.models import build, is_small
-from fedtranscribe.models.small import WIDTHS
+from fedtranscribe.models.classifier import WIDTHS
 
 
 @pytest.mark.parametrize("name", WIDTHS)

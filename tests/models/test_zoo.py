@@ -4,7 +4,7 @@ from urllib.error import URLError
 import pytest
 import torch
 
-from fedtranscribe.catalogue import torchvision_networks
+from fedtranscribe.config.catalogue import torchvision_networks
 from fedtranscribe.errors import UnknownArchitectureError, WeightsNotFoundError
 from fedtranscribe.models import available, build
 
@@ -16,7 +16,7 @@ ODD_ONES = ["squeezenet1_1", "inception_v3", "mnasnet0_5", "swin_t", "mobilenet_
 
 @pytest.mark.parametrize(
     "name",
-    [*TESTED, *ODD_ONES, *(pytest.param(name, marks=pytest.mark.slow) for name in LARGE)],
+    [*TESTED, *ODD_ONES, *(pytest.param(name, marks=pytest.mark.long) for name in LARGE)],
 )
 def test_forward_pass_on_grey_and_colour_with_any_class_count(name):
     for channels, size, classes in ((1, 28, 2), (3, 32, 13)):

@@ -221,7 +221,7 @@ def test_less_noise_costs_more(rows: int, weaker: float, factor: float, classes:
             assert count([strong], DELTA) >= count([weak], DELTA) * (1 - 1e-9)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 def test_dp_sgd_is_monotone(adjacency: Adjacency) -> None:
     middle = PoissonGaussian(0.02, 1.0, 400, adjacency)
@@ -239,7 +239,7 @@ def test_replace_lies_between_add_remove_and_a_doubled_row() -> None:
     assert whole[Adjacency.ZERO_OUT] < whole[Adjacency.REPLACE] < doubled
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(events=st.lists(CHEAP, min_size=2, max_size=4), delta=st.floats(1e-7, 1e-3))
 @example(events=[Gaussian(1.0, 1), ExponentialVotes(1.0, 2, 1)], delta=9.9e-4)
 @settings(deadline=None, max_examples=6)

@@ -83,7 +83,7 @@ def test_a_later_boundary_costs_less() -> None:
     assert replace(SMALL, boundary=1).mu > 1_000
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("adjacency", [ZERO_OUT, REPLACE])
 def test_calibrated_dp_promise_reaches_its_target_from_below(adjacency: Adjacency) -> None:
     plan = calibrated(SMALL, 3.0, DELTA, adjacency)
@@ -91,7 +91,7 @@ def test_calibrated_dp_promise_reaches_its_target_from_below(adjacency: Adjacenc
     assert replace(plan, sigma=SMALL.sigma) == SMALL
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("adjacency", [ZERO_OUT, REPLACE])
 @pytest.mark.parametrize("plan", [SMALL, DpSadPlan(1_000, 100, 5, 1.0)])
 def test_what_comes_before_is_part_of_the_target(
@@ -105,7 +105,7 @@ def test_what_comes_before_is_part_of_the_target(
     assert left.sigma > calibrated(plan, 3.0, DELTA, adjacency).sigma
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_target_that_what_comes_before_exceeds_alone_is_refused() -> None:
     with pytest.raises(ConfigError, match="noise multiplier below"):
         calibrated(SAD, 1.0, DELTA, before=[Gaussian(1.0)])
@@ -208,7 +208,7 @@ def test_diluted_noise_costs_millions() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_calibrated_dp_sad_reaches_its_target_from_below() -> None:
     small = DpSadPlan(1_000, 100, 5, 1.0, Teacher.DP)
     for target in (0.5, 8.0):

@@ -22,10 +22,10 @@ from fedtranscribe.privacy.closed_forms import (
     zcdp_epsilon,
 )
 from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian, Together
-from fedtranscribe.privacy.filters import Spent, renyi_curve
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.released_images import ReleasedImages
+from fedtranscribe.privacy.totals import Spent, renyi_curve
 from fedtranscribe.privacy.zcdp import ZeroConcentrated
 
 IMAGES = ReleasedImages(0.93, 60_000, 32, 2_000)
@@ -41,7 +41,7 @@ PLAIN = st.one_of(
 ANY = st.one_of(PLAIN, st.sampled_from([IMAGES, STEPS, RUN, replace(STEPS, count=50)]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @given(events=st.lists(ANY, min_size=1, max_size=5), delta=st.sampled_from([1e-5, 1e-6]))
 @example(events=[Gaussian(0.5), ZeroConcentrated(1 / 64)], delta=1e-6)
 @settings(deadline=None, max_examples=25)

@@ -49,7 +49,7 @@ def test_verdict_of_the_privacy_law(epsilon: float, teachers: int, verdict: Verd
     assert seen.hopeless is (verdict is Verdict.HOPELESS)
 
 
-@pytest.mark.parametrize("noise", list(NoiseMode))
+@pytest.mark.parametrize("noise", [NoiseMode.CENTRAL, NoiseMode.LOCAL])
 @pytest.mark.parametrize("unit", list(Unit))
 @pytest.mark.parametrize("rows", [1, 10_000])
 def test_signal_is_rows_over_variance(unit: Unit, noise: NoiseMode, rows: int) -> None:

@@ -106,7 +106,7 @@ def test_killed_inside_a_transaction(path: Path) -> None:
         assert ledger.verify() == ledger.head == read_head(path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_processes_together_never_exceed_the_budget(path: Path) -> None:
     names = [f"p{i}" for i in range(4)]
     processes = [

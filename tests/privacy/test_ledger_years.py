@@ -36,8 +36,10 @@ from fedtranscribe.errors import (
     ForeignLedgerError,
     LedgerError,
 )
-from fedtranscribe.holder.kept_ledger import KeptLedger
-from fedtranscribe.privacy import book, ledger_file, reservations, totals
+from fedtranscribe.files import parse_json
+from fedtranscribe.holder.answering import KeptLedger
+from fedtranscribe.privacy import book, ledger_file, totals
+from fedtranscribe.privacy import budget as reservations
 from fedtranscribe.privacy.accountant import epsilon_filter
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.chain import (
@@ -55,7 +57,6 @@ from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.totals import Totals, sealed
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.reading import parse_json
 
 EVERY = 8
 QUERIES = 15

@@ -11,7 +11,8 @@ from dp_accounting.pld import privacy_loss_distribution as library
 from dp_accounting.rdp import rdp_privacy_accountant
 from scipy.stats import binom
 
-from fedtranscribe.privacy import loss, renyi, responses
+from fedtranscribe.privacy import label_events as responses
+from fedtranscribe.privacy import loss, renyi
 from fedtranscribe.privacy.accountant import epsilon
 from fedtranscribe.privacy.closed_forms import gaussian_delta, gaussian_epsilon
 from fedtranscribe.privacy.events import Gaussian, PoissonGaussian
@@ -60,7 +61,7 @@ def test_n_single_labels_equal_one_event_of_n(classes: int) -> None:
     assert -1e-9 <= gap <= 12 * loss.GRID + 1e-6
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("adjacency", list(Adjacency))
 def test_n_single_steps_equal_one_event_of_n(adjacency: Adjacency) -> None:
     one = loss.sampled_pld(PoissonGaussian(0.05, 1.0, 1, adjacency))
@@ -146,7 +147,7 @@ def test_own_renyi_agrees_with_the_library_where_it_has_one(q: float, sigma: flo
     assert own == pytest.approx(accountant.get_epsilon(DELTA), rel=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_finer_grid_changes_little() -> None:
     event = PoissonGaussian(0.02, 1.0, 400)
     coarse, fine = loss.sampled_pld(event), loss.sampled_pld(event, loss.GRID / 4)

@@ -7,9 +7,8 @@ from threading import Event, Thread
 import pytest
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.privacy import record_note
-from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.record_note import (
+from fedtranscribe.privacy import budget as record_note
+from fedtranscribe.privacy.budget import (
     LISTED,
     OWN,
     PATHS,
@@ -21,6 +20,7 @@ from fedtranscribe.privacy.record_note import (
     note_path,
     settle,
 )
+from fedtranscribe.privacy.ledger import Ledger
 
 WAYS = (POSITION, OWN, PATHS, LISTED, UNSTATED, TRAIN_IDS, "id_pattern (p.*)_", "id_column patient")
 

@@ -190,7 +190,7 @@ def test_one_step_on_the_grid_is_its_profile(adjacency: Adjacency, reverse: bool
     assert float(pmf.get_delta_for_epsilon(-e)) == pytest.approx(mirrored, rel=1e-3)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @BOTH
 def test_a_finer_grid_changes_little(adjacency: Adjacency) -> None:
     event = replace(MNIST, count=500, adjacency=adjacency)
@@ -253,7 +253,7 @@ def test_one_step_is_monotone(
         assert here <= profile(replace(event, adjacency=REPLACE), e) * slack
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @BOTH
 def test_plans_are_monotone_and_the_other_accountants_lie_above(adjacency: Adjacency) -> None:
     event = ReleasedImages(1.0, 2_000, 100, 40, adjacency)
@@ -275,7 +275,7 @@ def test_both_phases_cost_more_than_either_and_less_than_the_sum() -> None:
     assert max(parts) < whole < sum(epsilon([e], DELTA / 2) for e in (first, second))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("mu", [0.0, 1e-4, 4.0, 45.0, 5_000.0])
 def test_extreme_distances_stay_finite(mu: float) -> None:
     event = ReleasedImages(mu, 60_000, 32, 50)
@@ -285,7 +285,7 @@ def test_extreme_distances_stay_finite(mu: float) -> None:
     assert event.exceeds(2.0, DELTA) == (mu >= 4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("mu", "batch"), [(60.0, 10), (999.0, 10), (60.0, 3)])
 @BOTH
 def test_a_step_that_discloses_for_certain_has_a_figure(

@@ -8,8 +8,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from fedtranscribe.mechanisms.poisson import shuffled
 from fedtranscribe.privacy import Adjacency, ReleasedImages
+from fedtranscribe.trainers.private_steps import shuffled
 
 RECORDS, MU, EPSILON = 3, 2.0, 3.0
 STEP = 0.1

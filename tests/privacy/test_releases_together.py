@@ -6,7 +6,7 @@ from dp_accounting.pld import pld_privacy_accountant
 
 from fedtranscribe.errors import ConfigError, UnsupportedAdjacencyError
 from fedtranscribe.privacy.accountant import epsilon
-from fedtranscribe.privacy.dpsgd_plan import DpSgdPlan
+from fedtranscribe.privacy.diffusion import DpSgdPlan
 from fedtranscribe.privacy.events import Gaussian, PoissonGaussian
 from fedtranscribe.privacy.release_plan import Release, together
 from fedtranscribe.privacy.units import Adjacency, Unit

@@ -14,7 +14,8 @@ from fedtranscribe.privacy.label_events import RandomizedResponse
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
 
 DELTA = 1e-5
 RECORD, ZERO_OUT = Unit.RECORD, Adjacency.ZERO_OUT

@@ -8,19 +8,19 @@ import pytest
 
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.data import load
-from fedtranscribe.data.ledgers import ledger_of
+from fedtranscribe.data.registry import ledger_of
 from fedtranscribe.errors import BudgetExhaustedError, SecondLedgerError
-from fedtranscribe.privacy.budget import DEFAULT_LIMIT, Budget
+from fedtranscribe.privacy.budget import DEFAULT_LIMIT, OWN, Budget
 from fedtranscribe.privacy.chain import Kind, canonical
 from fedtranscribe.privacy.closed_forms import gaussian_mu
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.record_note import OWN
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.run_ledger import open_for_run
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.result_parts import LedgerFacts
-from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.results.parts import LedgerFacts
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
 
 DELTA = 1e-5
 KIND = (Unit.RECORD, Adjacency.ZERO_OUT)

@@ -12,19 +12,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedtranscribe.mechanisms import (
-    ExponentialVoteLabels,
-    LocalNoise,
-    RowBound,
-    SeededNoise,
-    TopKRandomizedResponse,
-    mean_rows,
-    vote_counts,
-)
+from fedtranscribe.noise.gaussian import LocalNoise
+from fedtranscribe.noise.randomized_labels import ExponentialVoteLabels, TopKRandomizedResponse
+from fedtranscribe.noise.sources import SeededNoise
 from fedtranscribe.privacy.calibrate import EnsembleLayout
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
 from fedtranscribe.privacy.units import Adjacency, RowAnswer, Unit
+from fedtranscribe.questions.labels import vote_counts
+from fedtranscribe.questions.rows import RowBound, mean_rows
 from tests.mechanisms_for import noisy_mean_rows
 
 MANY = settings(max_examples=120, deadline=None)

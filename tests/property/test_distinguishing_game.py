@@ -12,17 +12,13 @@ import pytest
 import torch
 from scipy import stats
 
-from fedtranscribe.mechanisms import (
-    ExponentialVoteLabels,
-    RowBound,
-    SeededNoise,
-    TopKRandomizedResponse,
-    mean_rows,
-    vote_counts,
-)
+from fedtranscribe.noise.randomized_labels import ExponentialVoteLabels, TopKRandomizedResponse
+from fedtranscribe.noise.sources import SeededNoise
 from fedtranscribe.privacy.accountant import epsilon
 from fedtranscribe.privacy.calibrate import EnsembleLayout, noise_std
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
+from fedtranscribe.questions.labels import vote_counts
+from fedtranscribe.questions.rows import RowBound, mean_rows
 from tests.mechanisms_for import noisy_mean_rows
 
 TRIALS = 1_000_000

@@ -8,18 +8,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms import (
-    ExponentialVoteLabels,
+from fedtranscribe.noise.randomized_labels import ExponentialVoteLabels, TopKRandomizedResponse
+from fedtranscribe.privacy.calibrate import ROUNDING
+from fedtranscribe.questions.labels import vote_counts
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.questions.rows import (
+    ImageQuery,
     RowBound,
-    TopKRandomizedResponse,
     clip_rows,
     mean_rows,
     simplex_rows,
     unit_rows,
-    vote_counts,
 )
-from fedtranscribe.privacy.calibrate import ROUNDING
-from fedtranscribe.query import ImageQuery, Kind
 
 HOSTILE = st.one_of(
     st.floats(width=64, allow_nan=True, allow_infinity=True),

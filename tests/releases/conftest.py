@@ -11,9 +11,10 @@ import pytest
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.flower.apps import settings_from
 from fedtranscribe.flower.simulated import _serve, simulated_client_app
-from fedtranscribe.mechanisms import SeededNoise
+from fedtranscribe.noise.sources import SeededNoise
 from fedtranscribe.releases import make_release
-from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
 from tests.conftest import TINY_DPSD, TINY_TEACHERS
 from tests.federation.local_grid import LocalGrid
 

@@ -5,13 +5,12 @@ import json
 import pytest
 from pydantic import ValidationError
 
-from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.privacy.accountant import epsilon, sound_table
-from fedtranscribe.privacy.noise_plan import NoisePlan
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import NoisePlan, Release
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
-from fedtranscribe.query import Kind
-from fedtranscribe.releases.accounting import by_adjacency, by_holder, by_unit, recompute
+from fedtranscribe.questions.capabilities import Capabilities
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.releases.recomputed import by_adjacency, by_holder, by_unit, recompute
 from fedtranscribe.releases.statement import HolderRelease, ReleaseRecord
 from fedtranscribe.rounds.plan import Part
 

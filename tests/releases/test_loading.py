@@ -33,7 +33,7 @@ print(release.privacy.epsilon, images.sum().item(), labels.tolist(), sep=";")
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_fresh_process_loads_predicts_and_draws_samples(made_once, own):
     process = subprocess.run(
         [sys.executable, "-W", "error", "-c", IN_A_FRESH_PROCESS, str(made_once)],

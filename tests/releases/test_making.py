@@ -9,9 +9,8 @@ import torch
 from fedtranscribe.errors import ConfigError, PrivacyError, StorageError
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.releases import make_release, onnx_export, verify, writing
-from fedtranscribe.releases.digests import sha256
-from fedtranscribe.releases.stamp import LOUD
-from fedtranscribe.releases.statement import SCHEMA_FILE, read_statement, schema
+from fedtranscribe.releases.loading import sha256
+from fedtranscribe.releases.statement import LOUD, SCHEMA_FILE, read_statement, schema
 from fedtranscribe.runs.finished import FinishedRun
 
 EVERYTHING = {
@@ -87,7 +86,7 @@ def test_a_student_that_cannot_be_exported_is_released_without_onnx(own, tmp_pat
     assert verify(folder).ok
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_export_that_answers_otherwise_is_left_out(own, monkeypatch):
     monkeypatch.setattr(onnx_export, "agrees", lambda *_: False)
     assert onnx_export.export_onnx(FinishedRun.open(own.run).student) is None

@@ -10,7 +10,7 @@ from fedtranscribe.releases.onnx_export import INPUT, export_onnx
 runtime = pytest.importorskip("onnxruntime")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("features", "channels", "size"), [("scatter", 1, 12), ("patches", 3, 16)])
 def test_a_batch_of_any_size_gets_as_many_answers(features, channels, size):
     student = build(features, 4, channels, size).eval()

@@ -12,7 +12,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from fedtranscribe import cli
 from fedtranscribe.errors import ConfigError, HubError, PrivacyError, StorageError
 from fedtranscribe.releases import make_release, plan_push, pushing, verify
-from fedtranscribe.releases.stamp import LOUD
+from fedtranscribe.releases.statement import LOUD
 
 NAME = "example/scans-student"
 
@@ -94,7 +94,7 @@ def test_what_is_sent_is_the_release_and_its_card_by_the_hubs_name(released, tmp
     assert verify(copy).first_failure is not None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_may_be_named_instead_of_its_release(run):
     with pytest.raises(StorageError, match=r"has no release; run: fedtranscribe release"):
         plan_push(run, NAME)

@@ -7,7 +7,7 @@ import pytest
 
 from fedtranscribe import cli
 from fedtranscribe.releases import writing
-from fedtranscribe.releases.stamp import LOUD
+from fedtranscribe.releases.statement import LOUD
 
 
 @pytest.fixture(autouse=True)

@@ -14,8 +14,7 @@ from safetensors import safe_open
 from fedtranscribe.errors import PrivacyError, StorageError
 from fedtranscribe.releases import make_release, onnx_export, verify, writing
 from fedtranscribe.releases.card import privacy_section
-from fedtranscribe.releases.digests import sha256
-from fedtranscribe.releases.loading import load
+from fedtranscribe.releases.loading import load, sha256
 from fedtranscribe.releases.statement import Choice, LedgerTotal, Published, read_statement
 
 

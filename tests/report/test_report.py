@@ -13,18 +13,19 @@ from fedtranscribe.cli import run as cli
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.data import load
 from fedtranscribe.errors import ConfigError, StorageError
-from fedtranscribe.evaluation import compare
-from fedtranscribe.mechanisms import TopKRandomizedResponse
+from fedtranscribe.evaluation import report as page
+from fedtranscribe.evaluation.comparison import compare
+from fedtranscribe.evaluation.report import write_comparison, write_report
+from fedtranscribe.evaluation.report_facts import OWN_DATA, read_facts
+from fedtranscribe.evaluation.report_samples import class_rows
+from fedtranscribe.evaluation.report_words import asked_sums, judge, lines, shares
+from fedtranscribe.noise.randomized_labels import TopKRandomizedResponse
 from fedtranscribe.privacy.calibrate import EnsembleLayout
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, RowAnswer, Unit
-from fedtranscribe.report import page, write_comparison, write_report
-from fedtranscribe.report.facts import OWN_DATA, read_facts
-from fedtranscribe.report.samples import class_rows
-from fedtranscribe.report.spending import asked_sums, lines, shares
-from fedtranscribe.report.verdict import judge
-from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
 from tests.conftest import TINY_DPSD, TINY_TEACHERS
 from tests.mechanisms_for import noisy_mean_rows
 from tests.releases.conftest import OWN, own_data

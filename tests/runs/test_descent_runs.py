@@ -12,11 +12,12 @@ from fedtranscribe.holder.answering import Holder
 from fedtranscribe.privacy.forecasts import in_short
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.query import Kind
+from fedtranscribe.questions.question import Kind
 from fedtranscribe.releases import make_release, verify
-from fedtranscribe.run_directory import STUDENT
-from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.results.run_directory import STUDENT
 from fedtranscribe.runs.finished import FinishedRun
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
 from tests.conftest import TINY_DPSD
 
 ROUNDS = 3
@@ -63,7 +64,7 @@ def test_one_budget_pays_for_moments_gradients_and_mixture(
     assert any("3 rounds of gradients" in line for line in said)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_its_books_and_its_noise_stand_up_to_an_audit(settings: TranscribeSettings, tmp_path: Path):
     transcribe(prepare(settings), tmp_path / "run")
     run = FinishedRun.open(tmp_path / "run")
@@ -75,7 +76,7 @@ def test_its_books_and_its_noise_stand_up_to_an_audit(settings: TranscribeSettin
     assert verify(make_release(tmp_path / "run").folder).ok
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_card_says_how_far_probabilities_may_be_trusted(
     settings: TranscribeSettings, tmp_path: Path
 ):
@@ -89,7 +90,7 @@ def test_the_card_says_how_far_probabilities_may_be_trusted(
     assert "Probabilities: not calibrated" in (folder / "card.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("crash_after", [2, 3, 4, 5])
 def test_an_interrupted_run_comes_to_the_same_end_and_pays_once(
     settings: TranscribeSettings,

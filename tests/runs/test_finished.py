@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from fedtranscribe.errors import ConfigError, CorruptWeightsError, StorageError
-from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.runs.finished import FinishedRun
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
 
 
 @pytest.fixture

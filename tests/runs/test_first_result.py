@@ -8,12 +8,13 @@ import pytest
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.holder.answering import Holder
-from fedtranscribe.methods import course
-from fedtranscribe.methods.moments_generator import MomentsMatching
+from fedtranscribe.methods import method as course
+from fedtranscribe.methods.moments import MomentsMatching
 from fedtranscribe.methods.pretraining import GeneratorPretraining
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.runs.finished import FinishedRun
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
 from tests.conftest import TINY_DPSD
 
 
@@ -41,7 +42,7 @@ def booked(settings: TranscribeSettings) -> list[tuple[str, int]]:
         return [(run.run, run.rows) for run in ledger.runs()]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_generator_is_made_later_from_the_run_folder_and_costs_nothing(
     settings: TranscribeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,7 +65,7 @@ def test_a_generator_is_made_later_from_the_run_folder_and_costs_nothing(
     assert "this run was complete already; nothing was spent" in said
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "after"), [(GeneratorPretraining, 2), (MomentsMatching, 0), (MomentsMatching, 2)]
 )
@@ -125,7 +126,7 @@ def test_the_student_is_told_before_its_generator_is_trained(
     assert FinishedRun.open(run).student is not None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_answers_of_teachers_leave_nothing_to_train(
     settings: TranscribeSettings, tmp_path: Path
 ) -> None:

@@ -12,8 +12,9 @@ from fedtranscribe.privacy.accountant import epsilon
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.runs import prepare, transcribe
-from fedtranscribe.synthesis.pool import GivenGenerator
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
+from fedtranscribe.trainers.samples import GivenGenerator
 
 TRAINED = Gaussian(1.5, 1)
 
@@ -72,7 +73,7 @@ def test_however_the_path_is_spelled_the_generator_is_counted(tiny_settings, tmp
         assert prepared.before, path
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("data_id", "counted"), [("mnist", True), ("uci-digits", False)])
 def test_a_set_that_contains_the_records_counts(tiny_settings, data_id, counted):
     """A record of the digits is a record of MNIST: it has paid for both."""

@@ -6,19 +6,20 @@ import numpy as np
 import pytest
 
 from fedtranscribe.config import TranscribeSettings
-from fedtranscribe.runs import large_data, prepare
+from fedtranscribe.runs import preparation
+from fedtranscribe.runs.preparation import prepare
 
 
 def said(path: Path) -> list[str]:
     settings = TranscribeSettings(data=str(path), epsilon=50, budget=51)
-    return [*large_data.words_of_a_long_sum(prepare(settings))]
+    return [*preparation.words_of_a_long_sum(prepare(settings))]
 
 
 def test_words_do_not_follow_how_many_images_a_patient_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(large_data, "_MANY", 100)
-    monkeypatch.setattr(large_data, "_seconds_per_record", lambda *_: 60.0)
+    monkeypatch.setattr(preparation, "_MANY", 100)
+    monkeypatch.setattr(preparation, "_seconds_per_record", lambda *_: 60.0)
     rng = np.random.default_rng(0)
     images = rng.integers(0, 256, (300, 28, 28), dtype=np.uint8)
     labels, ids = np.arange(300) % 3, np.array([f"p{i // 2}" for i in range(300)])

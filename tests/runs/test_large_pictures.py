@@ -11,8 +11,9 @@ from fedtranscribe.errors import ConfigError
 from fedtranscribe.methods.pretraining import GeneratorPretraining
 from fedtranscribe.models.fixed_features import FIXED, coefficient_count, fixed_features, side_seen
 from fedtranscribe.models.mixture import GaussianMixture
-from fedtranscribe.runs import prepare, transcribe
 from fedtranscribe.runs.finished import FinishedRun
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
 from tests.conftest import TINY_DPSD, TINY_TEACHERS
 
 SIDE = 224
@@ -37,7 +38,7 @@ def settings(tmp_path: Path) -> TranscribeSettings:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_sums_give_a_student_and_a_mixture_of_them(settings, tmp_path, monkeypatch):
     def never(*_):
         raise AssertionError("no network is trained where a mixture is the generator")
@@ -54,7 +55,7 @@ def test_sums_give_a_student_and_a_mixture_of_them(settings, tmp_path, monkeypat
     assert set(labels.tolist()) <= {0, 1}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_without_a_generator_goes_on_without_one(settings, tmp_path):
     alone = settings.model_copy(update={"with_generator": False})
     transcribe(prepare(alone), tmp_path / "run")

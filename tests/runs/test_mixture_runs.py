@@ -18,13 +18,15 @@ from fedtranscribe.models import Generator, save_network
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.query import ImageQuery, Kind
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.questions.rows import ImageQuery
 from fedtranscribe.releases import make_release, verify
 from fedtranscribe.releases.statement import CARD
-from fedtranscribe.run_directory import GENERATOR, STUDENT
-from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.results.run_directory import GENERATOR, STUDENT
 from fedtranscribe.runs.finished import FinishedRun
 from fedtranscribe.runs.learning import _class_by_class
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
 from tests.conftest import TINY_DPSD
 
 
@@ -78,7 +80,7 @@ def test_the_student_is_told_more_where_no_mixture_is_asked(
     assert isinstance(FinishedRun.open(tmp_path / "run").generator, Generator)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("crash_after", range(5))
 def test_an_interrupted_run_comes_to_the_same_end_and_pays_once(
     settings: TranscribeSettings,
@@ -109,7 +111,7 @@ def test_an_interrupted_run_comes_to_the_same_end_and_pays_once(
     assert all((tmp_path / "run" / name).read_bytes() == was for name, was in made.items())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_began_without_a_generator_buys_none_later(
     settings: TranscribeSettings, tmp_path: Path
 ):
@@ -138,7 +140,7 @@ def test_a_share_that_nothing_can_have_is_refused(
         prepare(settings.model_copy(update=options))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_teachers_are_asked_about_images_of_the_mixture(
     settings: TranscribeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -192,7 +194,7 @@ def test_a_release_gives_images_with_labels_of_their_own(
     assert "other classes than the student" in failed["networks"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_evaluation_takes_the_mixture_s_own_labels(settings: TranscribeSettings, tmp_path: Path):
     transcribe(prepare(settings), tmp_path / "run")
     run = FinishedRun.open(tmp_path / "run")

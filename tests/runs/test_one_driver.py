@@ -7,22 +7,22 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedtranscribe.capabilities import Facts
 from fedtranscribe.config import RoundSettings, TranscribeSettings
+from fedtranscribe.config.facts import Facts
 from fedtranscribe.flower.client_app import make_client_app
 from fedtranscribe.flower.over_flower import OverFlower
 from fedtranscribe.holder import answering
 from fedtranscribe.holder.node import Node
 from fedtranscribe.holder.policy import HolderPolicy
-from fedtranscribe.mechanisms import SeededNoise
+from fedtranscribe.models.ensemble import Ensemble
+from fedtranscribe.noise.sources import SeededNoise
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.query import Kind
-from fedtranscribe.run_directory import GENERATOR, STUDENT, RunDirectory
-from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.questions.kinds import of_records, of_teachers
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.results.run_directory import GENERATOR, STUDENT, RunDirectory
 from fedtranscribe.runs.learning import HeldOut, finish_generator, learn
-from fedtranscribe.runs.preparation import OWN, Prepared
-from fedtranscribe.statistics import of_records, of_teachers
-from fedtranscribe.teachers import Ensemble
+from fedtranscribe.runs.preparation import OWN, Prepared, prepare
+from fedtranscribe.runs.transcription import transcribe
 from tests.conftest import TINY_DPSD
 from tests.federation.local_grid import LocalGrid
 
@@ -65,7 +65,7 @@ def node_of(prepared: Prepared, run: Path, ledger: Path) -> Node:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("asked", ["vote", "data", "label", "moments", "mixture", "descent"])
 def test_a_federation_of_one_gives_the_student_of_one_machine(
     asked: str, tiny_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -108,12 +108,13 @@ class Hidden:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Hidden())
-import fedtranscribe.cli, fedtranscribe.evaluation, fedtranscribe.releases, fedtranscribe.report
-import fedtranscribe.synthesis, fedtranscribe.runs, fedtranscribe.wire.frames
+import fedtranscribe.cli, fedtranscribe.evaluation, fedtranscribe.evaluation.report
+import fedtranscribe.trainers.synthesize, fedtranscribe.runs.transcription
+import fedtranscribe.questions.messages
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_base_install_needs_no_flower():
     done = subprocess.run(
         [sys.executable, "-c", HIDDEN], capture_output=True, text=True, check=False

@@ -3,16 +3,17 @@ from dataclasses import replace
 
 import pytest
 
-from fedtranscribe.capabilities import Capabilities
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.privacy.accountant import epsilon
+from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
-from fedtranscribe.query import Kind
-from fedtranscribe.rounds.plan import Plan
-from fedtranscribe.rounds.planning import Asked, make_plan
-from fedtranscribe.runs import prepare
+from fedtranscribe.questions.capabilities import Capabilities
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.rounds.plan import Asked, Plan
+from fedtranscribe.rounds.planning import make_plan
 from fedtranscribe.runs.picking import default_shards, kind_of, training_mode
+from fedtranscribe.runs.preparation import prepare
 
 OWN = Capabilities(
     name="own",
@@ -117,7 +118,7 @@ def test_a_run_of_teachers_says_in_figures_what_a_start_would_add():
     assert "400 records (n / 10) is 1.4 times as strong as the noise" in said
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     "typed",
     [{"privacy": "label"}, {"unit": "holder", "shards": 1}, {"calibrate_by": "published"}],
@@ -215,6 +216,7 @@ def test_labels_at_a_tiny_delta_cost_what_was_asked(delta):
 
 
 def test_a_plan_that_would_state_more_than_was_asked_is_refused(monkeypatch):
-    monkeypatch.setattr("fedtranscribe.rounds.planning.noise_std", lambda *_: 0.01)
+    weak = NoisePlan(NoiseMode.CENTRAL, 0.01, 1)
+    monkeypatch.setattr("fedtranscribe.rounds.planning.row_noise", lambda *_: weak)
     with pytest.raises(ConfigError, match="Expected a plan of epsilon=10"):
         plan(privacy="vote")

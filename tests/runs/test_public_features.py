@@ -13,9 +13,10 @@ from fedtranscribe.models.backbones import Backbone, file_digest
 from fedtranscribe.releases import make_release, verify
 from fedtranscribe.releases.loading import load
 from fedtranscribe.releases.statement import CARD, STATEMENT, read_statement
-from fedtranscribe.result import METRICS
-from fedtranscribe.runs import prepare, transcribe
-from fedtranscribe.runs.public_features import with_features
+from fedtranscribe.results.result import METRICS
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.student_side import with_features
+from fedtranscribe.runs.transcription import transcribe
 from tests.conftest import NETWORK
 
 SIDE, WHO = 24, "J. Doe, Example *Hospital*"
@@ -36,7 +37,7 @@ def settings(tiny_data: Path, public_weights: Path) -> TranscribeSettings:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_who_vouches_for_which_weights_is_in_plan_result_release_and_card(
     settings, public_weights, tmp_path, recwarn
 ):
@@ -76,7 +77,7 @@ def test_without_public_weights_nobody_vouches(settings, tmp_path):
     assert "never saw" not in (folder / CARD).read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("without_onnx")
 @pytest.mark.parametrize("forged", [None, "another"])
 def test_nobody_leaves_out_or_changes_on_whose_word_a_guarantee_rests(settings, tmp_path, forged):
@@ -107,7 +108,7 @@ def test_teachers_have_no_public_features(settings, public_weights, tmp_path):
         prepare(asked)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_resumed_run_pays_once_and_wants_the_same_weights(
     settings, public_weights, tmp_path, monkeypatch
 ):

@@ -9,7 +9,7 @@ import pytest
 from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.data import load
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.runs import prepare
+from fedtranscribe.runs.preparation import prepare
 
 
 def refuse(settings: TranscribeSettings, public: str | Path, words: str) -> None:
@@ -23,7 +23,7 @@ def nothing_was_spent(folder: Path) -> bool:
     return not [*folder.rglob("*.sqlite*"), *folder.rglob("teacher-*")]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("source", ["moments", "teachers"])
 def test_the_digits_are_not_public_beside_the_digits(source, own_home: Path):
     """A student that was pre-trained on its 4,000 records got 98.9 % of them right at ε = 1."""
@@ -32,7 +32,7 @@ def test_the_digits_are_not_public_beside_the_digits(source, own_home: Path):
     assert not own_home.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_copy_of_the_digits_under_another_name(tmp_path: Path):
     whole = load("digits")
     images = np.concatenate([part.images.numpy() for part in (whole.test, whole.train)])

@@ -9,11 +9,12 @@ from fedtranscribe.config import TranscribeSettings, build
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.models import build as build_network
 from fedtranscribe.models import save
+from fedtranscribe.models.teachers import load_manifest
 from fedtranscribe.releases import make_release, verify
 from fedtranscribe.releases.describe import THE_HOLDER
 from fedtranscribe.releases.statement import CARD, read_statement
-from fedtranscribe.runs import prepare, transcribe
-from fedtranscribe.teachers import load_manifest
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
 from tests.conftest import TINY_DPSD, TINY_TEACHERS
 
 WHO = "J. Doe"
@@ -47,7 +48,7 @@ def test_without_a_name_no_weights_are_taken(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_name_is_in_manifest_result_statement_and_card(
     weights: Path, tiny_settings: TranscribeSettings, tmp_path: Path
 ):

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from fedtranscribe import tracking
 from fedtranscribe.config import TrackingOptions
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.runs import prepare, transcribe
-from fedtranscribe.tracking import Tracker
+from fedtranscribe.results import progress as tracking
+from fedtranscribe.results.progress import Tracker
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
 
 
 def lines(run: Path) -> list[dict]:

@@ -21,12 +21,13 @@ from fedtranscribe.errors import (
 from fedtranscribe.holder.answering import Holder
 from fedtranscribe.methods.dpsd import DPSD
 from fedtranscribe.privacy.accountant import epsilon
+from fedtranscribe.privacy.budget import note_path
 from fedtranscribe.privacy.calibrate import gaussian_mu
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.record_note import note_path
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.runs import prepare, transcribe
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
 
 
 def spent(settings: TranscribeSettings) -> float:
@@ -136,7 +137,7 @@ def test_a_finished_run_is_not_run_again(tiny_settings: TranscribeSettings, tmp_
     assert spent(tiny_settings) == pytest.approx(10, rel=1e-4)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_retrained_teacher_continues_the_ledger_of_its_data(
     tiny_settings: TranscribeSettings, tmp_path: Path
 ):

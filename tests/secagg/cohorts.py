@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedtranscribe.secagg import Cohort, Graph, Holder, Round, RunKey, Server, Task
-from fedtranscribe.secagg import keys as keys_module
+from fedtranscribe.noise import mask_keys as keys_module
+from fedtranscribe.noise.mask_graph import Graph
+from fedtranscribe.noise.mask_keys import Cohort, RunKey
+from fedtranscribe.noise.secagg import Holder, Round, Task
+from fedtranscribe.noise.secagg_server import Server
 
 
 @cache

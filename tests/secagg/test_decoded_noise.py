@@ -8,12 +8,13 @@ import pytest
 import torch
 from scipy import stats
 
-from fedtranscribe.mechanisms.bits import OsBits
-from fedtranscribe.mechanisms.masked import MaskedShare, residues
-from fedtranscribe.mechanisms.moments import SUM_BITS, id_weights, moment_sums, moments_bound
+from fedtranscribe.noise.masked import MaskedShare, residues
+from fedtranscribe.noise.secagg import Task
+from fedtranscribe.noise.sources import OsBits
 from fedtranscribe.privacy.calibrate import EnsembleLayout
 from fedtranscribe.privacy.units import RowAnswer
-from fedtranscribe.secagg import Task
+from fedtranscribe.questions.moments import SUM_BITS, moment_sums, moments_bound
+from fedtranscribe.questions.records import id_weights
 from tests.mechanisms_for import masked_mean_rows
 from tests.secagg.cohorts import Played, cohort_of, holders_of
 

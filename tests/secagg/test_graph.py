@@ -6,16 +6,19 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from fedtranscribe.secagg import Members
-from fedtranscribe.secagg.connectivity import log_at_least, log_at_most, log_failure, log_stuck
-from fedtranscribe.secagg.graph import (
+from fedtranscribe.noise.mask_graph import (
     SECURITY_BITS,
     STUCK_BITS,
     Graph,
     circle,
     graph_of,
+    log_at_least,
+    log_at_most,
+    log_failure,
+    log_stuck,
     neighbours,
 )
+from fedtranscribe.noise.mask_keys import Members
 from tests.secagg.cohorts import cohort_of
 
 FAILURE_BITS = {
@@ -29,7 +32,7 @@ FAILURE_BITS = {
 """A change of these is a change of the protocol: holders of two versions would not agree."""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_tails_are_never_below_the_exact_ones_and_close():
     for population, drawn in ((30, 7), (999, 113)):
         marked = np.arange(population + 1)
@@ -142,7 +145,7 @@ def test_neighbours_are_both_who_was_drawn_and_who_drew():
 
 
 def test_the_graph_is_part_of_what_holders_sign(monkeypatch):
-    from fedtranscribe.secagg import keys
+    from fedtranscribe.noise import mask_keys as keys
 
     usual = cohort_of(5, 1, 1).digest
     for graph in (Graph(3, 3, 0, 64.0), Graph(4, 3), Graph(4, 4, 1)):

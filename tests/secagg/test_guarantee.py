@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from fedtranscribe.secagg.connectivity import log_failure
+from fedtranscribe.noise.mask_graph import log_failure
 
 
 @dataclass(frozen=True)

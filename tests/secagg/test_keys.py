@@ -4,8 +4,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedtranscribe.errors import ConfigError, ProtocolError
-from fedtranscribe.secagg import Advert, Cohort, RunKey
-from fedtranscribe.secagg.keys import sign, statement
+from fedtranscribe.noise.mask_keys import Advert, Cohort, RunKey, sign, statement
 from tests.secagg.cohorts import cohort_of, names, node_key, run_keys
 
 

@@ -7,8 +7,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from scipy import stats
 
 from fedtranscribe.errors import ConfigError, ProtocolError
-from fedtranscribe.secagg import Task
-from fedtranscribe.secagg.masks import (
+from fedtranscribe.noise.masks import (
     RoundKey,
     keystream,
     masked,
@@ -16,6 +15,7 @@ from fedtranscribe.secagg.masks import (
     signed_keystream,
     tag,
 )
+from fedtranscribe.noise.secagg import Task
 from tests.secagg.cohorts import Played, cohort_of, holders_of, random_values, task_of
 
 # A false alarm once in a million runs of an unseeded source.

@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtranscribe.errors import ProtocolError, QuorumError
-from fedtranscribe.secagg import Graph
-from fedtranscribe.secagg.masks import RoundKey, keystream, signed_keystream
-from fedtranscribe.secagg.shares import SHARE_BYTES, combine
+from fedtranscribe.noise.mask_graph import Graph
+from fedtranscribe.noise.masks import SHARE_BYTES, RoundKey, combine, keystream, signed_keystream
 from tests.secagg.cohorts import (
     Played,
     cohort_of,

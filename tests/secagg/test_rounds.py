@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedtranscribe.errors import ConfigError, ProtocolError
-from fedtranscribe.secagg import Holder, Round, Task
+from fedtranscribe.noise.secagg import Holder, Round, Task
 from tests.secagg.cohorts import (
     Played,
     cohort_of,

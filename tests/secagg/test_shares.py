@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from fedtranscribe.errors import ProtocolError
-from fedtranscribe.secagg import shares as module
-from fedtranscribe.secagg.shares import PRIME, SHARE_BYTES, combine, seal, split, unseal
+from fedtranscribe.noise import masks as module
+from fedtranscribe.noise.masks import PRIME, SHARE_BYTES, combine, seal, split, unseal
 
 
 def test_the_modulus_is_the_smallest_prime_above_every_seed():

@@ -53,7 +53,7 @@ def quick_accountant(coarse_grid: None) -> None:
 def no_figures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing a grid takes longer than all the training here; tests that want one say so."""
     if "figures" not in request.fixturenames:
-        monkeypatch.setattr("fedtranscribe.synthesis.run.figures_available", lambda: False)
+        monkeypatch.setattr("fedtranscribe.trainers.synthesize.figures_available", lambda: False)
 
 
 @pytest.fixture

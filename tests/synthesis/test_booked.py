@@ -13,14 +13,15 @@ from torch import Tensor
 
 from fedtranscribe.config import DpSadOptions, SynthesizeSettings
 from fedtranscribe.errors import PrivacyError
-from fedtranscribe.mechanisms.dpsgd import DpSgdPlan, DpSgdStep, PoissonBatches
-from fedtranscribe.mechanisms.noise import OsNoise
+from fedtranscribe.noise.sources import OsNoise
 from fedtranscribe.privacy import Adjacency, PoissonGaussian, Unit, epsilon
+from fedtranscribe.privacy.diffusion import DpSgdPlan
 from fedtranscribe.privacy.events import Event, flat
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.released_images import ReleasedImages
-from fedtranscribe.synthesis.preparation import Prepared, prepare
-from fedtranscribe.synthesis.run import synthesize
+from fedtranscribe.trainers.preparation import Prepared, prepare
+from fedtranscribe.trainers.private_steps import DpSgdStep, PoissonBatches
+from fedtranscribe.trainers.synthesize import synthesize
 
 
 @dataclass
@@ -73,7 +74,7 @@ def booked(prepared: Prepared, adjacency: Adjacency) -> list[Event]:
     return list(flat(release.event(Unit.RECORD, adjacency)))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("adjacency", [Adjacency.ZERO_OUT, Adjacency.REPLACE])
 def test_the_event_of_dp_promise_is_the_steps_that_were_taken(
     tiny_synthesis: SynthesizeSettings, tmp_path: Path, seen: Seen, adjacency: Adjacency
@@ -95,13 +96,13 @@ def test_the_event_of_dp_promise_is_the_steps_that_were_taken(
     }
     assert (images.records, images.batch, plan.records, plan.batch) == (48, 4, 48, 6)
     # How far two images are apart over the noise that x_S was drawn with.
-    kept = float(prepared.plan.schedule.alpha_bar[prepared.plan.settings.boundary])
+    kept = float(prepared.plan.settings.schedule.alpha_bar[prepared.plan.settings.boundary])
     apart = 2 * math.sqrt(16 * 16 * kept / (1 - kept))
     assert images.mu == pytest.approx(apart, rel=1e-5)
     assert images.mu >= apart
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(("teacher", "discriminator"), [("public", "outputs"), ("dp", "dp")])
 def test_the_event_of_dp_sad_is_the_steps_that_were_taken(
     tiny_synthesis: SynthesizeSettings,
@@ -133,7 +134,7 @@ def test_the_event_of_dp_sad_is_the_steps_that_were_taken(
     assert seen.batches == {(48, 8): taken}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_patients_with_many_images_are_counted_and_booked_as_patients(tmp_path: Path, seen: Seen):
     """400 images, 10 of each patient: an ε for 400 records would be another one for 40."""
     rng = np.random.default_rng(0)
@@ -169,7 +170,7 @@ def test_patients_with_many_images_are_counted_and_booked_as_patients(tmp_path: 
     assert epsilon(booked(prepared, Adjacency.ZERO_OUT), 1e-5) <= 1.0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_trainer_that_would_do_something_else_is_refused(tiny_synthesis: SynthesizeSettings):
     prepared = prepare(tiny_synthesis)
     longer = replace(prepared.plan.settings, phase2_epochs=0.5)

@@ -6,13 +6,15 @@ import pytest
 import torch
 
 from fedtranscribe.config import SynthesizeSettings
+from fedtranscribe.config.evaluation import EvaluationSettings
 from fedtranscribe.data import load
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.evaluation import EvaluationSettings, evaluate
+from fedtranscribe.evaluation.evaluate import evaluate
 from fedtranscribe.releases import make_release
 from fedtranscribe.runs.finished import FinishedRun
-from fedtranscribe.synthesis import prepare, synthesize
-from fedtranscribe.synthesis.clusters import Clusters
+from fedtranscribe.trainers.preparation import prepare
+from fedtranscribe.trainers.public_images import Clusters
+from fedtranscribe.trainers.synthesize import synthesize
 
 
 def blobs(n: int, seed: int) -> torch.Tensor:
@@ -46,7 +48,7 @@ def test_clusters_need_public_images(tiny_synthesis: SynthesizeSettings):
         prepare(tiny_synthesis.model_copy(update={"labels": "kmeans", "noise": False}))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_under_clusters_says_so_and_is_not_tested_on_them(
     tiny_synthesis: SynthesizeSettings, tmp_path: Path
 ):

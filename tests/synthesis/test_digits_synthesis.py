@@ -5,8 +5,9 @@ from pathlib import Path
 import pytest
 
 from fedtranscribe.config import SynthesizeSettings
-from fedtranscribe.evaluation.judging import cnn_judge
-from fedtranscribe.synthesis import prepare, synthesize
+from fedtranscribe.evaluation.evaluate import cnn_judge
+from fedtranscribe.trainers.preparation import prepare
+from fedtranscribe.trainers.synthesize import synthesize
 
 
 @pytest.mark.long

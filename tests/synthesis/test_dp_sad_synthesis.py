@@ -7,11 +7,12 @@ import pytest
 import torch
 
 from fedtranscribe.config import DpSadOptions, SynthesizeSettings
-from fedtranscribe.methods.dp_sad import DpSad
 from fedtranscribe.privacy.chain import Kind
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.synthesis import prepare, synthesize
-from fedtranscribe.synthesis.samples import chosen_labels, open_run
+from fedtranscribe.trainers.dp_sad import DpSad
+from fedtranscribe.trainers.preparation import prepare
+from fedtranscribe.trainers.samples import chosen_labels, open_run
+from fedtranscribe.trainers.synthesize import synthesize
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def tiny_sad(tiny_synthesis: SynthesizeSettings) -> SynthesizeSettings:
     return tiny_synthesis.model_copy(update={"method": "dp-sad", "dp_sad": options})
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_interrupted_distillation_goes_on_under_its_one_reservation(
     tiny_sad: SynthesizeSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -12,15 +12,16 @@ from synthesis_settings import TINY
 from fedtranscribe.config import DpPromiseOptions, SynthesizeSettings, TranscribeSettings
 from fedtranscribe.errors import StorageError
 from fedtranscribe.evaluation.comparison import compare
+from fedtranscribe.evaluation.report_facts import read_facts
 from fedtranscribe.privacy.accountant import epsilon
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.releases import make_release, verify
-from fedtranscribe.report.facts import read_facts
-from fedtranscribe.runs import prepare, transcribe
-from fedtranscribe.synthesis import prepare as prepare_synthesis
-from fedtranscribe.synthesis import synthesize
-from fedtranscribe.synthesis.pool import GivenGenerator, open_generator
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
+from fedtranscribe.trainers.preparation import prepare as prepare_synthesis
+from fedtranscribe.trainers.samples import GivenGenerator, open_generator
+from fedtranscribe.trainers.synthesize import synthesize
 
 CPU = torch.device("cpu")
 
@@ -74,7 +75,7 @@ def changed(path: Path, **changes: object) -> None:
     metrics.write_text(json.dumps({k: v for k, v in result.items() if v is not ...}))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_another_spelling_costs_the_same_in_every_file(
     trained: Path,
     place: Path,

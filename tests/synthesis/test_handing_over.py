@@ -8,16 +8,19 @@ import torch
 
 import fedtranscribe
 from fedtranscribe.config import SynthesizeSettings
+from fedtranscribe.config.evaluation import AuditSettings, EvaluationSettings
 from fedtranscribe.errors import ConfigError, PrivacyError
-from fedtranscribe.evaluation import EvaluationSettings, evaluate
-from fedtranscribe.evaluation.audit import AuditSettings, audit, expect_sound
-from fedtranscribe.evaluation.audit.membership import denoising_losses
+from fedtranscribe.evaluation.audit import audit
 from fedtranscribe.evaluation.comparison import compare
+from fedtranscribe.evaluation.evaluate import evaluate
+from fedtranscribe.evaluation.findings import expect_sound
+from fedtranscribe.evaluation.membership import denoising_losses
+from fedtranscribe.evaluation.report import write_report
 from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.releases import make_release, verify
-from fedtranscribe.report import write_report
 from fedtranscribe.runs.finished import FinishedRun
-from fedtranscribe.synthesis import prepare, synthesize
+from fedtranscribe.trainers.preparation import prepare
+from fedtranscribe.trainers.synthesize import synthesize
 
 pytestmark = pytest.mark.usefixtures("figures")
 
@@ -34,7 +37,7 @@ def read(path: Path) -> dict:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_private_run_from_its_figures_to_its_release(
     tiny_synthesis: SynthesizeSettings, tmp_path: Path
 ):

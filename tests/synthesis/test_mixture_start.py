@@ -12,13 +12,8 @@ from synthesis_settings import told
 
 from fedtranscribe.config import DpPromiseOptions, DpSadOptions, SynthesizeSettings
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.mechanisms import SeededNoise
-from fedtranscribe.mechanisms.bits import SeededBits
-from fedtranscribe.mechanisms.blocks import mixture_bound
-from fedtranscribe.methods.dp_promise import DpPromise
-from fedtranscribe.methods.dp_sad import DpSad
-from fedtranscribe.methods.dp_sad.settings import Start
-from fedtranscribe.methods.mixture_shapes import question_shapes
+from fedtranscribe.methods.mixture import question_shapes
+from fedtranscribe.noise.sources import SeededBits, SeededNoise
 from fedtranscribe.privacy.accountant import epsilon, sound_table
 from fedtranscribe.privacy.closed_forms import gaussian_mu
 from fedtranscribe.privacy.diffusion import Teacher
@@ -26,16 +21,17 @@ from fedtranscribe.privacy.events import Gaussian, flat
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.statistics.mixture import Mixture, bound_of
-from fedtranscribe.synthesis import prepare, synthesize
-from fedtranscribe.synthesis.dp_promise import DpPromiseMethod
-from fedtranscribe.synthesis.dp_sad import DpSadMethod
-from fedtranscribe.synthesis.method import Facts
-from fedtranscribe.synthesis.mixture_start import mixture_start
-from fedtranscribe.synthesis.started import StartedTrainer
+from fedtranscribe.questions.mixture import Mixture, bound_of, mixture_bound
+from fedtranscribe.trainers.dp_promise import DpPromise
+from fedtranscribe.trainers.dp_sad import DpSad
+from fedtranscribe.trainers.plan import DataFacts, plan_training
+from fedtranscribe.trainers.preparation import prepare
+from fedtranscribe.trainers.private_start import TrainerWithStart, mixture_start
+from fedtranscribe.trainers.profiles import DpPromiseRecipe, DpSadRecipe
+from fedtranscribe.trainers.synthesize import synthesize
 
-DIGITS = Facts("digits", 4_000, 10, 1, 28)
-MNIST = Facts("mnist", 60_000, 10, 1, 28)
+DIGITS = DataFacts("digits", 4_000, 10, 1, 28)
+MNIST = DataFacts("mnist", 60_000, 10, 1, 28)
 PLAIN = SynthesizeSettings(epsilon=10)
 ASKED = PLAIN.model_copy(update={"start": "mixture"})
 SAMPLES = 40
@@ -44,7 +40,7 @@ SAMPLES = 40
 @pytest.fixture
 def started(tiny_synthesis: SynthesizeSettings, monkeypatch: pytest.MonkeyPatch):
     """A tiny dp-promise with a private start, of which it takes one step on 40 samples."""
-    monkeypatch.setattr("fedtranscribe.synthesis.mixture_start._SAMPLES", SAMPLES)
+    monkeypatch.setattr("fedtranscribe.trainers.private_start._SAMPLES", SAMPLES)
     changes = {"start": "mixture", "pretrain_batch": 20, "pretrain_epochs": 0.5}
     return tiny_synthesis.model_copy(update=changes)
 
@@ -134,7 +130,7 @@ def test_a_share_that_leaves_phase_i_nothing_names_a_boundary_that_fits(started)
         prepare(told(started, boundary=700, start_share=0.9))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("method", ["dp-promise", "dp-sad"])
 def test_both_parts_cost_what_was_asked_for(started, method: str):
     settings = told(started, method=method, dp_sad=DpSadOptions(batch=8, epochs=1))
@@ -152,23 +148,23 @@ def test_both_parts_cost_what_was_asked_for(started, method: str):
     assert prepared.plan.published is not None
     assert "The private start is not in it." in prepared.plan.published.reason
     trained = prepared.trainer()
-    assert isinstance(trained, StartedTrainer)
+    assert isinstance(trained, TrainerWithStart)
     kind = {"dp-promise": DpPromise, "dp-sad": DpSad}[method]
     assert isinstance(trained.training, kind)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_quick_trainings_take_few_large_steps_after_a_start():
     start = mixture_start(ASKED, MNIST)
     assert start is not None
-    promise = DpPromiseMethod().plan(ASKED, MNIST, start.samples, start.release)
+    promise = plan_training(DpPromiseRecipe(), ASKED, MNIST, start.samples, start.release)
     assert promise.settings.pretrain_labels
     assert promise.steps == {"pre-training": 5_000, "phase II": 118}
-    assert (promise.sampling.steps, promise.sampling.eta) == (10, 0)
-    sad = DpSadMethod().plan(ASKED, MNIST, start.samples, start.release)
+    assert (promise.settings.sampling.steps, promise.settings.sampling.eta) == (10, 0)
+    sad = plan_training(DpSadRecipe(), ASKED, MNIST, start.samples, start.release)
     assert sad.settings.teacher is Teacher.PUBLIC
     assert sad.steps == {"pre-training": 5_000, "student": 118}
-    assert (sad.sampling.steps, sad.sampling.eta) == (25, 0)
+    assert (sad.settings.sampling.steps, sad.settings.sampling.eta) == (25, 0)
     for plan in (promise, sad):
         assert plan.release is not None
         event = plan.release.event(Unit.RECORD, Adjacency.ZERO_OUT)
@@ -176,7 +172,7 @@ def test_quick_trainings_take_few_large_steps_after_a_start():
         assert 9.99 <= epsilon([before, event], 1e-5) <= 10
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("options", "steps"),
     [({"phase1": True}, 938), ({"boundary": 900}, 938), ({"phase1_epochs": 3}, 5_625)],
@@ -185,27 +181,27 @@ def test_phase_i_comes_after_a_start_where_it_was_asked_for(options: dict[str, A
     start = mixture_start(ASKED, MNIST)
     assert start is not None
     settings = ASKED.model_copy(update={"dp_promise": DpPromiseOptions(**options)})
-    plan = DpPromiseMethod().plan(settings, MNIST, start.samples, start.release)
+    plan = plan_training(DpPromiseRecipe(), settings, MNIST, start.samples, start.release)
     assert plan.steps["phase I"] == steps
 
 
 def test_dp_sad_hands_the_pre_trained_weights_to_its_student(started):
     settings = told(started, method="dp-sad", dp_sad=DpSadOptions(batch=8, epochs=1))
-    assert prepare(settings).plan.settings.student_start is Start.TEACHER
+    assert prepare(settings).plan.settings.student_start == "teacher"
     own = told(settings, dp_sad=DpSadOptions(batch=8, epochs=1, student_start="xavier"))
-    assert prepare(own).plan.settings.student_start is Start.XAVIER
+    assert prepare(own).plan.settings.student_start == "xavier"
 
 
 # ---------------------------------------------------------------- what is trained
 
 
-def trainer_of(settings: SynthesizeSettings, seed: int = 0) -> StartedTrainer:
+def trainer_of(settings: SynthesizeSettings, seed: int = 0) -> TrainerWithStart:
     made = prepare(settings).trainer(SeededNoise(seed), SeededBits(seed))
-    assert isinstance(made, StartedTrainer)
+    assert isinstance(made, TrainerWithStart)
     return made
 
 
-def weights(trainer: StartedTrainer) -> torch.Tensor:
+def weights(trainer: TrainerWithStart) -> torch.Tensor:
     assert isinstance(trainer.training, DpPromise)
     return torch.cat([p.flatten() for p in trainer.training.denoiser.state_dict().values()])
 
@@ -238,7 +234,7 @@ def test_the_network_is_trained_on_samples_with_their_labels(started):
     trainer.train(3)
     assert trainer.training is not before
     assert isinstance(trainer.training, DpPromise)
-    images, labels = trainer.training._public
+    images, labels = trainer.training.public
     assert images.shape == (SAMPLES, 1, 16, 16)
     assert float(images.std()) > 0
     assert set(labels.tolist()) <= {0, 1, 2}
@@ -251,10 +247,10 @@ def test_an_unconditional_network_is_told_no_labels(started):
     trainer = trainer_of(told(started, conditional=False))
     trainer.train(4)
     assert isinstance(trainer.training, DpPromise)
-    assert set(trainer.training._public[1].tolist()) == {0}
+    assert set(trainer.training.public[1].tolist()) == {0}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("after", [0, 1, 3, 4, 6])
 def test_it_goes_on_from_any_step_to_the_same_weights(started, after: int):
     whole = trainer_of(started)
@@ -268,7 +264,7 @@ def test_it_goes_on_from_any_step_to_the_same_weights(started, after: int):
     assert torch.equal(weights(other), weights(whole))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_checkpoint_of_another_start_is_refused(started):
     begun = trainer_of(started)
     begun.train(2)
@@ -314,17 +310,17 @@ def test_a_run_is_booked_once_and_says_what_its_parts_cost(started, tmp_path: Pa
 def test_an_interrupted_start_goes_on_under_its_one_reservation(
     started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    real = StartedTrainer._ask
+    real = TrainerWithStart._ask
     asked: list[int] = []
 
-    def ask(self: StartedTrainer) -> None:
+    def ask(self: TrainerWithStart) -> None:
         if len(asked) == 2:
             raise KeyboardInterrupt
         asked.append(1)
         real(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(StartedTrainer, "_ask", ask)
+        patch.setattr(TrainerWithStart, "_ask", ask)
         with pytest.raises(KeyboardInterrupt):
             synthesize(prepare(started), tmp_path / "run")
     outside = {path.name for path in (tmp_path / "run").iterdir()}
@@ -341,7 +337,7 @@ def test_images_that_the_method_cannot_take_are_refused_before_a_question(
         kept = dict(arrays)
     labels = kept["labels"].copy()
     prepared = prepare(started)
-    monkeypatch.setattr(StartedTrainer, "_ask", lambda self: 1 / 0)
+    monkeypatch.setattr(TrainerWithStart, "_ask", lambda self: 1 / 0)
     object.__setattr__(prepared.split.train, "labels", torch.from_numpy(labels) + 7)
     with pytest.raises(ConfigError, match=r"every label within 0\.\.2"):
         prepared.trainer()

@@ -13,27 +13,22 @@ from synthesis_settings import told
 
 from fedtranscribe.config import DpSadOptions, SynthesizeSettings
 from fedtranscribe.data import NamedData, load
-from fedtranscribe.errors import (
-    ConfigError,
-    InvalidDataError,
-    UnsupportedAdjacencyError,
-)
-from fedtranscribe.methods.dp_promise import DpPromiseSettings, PhaseOne
-from fedtranscribe.methods.dp_sad import DpSadSettings
-from fedtranscribe.synthesis import prepare
-from fedtranscribe.synthesis.dp_promise import DpPromiseMethod
-from fedtranscribe.synthesis.dp_sad import DpSadMethod
-from fedtranscribe.synthesis.method import Facts
-from fedtranscribe.synthesis.public import public_images
+from fedtranscribe.errors import ConfigError, InvalidDataError, UnsupportedAdjacencyError
+from fedtranscribe.trainers.dp_promise import DpPromiseSettings, PhaseOne
+from fedtranscribe.trainers.dp_sad import DpSadSettings
+from fedtranscribe.trainers.plan import DataFacts, plan_training
+from fedtranscribe.trainers.preparation import prepare
+from fedtranscribe.trainers.profiles import DpPromiseRecipe, DpSadRecipe
+from fedtranscribe.trainers.public_images import public_images
 
-DIGITS = Facts("digits", 4000, 10, 1, 28)
-MNIST = Facts("mnist", 60_000, 10, 1, 28)
-CIFAR = Facts("cifar10", 50_000, 10, 3, 32)
+DIGITS = DataFacts("digits", 4000, 10, 1, 28)
+MNIST = DataFacts("mnist", 60_000, 10, 1, 28)
+CIFAR = DataFacts("cifar10", 50_000, 10, 3, 32)
 PLAIN = SynthesizeSettings(noise=False)
 
 
-def promised(settings: SynthesizeSettings, facts: Facts) -> DpPromiseSettings:
-    return DpPromiseMethod().plan(settings, facts, 0).settings
+def promised(settings: SynthesizeSettings, facts: DataFacts) -> DpPromiseSettings:
+    return plan_training(DpPromiseRecipe(), settings, facts, 0).settings
 
 
 @pytest.mark.parametrize(
@@ -109,7 +104,7 @@ def test_memory_is_said_beforehand(tiny_synthesis):
 
 
 def test_the_quick_profile_on_digits_is_the_run_that_was_measured():
-    plan = DpPromiseMethod().plan(PLAIN, DIGITS, 0)
+    plan = plan_training(DpPromiseRecipe(), PLAIN, DIGITS, 0)
     quick = plan.settings
     assert (quick.unet, quick.boundary, quick.copies, quick.ema_decay) == ("tiny", 900, 1, 0.999)
     assert (quick.phase1_batch, quick.phase1_epochs, quick.phase1_lr) == (32, 3, 1e-3)
@@ -117,7 +112,7 @@ def test_the_quick_profile_on_digits_is_the_run_that_was_measured():
     assert (quick.sampling.steps, quick.sampling.eta, quick.sampling.guidance) == (25, 1, 0)
     assert quick.phase1 is PhaseOne.SOUND
     assert plan.steps == {"phase I": 375, "phase II": 625}
-    assert (plan.release, plan.published, plan.sigma) == (None, None, 0)
+    assert (plan.release, plan.published, quick.noise_multiplier) == (None, None, 0)
 
 
 def test_the_paper_profile_follows_the_shape_of_the_images():
@@ -125,9 +120,9 @@ def test_the_paper_profile_follows_the_shape_of_the_images():
     mnist, cifar = promised(paper, MNIST), promised(paper, CIFAR)
     assert (mnist.unet, mnist.phase2_batch, mnist.copies, mnist.clip) == ("small", 4096, 32, 1e-2)
     assert (cifar.unet, cifar.boundary, cifar.copies) == ("large", 925, 4)
-    method = DpPromiseMethod()
-    assert method.plan(paper, MNIST, 0).classes == 10
-    assert method.plan(paper, CIFAR, 0).classes == 0
+    method = DpPromiseRecipe()
+    assert plan_training(method, paper, MNIST, 0).classes == 10
+    assert plan_training(method, paper, CIFAR, 0).classes == 0
     assert method.public_data(paper, MNIST) == "fashion-mnist"
     assert method.public_data(PLAIN, MNIST) is None
 
@@ -155,21 +150,21 @@ def test_options_reach_the_method():
 def test_dp_sad_has_its_own_options():
     options = DpSadOptions(teacher="dp", time_steps=200, teacher_guidance=0.5, batch=100)
     settings = PLAIN.model_copy(update={"method": "dp-sad", "dp_sad": options})
-    method = DpSadMethod()
-    plan = method.plan(settings, DIGITS, 0)
+    method = DpSadRecipe()
+    plan = plan_training(method, settings, DIGITS, 0)
     resolved: DpSadSettings = plan.settings
     assert (resolved.teacher, resolved.guidance, resolved.batch) == ("dp", 0.5, 100)
-    assert plan.schedule.steps == 200
+    assert plan.settings.schedule.steps == 200
     assert plan.steps == {"teacher": 320, "student": 320}
     assert method.public_data(settings, DIGITS) is None
     public = PLAIN.model_copy(update={"dp_sad": DpSadOptions(teacher="public")})
     assert method.public_data(PLAIN, DIGITS) is None  # the quick profile's teacher is private
     assert method.public_data(public, DIGITS) == "shapes"
     with pytest.raises(ConfigError, match="--pretrain-data"):
-        method.plan(public, DIGITS, 0)
+        plan_training(method, public, DIGITS, 0)
     more = settings.model_copy(update={"dp_sad": DpSadOptions(teacher="dp", batch=4001)})
     with pytest.raises(ConfigError, match="batch=4001 <= 4000"):
-        method.plan(more, DIGITS, 0)
+        plan_training(method, more, DIGITS, 0)
 
 
 # ---------------------------------------------------------------- public images
@@ -178,7 +173,7 @@ def test_dp_sad_has_its_own_options():
 def test_public_images_take_the_shape_of_the_private_ones(tmp_path: Path):
     colour = np.random.default_rng(0).integers(0, 255, (6, 20, 20, 3), dtype=np.uint8)
     np.savez(tmp_path / "colour.npz", images=colour, labels=np.arange(6) % 3, classes=3)
-    facts = Facts("mine", 10, 3, 1, 16)
+    facts = DataFacts("mine", 10, 3, 1, 16)
     mine = NamedData("mine.npz", "npz:mine")
     found = public_images(str(tmp_path / "colour.npz"), PLAIN, facts, mine)
     train = load(str(tmp_path / "colour.npz")).train
@@ -203,8 +198,7 @@ def test_a_copy_of_the_records_is_refused_before_anything_is_planned(
     tiny_synthesis, tmp_path: Path, monkeypatch, method: str
 ):
     copy = shutil.copy(tiny_synthesis.data, tmp_path / "public.npz")
-    kind = {"dp-promise": DpPromiseMethod, "dp-sad": DpSadMethod}[method]
-    monkeypatch.setattr(kind, "plan", None)
+    monkeypatch.setattr("fedtranscribe.trainers.preparation.plan_training", None)
     for spelled, words in {
         str(copy): "exactly those of",
         os.path.relpath(tiny_synthesis.data): "the file or folder of",

@@ -11,14 +11,10 @@ from fedtranscribe.config import SynthesizeSettings
 from fedtranscribe.data import DrawnFrom, load
 from fedtranscribe.errors import ConfigError, StorageError, WeightsNotFoundError
 from fedtranscribe.models.diffusion import Synthesizer
-from fedtranscribe.result_parts import Diffusion
-from fedtranscribe.synthesis import prepare, synthesize
-from fedtranscribe.synthesis.samples import (
-    chosen_labels,
-    expect_writable,
-    open_run,
-    write_samples,
-)
+from fedtranscribe.results.parts import Diffusion
+from fedtranscribe.trainers.preparation import prepare
+from fedtranscribe.trainers.samples import chosen_labels, expect_writable, open_run, write_samples
+from fedtranscribe.trainers.synthesize import synthesize
 
 CPU = torch.device("cpu")
 

@@ -13,23 +13,19 @@ from synthesis_settings import told
 
 from fedtranscribe.config import SynthesizeSettings
 from fedtranscribe.data import load
-from fedtranscribe.errors import (
-    BudgetExhaustedError,
-    ConfigError,
-    QueryConflictError,
-    StorageError,
-)
-from fedtranscribe.mechanisms.noise import SeededNoise
-from fedtranscribe.methods.dp_promise import DpPromise
+from fedtranscribe.errors import BudgetExhaustedError, ConfigError, QueryConflictError, StorageError
 from fedtranscribe.models.diffusion import load_synthesizer
+from fedtranscribe.noise.sources import SeededNoise
 from fedtranscribe.privacy.accountant import sound_table
 from fedtranscribe.privacy.chain import Kind
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.run_directory import RunDirectory
-from fedtranscribe.synthesis import Training, prepare, synthesize
-from fedtranscribe.synthesis.run import opened_ledger
+from fedtranscribe.results.run_directory import RunDirectory
+from fedtranscribe.trainers.dp_promise import DpPromise
+from fedtranscribe.trainers.preparation import prepare
+from fedtranscribe.trainers.synthesize import opened_ledger, synthesize
+from fedtranscribe.trainers.training import Training
 
 STEPS = 6
 
@@ -178,7 +174,7 @@ def test_algorithm_1_as_printed_has_both_figures_and_no_guarantee(tiny_synthesis
     assert not settings.ledger.exists()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_as_published_without_phase_i_is_dp_sgd_and_costs_what_it_costs(tiny_synthesis):
     nothing_of_it = dict.fromkeys(("boundary", "phase1_batch", "phase1_epochs", "phase1_lr"))
     prepared = prepare(
@@ -243,7 +239,7 @@ def test_a_crash_after_the_commit_gives_out_what_was_committed(
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("fedtranscribe.synthesis.run.load_synthesizer", full)
+        patch.setattr("fedtranscribe.trainers.synthesize.load_synthesizer", full)
         with pytest.raises(OSError, match="No space"):
             go(tiny_synthesis, tmp_path / "run")
     with book(tiny_synthesis) as ledger:
@@ -258,7 +254,7 @@ def test_a_second_result_of_one_training_is_refused(
 ):
     """Going on from an older checkpoint once the result is out would be a second release."""
     with monkeypatch.context() as patch:
-        patch.setattr("fedtranscribe.synthesis.run.load_synthesizer", lambda *_: 1 / 0)
+        patch.setattr("fedtranscribe.trainers.synthesize.load_synthesizer", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             go(tiny_synthesis, tmp_path / "run")
     (tmp_path / "run" / "private" / "checkpoint.pt").unlink()

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from fedtranscribe import wire
 from fedtranscribe.cli import run as command
 from fedtranscribe.config import OwnData, TranscribeSettings
 from fedtranscribe.config import build as build_settings
@@ -24,31 +23,34 @@ from fedtranscribe.errors import (
     UnknownArchitectureError,
     WeightsNotFoundError,
 )
-from fedtranscribe.evaluation.audit.checks import check_teachers
+from fedtranscribe.evaluation.audit_checks import check_teachers
+from fedtranscribe.holder.holder_file import HolderFile
+from fedtranscribe.holder.readiness import examine
+from fedtranscribe.holder.service import HolderService, Journal
 from fedtranscribe.models import build, save
-from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.noise_plan import NoisePlan
-from fedtranscribe.privacy.record_note import OWN, UNSTATED
-from fedtranscribe.privacy.units import NoiseMode
-from fedtranscribe.query import ImageQuery, Kind
-from fedtranscribe.releases import make_release, verify
-from fedtranscribe.releases.describe import THE_HOLDER
-from fedtranscribe.releases.statement import CARD, read_statement
-from fedtranscribe.runs import prepare, transcribe
-from fedtranscribe.service.holder_file import HolderFile
-from fedtranscribe.service.journal import Journal
-from fedtranscribe.service.readiness import examine
-from fedtranscribe.service.service import HolderService
-from fedtranscribe.teachers import Ensemble, load_manifest
-from fedtranscribe.teachers.importing import (
+from fedtranscribe.models.ensemble import Ensemble
+from fedtranscribe.models.teacher_import import (
     DECLARATION,
     TEMPLATE,
     Declaration,
     import_networks,
     read_networks,
 )
-from fedtranscribe.wire import queries
-from fedtranscribe.wire.frames import pack, unpack
+from fedtranscribe.models.teachers import load_manifest
+from fedtranscribe.privacy.budget import OWN, UNSTATED
+from fedtranscribe.privacy.ledger import Ledger
+from fedtranscribe.privacy.release_plan import NoisePlan
+from fedtranscribe.privacy.units import NoiseMode
+from fedtranscribe.questions import messages as wire
+from fedtranscribe.questions import query_messages as queries
+from fedtranscribe.questions.messages import pack, unpack
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.questions.rows import ImageQuery
+from fedtranscribe.releases import make_release, verify
+from fedtranscribe.releases.describe import THE_HOLDER
+from fedtranscribe.releases.statement import CARD, read_statement
+from fedtranscribe.runs.preparation import prepare
+from fedtranscribe.runs.transcription import transcribe
 from tests.conftest import TINY_DPSD
 
 WHO = "J. Doe, Example *Hospital*"

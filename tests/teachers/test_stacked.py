@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from fedtranscribe.config import TeacherSettings
 from fedtranscribe.errors import ConfigError, CorruptWeightsError, ModelMismatchError
 from fedtranscribe.models import Classifier, build, save
-from fedtranscribe.models.small import WIDTHS
-from fedtranscribe.teachers import Ensemble, Manifest, stacked
-from fedtranscribe.teachers.stacked import Stacked, Way, pick_way, portion, run_stacked
-from fedtranscribe.teachers.training import load_backbone, shard_file
+from fedtranscribe.models import ensemble as stacked
+from fedtranscribe.models.classifier import WIDTHS
+from fedtranscribe.models.ensemble import Ensemble, Stacked, Way, pick_way, portion, run_stacked
+from fedtranscribe.models.teacher_training import load_backbone, shard_file
+from fedtranscribe.models.teachers import Manifest
 
 CPU = torch.device("cpu")
 CLASSES = 4
@@ -206,7 +207,7 @@ def test_heads_are_one_product_and_equal_each_head_alone(
     heads = {shard: nn.Linear(backbone.width, CLASSES) for shard in set(shards) - empty}
     for shard, head in heads.items():
         save(head, shard_file(tmp_path, shard))
-    monkeypatch.setattr("fedtranscribe.teachers.ensemble._HEADS", 3)
+    monkeypatch.setattr("fedtranscribe.models.ensemble._HEADS", 3)
     teachers, images = Ensemble(tmp_path, CPU), pictures(6, COLOUR)
     got = list(teachers.logits(images))
     assert [tuple(block.shape) for block in got] == [(1, 6, CLASSES)] * 7

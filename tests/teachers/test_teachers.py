@@ -11,17 +11,13 @@ import torch
 
 from fedtranscribe.config import TeacherSettings, TranscribeSettings
 from fedtranscribe.data import ImageSet, assign_shards, load
-from fedtranscribe.errors import (
-    CorruptWeightsError,
-    ModelError,
-    ModelMismatchError,
-    StorageError,
-)
-from fedtranscribe.evaluation.audit.canaries import plant
+from fedtranscribe.errors import CorruptWeightsError, ModelError, ModelMismatchError, StorageError
+from fedtranscribe.evaluation.canaries import plant
 from fedtranscribe.models import build, load_state, save
+from fedtranscribe.models.ensemble import Ensemble
+from fedtranscribe.models.teacher_training import shard_file, train_teachers
+from fedtranscribe.models.teachers import Manifest, load_manifest
 from fedtranscribe.runs.preparation import make_manifest
-from fedtranscribe.teachers import Ensemble, Manifest, load_manifest, train_teachers
-from fedtranscribe.teachers.training import shard_file
 
 CPU = torch.device("cpu")
 
@@ -59,7 +55,7 @@ def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
 
 @pytest.mark.parametrize(
     ("arch", "mode"),
-    [("cnn-small", "full"), pytest.param("resnet18", "heads", marks=pytest.mark.slow)],
+    [("cnn-small", "full"), pytest.param("resnet18", "heads", marks=pytest.mark.long)],
 )
 def test_one_record_reaches_one_teacher(images: ImageSet, tmp_path: Path, arch: str, mode: str):
     manifest = manifest_for(images, 4, arch, mode)
@@ -94,7 +90,7 @@ def test_training_leaves_torchs_own_generator_alone(images: ImageSet, tmp_path: 
     assert torch.equal(before, torch.get_rng_state())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_interrupted_training_goes_on_and_gives_the_same_teachers(
     images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -126,11 +122,11 @@ def workers_left() -> list[psutil.Process]:
     ]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_several_processes_train_the_same_teachers_and_end(
     images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("fedtranscribe.teachers.training._STEPS_PER_WORKER", 1)
+    monkeypatch.setattr("fedtranscribe.models.teacher_training._STEPS_PER_WORKER", 1)
     manifest = manifest_for(images, 4)
     assert train(images, manifest, tmp_path / "alone") == [0, 1, 2, 3, 4]
     seen: list[tuple[int, int]] = []
@@ -159,7 +155,7 @@ def test_a_process_is_started_only_for_work_that_is_worth_it(
     def started(count: int, **options: object) -> None:
         raise InterruptedError(count)
 
-    monkeypatch.setattr("fedtranscribe.teachers.training.Parallel", started)
+    monkeypatch.setattr("fedtranscribe.models.teacher_training.Parallel", started)
     with pytest.raises(InterruptedError, match=f"^{processes}$"):
         train_teachers(
             images,
@@ -171,11 +167,11 @@ def test_a_process_is_started_only_for_work_that_is_worth_it(
         )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_a_process_cannot_write_is_told_as_if_there_were_none(
     images: ImageSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("fedtranscribe.teachers.training._STEPS_PER_WORKER", 1)
+    monkeypatch.setattr("fedtranscribe.models.teacher_training._STEPS_PER_WORKER", 1)
     folder = tmp_path / "gone"
 
     def put_a_file_in_its_place(done: int, total: int) -> None:
@@ -220,7 +216,7 @@ def test_teachers_of_planted_rows_are_not_for_other_ids(images: ImageSet, tmp_pa
 
 @pytest.mark.parametrize(
     ("arch", "mode"),
-    [("cnn-small", "full"), pytest.param("mobilenet_v2", "heads", marks=pytest.mark.slow)],
+    [("cnn-small", "full"), pytest.param("mobilenet_v2", "heads", marks=pytest.mark.long)],
 )
 def test_an_empty_shard_answers_nan_and_counts(
     images: ImageSet, tmp_path: Path, arch: str, mode: str
@@ -239,7 +235,7 @@ def test_an_empty_shard_answers_nan_and_counts(
         assert bool(torch.isfinite(logits).all()) is (shard not in empty)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_heads_on_a_frozen_backbone_learn(images: ImageSet, tmp_path: Path):
     # Three classes that differ in brightness: a head per shard must tell them apart.
     train(images, manifest_for(images, 2, "resnet18", "heads"), tmp_path / "a")
@@ -297,7 +293,7 @@ KILLED = """
 import sys, torch
 from pathlib import Path
 from fedtranscribe.data import load
-from fedtranscribe.teachers import train_teachers
+from fedtranscribe.models.teacher_training import train_teachers
 from tests.teachers.test_teachers import manifest_for
 
 if __name__ == "__main__":
@@ -310,7 +306,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_processes_end_soon_after_the_one_that_started_them_was_killed(
     tiny_data: Path, tmp_path: Path
 ):

@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 import tomli_w
 
-from fedtranscribe import tracking
 from fedtranscribe.config import TrackingOptions
 from fedtranscribe.errors import ConfigError, PrivacyError
-from fedtranscribe.tracking import Tracker
+from fedtranscribe.results import progress as tracking
+from fedtranscribe.results.progress import Tracker
 
 ROOT = Path(__file__).parents[2]
 ENTRIES = [
@@ -191,7 +191,7 @@ def test_weights_and_biases_gets_the_same_and_nothing_of_the_machine(run, monkey
 # ---------------------------------------------------------------- the packages themselves
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_mlflow_itself(run, tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
@@ -208,10 +208,10 @@ def test_mlflow_itself(run, tmp_path, monkeypatch):
     assert [(each.step, each.value) for each in steps] == [(1, 1.5), (2, 3.0)]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "nowhere://example")
     with pytest.raises(ConfigError, match="MLFLOW_TRACKING_URI"):
-        importlib.import_module("fedtranscribe.trackers.mlflow").track(run)
+        importlib.import_module("fedtranscribe.results.mlflow").track(run)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore")
 def test_weights_and_biases_itself(run, tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")

@@ -11,8 +11,7 @@ from typing import Any
 
 from flwr.app import Context
 
-from fedtranscribe.flower.client_app import make_client_app
-from fedtranscribe.flower.simulated_holder import open_simulated
+from fedtranscribe.flower.client_app import make_client_app, open_simulated
 from fedtranscribe.holder.node import Node
 
 # In which round a holder dies at which stage, before or after it has done what it was asked for.

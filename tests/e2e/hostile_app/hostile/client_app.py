@@ -11,11 +11,11 @@ from pathlib import Path
 import grpc
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedtranscribe import wire
 from fedtranscribe.errors import StorageError
 from fedtranscribe.flower.relay import SOCKET, make_relay_app
-from fedtranscribe.service.link import METHODS, NAME, call, health_socket
-from fedtranscribe.wire.frames import unpack
+from fedtranscribe.holder.link import METHODS, NAME, call, health_socket
+from fedtranscribe.questions import messages as wire
+from fedtranscribe.questions.messages import unpack
 
 JUNK = [b"", b"x", b"\xff" * 1_000_000, (1 << 62).to_bytes(8, "little"), bytes(200_000_000)]
 

@@ -9,13 +9,16 @@ import torch
 from flwr.app import Context, Message
 from flwr.serverapp import Grid, ServerApp
 
-from fedtranscribe import wire
 from fedtranscribe.flower.records import message_of, record_of
-from fedtranscribe.privacy.noise_plan import NoisePlan
+from fedtranscribe.noise.mask_keys import Members
+from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import NoiseMode
-from fedtranscribe.query import ImageQuery, Kind
-from fedtranscribe.secagg import Members
-from fedtranscribe.wire import masked, queries, trainings
+from fedtranscribe.questions import masked_messages as masked
+from fedtranscribe.questions import messages as wire
+from fedtranscribe.questions import query_messages as queries
+from fedtranscribe.questions import training_messages as trainings
+from fedtranscribe.questions.question import Kind
+from fedtranscribe.questions.rows import ImageQuery
 
 HOLDERS, TIMEOUT = 2, 900.0
 PLAN = NoisePlan(NoiseMode.CENTRAL, 100.0, HOLDERS)

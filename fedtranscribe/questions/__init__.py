@@ -1,0 +1,1 @@
+"""What a data holder can be asked: one file per kind of question."""

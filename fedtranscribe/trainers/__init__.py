@@ -1,0 +1,1 @@
+"""Private diffusion models, trained where the data are."""
