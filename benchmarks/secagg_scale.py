@@ -222,8 +222,8 @@ def table(lines: list[Line]) -> str:
         f"{TASK.length:,} numbers of 64 bits; a tenth of the holders drop out after they have "
         "sent shares, and one may collude. One holder was measured with all of its masks and "
         "messages; it is not the mean of all. The server opens the sum from real shares and reads "
-        f"vectors from disk one by one; their first {CHECKED:,} numbers are masked and compared with "
-        "the values, the others are zeros.",
+        f"vectors from disk one by one; their first {CHECKED:,} numbers are masked and compared "
+        "with the values, the others are zeros.",
         grid(tuple(COLUMNS.values()), ([line[name] for name in COLUMNS] for line in lines)),
     )
 
