@@ -32,7 +32,7 @@ from fedtranscribe.noise.masks import (
     split,
     tag,
 )
-from fedtranscribe.noise.secagg import Holder, Task, settled
+from fedtranscribe.noise.secagg import Holder, Task, survivors_statement
 from fedtranscribe.noise.secagg_server import Server
 from fedtranscribe.rounds.round_state import VectorFile
 
@@ -146,7 +146,7 @@ def one_holder(run: Run, name: str, gone: set[str]) -> dict[str, float]:
     tags = {
         other: tag(books[other], name, digest, other) for other in book.others if other not in gone
     }
-    message = settled(digest, survivors)
+    message = survivors_statement(digest, survivors)
     signatures = {
         each: sign(run.signers[each], message) for each in book.circle if each not in gone
     }

@@ -22,14 +22,14 @@ from fedtranscribe.flower.simulate import choose, nodes, require_flower
 from fedtranscribe.flower.simulate import simulate as run_app
 from fedtranscribe.results.progress import Progress
 from fedtranscribe.run import Run, in_python, reported
-from fedtranscribe.runs.preparation import given_generator, prepare
+from fedtranscribe.runs.preparation import existing_generator, prepare
 from fedtranscribe.runs.transcription import transcribe as run_transcription
 from fedtranscribe.trainers.preparation import prepare as prepare_training
 from fedtranscribe.trainers.synthesize import synthesize as run_synthesis
 
 
 @dataclass(frozen=True, eq=False)
-class GivenData:
+class InputData:
     """The private data of a run, as keyword arguments state them; see `transcribe`."""
 
     images: Images | None
@@ -48,11 +48,11 @@ class GivenData:
         Raises:
             ConfigError: something is missing, or does not belong to such data.
         """
-        said: dict[str, Any] = {}
+        named: dict[str, Any] = {}
         if (classes := self._classes()) is not None:
-            said["classes"] = classes
+            named["classes"] = classes
         if self.images is not None:
-            return {"data": f"{MEMORY}{self._data_id()}", **said}
+            return {"data": f"{MEMORY}{self._data_id()}", **named}
         for name in ("labels", "data_id", "test"):
             if getattr(self, name) is not None:
                 raise ConfigError(
@@ -60,10 +60,10 @@ class GivenData:
                     "name or a path pass data alone."
                 )
         if self.data is not None:
-            said["data"] = str(self.data)
+            named["data"] = str(self.data)
         if self.ids is not None:
-            said["ids"] = self.ids
-        return said
+            named["ids"] = self.ids
+        return named
 
     def split(self, own: OwnData) -> DataSplit | None:
         """Train and test part of data in memory; None for data that have a name or a path.
@@ -105,7 +105,7 @@ class GivenData:
         return names
 
 
-def given_settings(settings: Mapping[str, Any], **named: Any) -> dict[str, Any]:
+def named_settings(settings: Mapping[str, Any], **named: Any) -> dict[str, Any]:
     """Settings that were said; a keyword argument that is None was left out."""
     return {**settings, **{name: value for name, value in named.items() if value is not None}}
 
@@ -169,14 +169,14 @@ def transcribe(
         FedtranscribeError: any other mistake; see `fedtranscribe.errors`.
     """
     folder = None if out is None else Path(out)
-    source = GivenData(images, labels, data, data_id, classes, class_names, ids, test)
-    started, given = layers(None if config is None else Path(config), folder, resume=resume)
-    said = given_settings(settings, epsilon=epsilon, delta=delta)
-    chosen = build(TranscribeSettings, {**started, **given, **said, **source.settings})
+    source = InputData(images, labels, data, data_id, classes, class_names, ids, test)
+    stored, configured = layers(None if config is None else Path(config), folder, resume=resume)
+    named = named_settings(settings, epsilon=epsilon, delta=delta)
+    chosen = build(TranscribeSettings, {**stored, **configured, **named, **source.settings})
     split = source.split(chosen.own_data)
     folder = folder or new_folder("transcribe")
     with reported(progress) as (show, say):
-        prepared = prepare(chosen, given_generator(chosen, show), split)
+        prepared = prepare(chosen, existing_generator(chosen, show), split)
         say(f"run folder: {folder}")
         try:
             run_transcription(prepared, folder, resume=resume, force=force, progress=show, say=say)
@@ -238,10 +238,10 @@ def synthesize(
         FedtranscribeError: any other mistake; see `fedtranscribe.errors`.
     """
     folder = None if out is None else Path(out)
-    source = GivenData(images, labels, data, data_id, classes, class_names, ids, test)
-    started, given = layers(None if config is None else Path(config), folder, resume=resume)
-    said = given_settings(settings, epsilon=epsilon, delta=delta) | source.settings
-    chosen = synthesize_settings(said, given, started)
+    source = InputData(images, labels, data, data_id, classes, class_names, ids, test)
+    stored, configured = layers(None if config is None else Path(config), folder, resume=resume)
+    named = named_settings(settings, epsilon=epsilon, delta=delta) | source.settings
+    chosen = synthesize_settings(named, configured, stored)
     split = source.split(chosen.own_data)
     folder = folder or new_folder("synthesize")
     with reported(progress) as (show, say):

@@ -81,7 +81,7 @@ def _visible(character: str) -> str:
 
 LONGEST_NAME = 200
 
-_SHOWN = 40
+_QUOTED = 40
 _REPOSITORY = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}", re.ASCII)
 
 
@@ -96,9 +96,9 @@ def expect_name(what: str, value: str) -> str:
         ConfigError: it is empty, longer than `LONGEST_NAME` characters, or not printable.
     """
     if not 0 < len(value) <= LONGEST_NAME or not value.isprintable():
-        shown = repr(value[:_SHOWN]) + ("…" if len(value) > _SHOWN else "")
+        quoted = repr(value[:_QUOTED]) + ("…" if len(value) > _QUOTED else "")
         raise ConfigError(
-            f"Expected {what}={shown} to have 1 to {LONGEST_NAME} printable characters, "
+            f"Expected {what}={quoted} to have 1 to {LONGEST_NAME} printable characters, "
             f"got {len(value)}."
         )
     return value

@@ -286,7 +286,7 @@ def test_a_field_has_to_say_why_it_may_be_told():
         ensemble: float
 
     class Twice(Part):
-        rows: Annotated[int, Why.COST, Why.COURSE]
+        rows: Annotated[int, Why.COST, Why.PROGRESS]
 
     for kind in (Careless, Twice):
         with pytest.raises(TypeError, match="has to say once why"):

@@ -101,18 +101,18 @@ def run(arguments: list[str]) -> int:
     try:
         code = app(arguments, standalone_mode=False, prog_name="fedtranscribe")
     except FedtranscribeError as error:
-        return _complain(str(error), error.exit_code)
+        return _print_error(str(error), error.exit_code)
     except _USAGE_ERROR as error:
-        return _complain(_usage(error), ConfigError.exit_code)
+        return _print_error(_usage(error), ConfigError.exit_code)
     except Terminated:
-        return _complain("terminated.", _TERMINATED)
+        return _print_error("terminated.", _TERMINATED)
     except (KeyboardInterrupt, typer.Abort):
         code = _INTERRUPTED
     except OSError as error:
         where = f": {error.filename}" if error.filename else ""
-        return _complain(f"{error.strerror or error}{where}.", StorageError.exit_code)
+        return _print_error(f"{error.strerror or error}{where}.", StorageError.exit_code)
     if code == _INTERRUPTED:
-        return _complain("interrupted.", _INTERRUPTED)
+        return _print_error("interrupted.", _INTERRUPTED)
     return code if isinstance(code, int) else 0
 
 
@@ -123,6 +123,6 @@ def _usage(error: Exception) -> str:
     return f"{once}{'' if once.endswith('?') else '.'} Try --help."
 
 
-def _complain(message: str, code: int) -> int:
+def _print_error(message: str, code: int) -> int:
     warn(f"error: {' '.join(message.split())}")
     return code

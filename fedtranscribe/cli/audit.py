@@ -62,8 +62,8 @@ def audit_command(typed: dict[str, Any], runs: Runs, as_json: Json = False) -> N
             prefix = f"{run.path.name}: " if len(opened) > 1 else ""
             audits.append(audit(run, settings, bars.named(prefix)))
     if as_json:
-        shown = [done.to_json(told=False) for done in audits]
-        whole = shown[0] if len(shown) == 1 else shown
+        rows = [done.to_json(public=False) for done in audits]
+        whole = rows[0] if len(rows) == 1 else rows
         emit_json(whole)
     else:
         for done in audits:

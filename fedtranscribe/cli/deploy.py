@@ -274,11 +274,11 @@ def check_command(
         checks = check_server(folder, name or [])
     fault = first_fault(checks)
     if as_json:
-        told = [
+        lines = [
             {"name": c.name, "verdict": c.verdict.value, "found": c.found, "fix": c.fix}
             for c in checks
         ]
-        emit({"ok": fault is None, "checks": told}, as_json=True, title="")
+        emit({"ok": fault is None, "checks": lines}, as_json=True, title="")
     else:
         columns = ("check", "", "what was found", "fix")
         rows = [(c.name, c.verdict.value, c.found, c.fix) for c in checks]

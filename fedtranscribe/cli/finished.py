@@ -159,12 +159,12 @@ def show_comparison(comparison: "Comparison") -> None:
     figures = ("student %", "CNN %", "FID")
     rows = []
     for group in comparison.groups:
-        method, data, privacy, unit, epsilon, delta, noise, answered, runs, *shown = cells(group)
+        method, data, privacy, unit, epsilon, delta, noise, answered, runs, *scores = cells(group)
         if group.private:
-            shown[0] = f"{percent(group.own_accuracy)} NOT PRIVATE"
+            scores[0] = f"{percent(group.own_accuracy)} NOT PRIVATE"
         what = (f"{method}, {data}", f"{privacy}, {unit}")
         cost = (f"{epsilon}, δ = {delta}", f"noise {noise}")
-        rows.append((what, cost, (answered, f"runs: {runs}"), *shown))
+        rows.append((what, cost, (answered, f"runs: {runs}"), *scores))
     columns = ("what", "ε (sound)", "rows", *figures)
     show_table("Finished runs", columns, rows, right=figures, lines=True)
     say(SPREAD_WORDS, "dim")
@@ -273,7 +273,7 @@ def sample_command(
         drawn = sampler.draw(lambda done, total: bars("samples", done, total))
         names, origin = result.class_names, drawn_from(result)
         write_samples(drawn.images, drawn.labels, out, drawn.classes, names, origin)
-    told = {
+    facts = {
         "out": str(out),
         "images": num,
         "shape": "x".join(str(side) for side in drawn.images.shape[1:]),
@@ -285,7 +285,7 @@ def sample_command(
         "private": result.guarantee.private,
         "epsilon": result.guarantee.epsilon,
     }
-    emit(told, as_json, "Samples")
+    emit(facts, as_json, "Samples")
 
 
 sample_command.__doc__ = _SAMPLE

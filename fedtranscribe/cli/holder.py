@@ -87,25 +87,25 @@ def status(policy: PolicyFile = Path("policy.toml"), as_json: Json = False) -> N
 
     file = HolderFile.read(policy)
     serving = is_serving(file.holder.socket)
-    told = {"holder": file.holder.name, "serving": serving, "socket": str(file.holder.socket)}
+    state = {"holder": file.holder.name, "serving": serving, "socket": str(file.holder.socket)}
     if file.holder.ledger.exists():
         with Ledger.open_read_only(file.holder.ledger) as ledger:
             runs = {run.run: {"first": run.first, "rows": run.rows} for run in ledger.runs()}
             booked, since = budget_left(ledger), limits(ledger)
-            kept, proved = quotas(file, ledger), ledger.proved or None
+            quota, proved = quotas(file, ledger), ledger.proved or None
     else:
-        runs, booked, since, kept, proved = {}, {}, {}, {}, None
-    told |= {"budget": booked, "limits": since, "quotas": kept, "proved": proved, "runs": runs}
-    told |= {"refusals": refusals(file.holder.log)}
+        runs, booked, since, quota, proved = {}, {}, {}, {}, None
+    state |= {"budget": booked, "limits": since, "quotas": quota, "proved": proved, "runs": runs}
+    state |= {"refusals": refusals(file.holder.log)}
     if as_json:
-        emit(told, as_json=True, title="")
+        emit(state, as_json=True, title="")
     else:
-        shown = {
+        cells = {
             run: f"{counted(facts['rows'], 'row')} since {facts['first']}"
             for run, facts in runs.items()
         }
-        full = {name: f"{each['used']} of {each['limit']}" for name, each in kept.items()}
-        emit({**told, "quotas": full, "runs": shown}, as_json=False, title="Holder")
+        full = {name: f"{each['used']} of {each['limit']}" for name, each in quota.items()}
+        emit({**state, "quotas": full, "runs": cells}, as_json=False, title="Holder")
     if not serving:
         raise typer.Exit(FederationError.exit_code)
 
@@ -149,7 +149,7 @@ def show(ledger: LedgerFile, as_json: Json = False) -> None:
         from fedtranscribe.holder.readiness import budget_left, limits
 
         head = book.head
-        told = {
+        facts = {
             "data": book.data_id,
             "entries": head.sequence,
             "head": head.hash,
@@ -160,7 +160,7 @@ def show(ledger: LedgerFile, as_json: Json = False) -> None:
                 run.run: f"{counted(run.rows, 'row')} since {run.first}" for run in book.runs()
             },
         }
-    emit(told, as_json, "Ledger")
+    emit(facts, as_json, "Ledger")
 
 
 @ledger_app.command("verify")

@@ -54,8 +54,8 @@ def settings_options(
 
         @wraps(function)
         def command(**values: Any) -> None:
-            given = {name: values.pop(name) for name in fields}
-            function({n: value for n, value in given.items() if value is not None}, **values)
+            chosen = {name: values.pop(name) for name in fields}
+            function({n: value for n, value in chosen.items() if value is not None}, **values)
 
         alone = _in_one_table(kind)
         options = [
@@ -99,10 +99,10 @@ class GroupedCommand(TyperCommand):
             usual = "Arguments" if parameter.param_type_name == "argument" else "Options"
             if record is not None:
                 sections[getattr(parameter, "rich_help_panel", None) or usual].append(record)
-        shown = {title: rows for title, rows in sections.items() if rows}
+        panels = {title: rows for title, rows in sections.items() if rows}
         if help_option := self.get_help_option(ctx):
-            shown[[*shown][-1]] += filter(None, [help_option.get_help_record(ctx)])
-        for title, rows in shown.items():
+            panels[[*panels][-1]] += filter(None, [help_option.get_help_record(ctx)])
+        for title, rows in panels.items():
             with formatter.section(title):
                 formatter.write_dl(rows)
 
@@ -189,8 +189,8 @@ def _help(name: str, field: FieldInfo, table: str | None) -> str:
         # "S, first step" begins with a symbol, "Expected records" with a word.
         words = words[:1].lower() + words[1:] if words[1:2].islower() else words
         words = f"{table.replace('_', '-')}: {words}"
-    shown = _default(name, field.default)
-    return f"{words}  [default: {shown}]" if shown else words
+    default = _default(name, field.default)
+    return f"{words}  [default: {default}]" if default else words
 
 
 def _default(name: str, value: Any) -> str:

@@ -56,7 +56,7 @@ def emit(result: Mapping[str, Any], as_json: bool, title: str) -> None:
     if as_json:
         emit_json(result)
     else:
-        show_table(title, (), ((name, _shown(value)) for name, value in _flat(result)))
+        show_table(title, (), ((name, _format_value(value)) for name, value in _flat(result)))
 
 
 def emit_json(value: Any) -> None:
@@ -142,7 +142,7 @@ def _flat(result: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
             yield name, value
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     if value is None:
         return "-"
     if isinstance(value, float):

@@ -116,14 +116,14 @@ def make(
         emit({"folder": str(made.folder), **values}, as_json=True, title="")
         return
     guarantee = f"{statement.unit.value}, {statement.adjacency.value}, δ = {statement.delta:g}"
-    shown = {
+    facts = {
         f"ε, sound ({guarantee})": (
             "infinite: no guarantee" if statement.epsilon is None else statement.epsilon
         ),
         "data": statement.data,
         "files": ", ".join([*statement.files, "privacy.json"]),
     }
-    emit(shown, as_json=False, title="Release")
+    emit(facts, as_json=False, title="Release")
     for possible in statement.data_dependent_choices:
         if not possible.stated:
             say(

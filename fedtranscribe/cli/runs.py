@@ -10,11 +10,11 @@ from fedtranscribe.config.sources import expect_readable
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.results.parts import LedgerFacts, StatedGuarantee
 from fedtranscribe.results.progress import check_tracking
-from fedtranscribe.results.result import Result, Shown
+from fedtranscribe.results.result import Result, ScoredResult
 from fedtranscribe.results.stage_bars import StageBars
 
 # Classes of a table that a terminal can show.
-_MOST_SHOWN = 12
+_MOST_LINES = 12
 
 _UNITS = {
     Unit.RECORD: "an image and its label, or all images of one id",
@@ -87,14 +87,14 @@ def print_plan(make: Callable[..., StatedGuarantee], bars: StageBars, *, as_json
         bars.say("nothing was spent; leave out --plan to run it")
 
 
-def show_confusion(shown: Shown) -> None:
+def show_confusion(scored: ScoredResult) -> None:
     """Print what the student takes for what; nothing where nobody looked."""
-    found = shown.confusion
+    found = scored.confusion
     if found is None:
         return
     count = len(found.counts)
-    names = shown.result.class_names or tuple(map(str, range(count)))
-    note = ", NOT PRIVATE" if "confusion" in shown.not_private else ""
+    names = scored.result.class_names or tuple(map(str, range(count)))
+    note = ", NOT PRIVATE" if "confusion" in scored.not_private else ""
     rows = [("accuracy of always naming the most frequent class", f"{found.majority:.1%}")]
     if found.auc is not None:
         rows += [
@@ -103,7 +103,7 @@ def show_confusion(shown: Shown) -> None:
             (f"specificity: share of {names[0]} recognised", f"{found.specificity:.1%}"),
         ]
     show_table(f"For comparison{note}", ("figure", "value"), rows, right=("value",))
-    if count <= _MOST_SHOWN:
+    if count <= _MOST_LINES:
         table = [(name, *map(str, row)) for name, row in zip(names, found.counts, strict=True)]
         show_table(f"Confusion table{note}", ("true class", *names), table, right=names)
         say("held-out images; columns: the class that the student predicts", "dim")
@@ -111,18 +111,18 @@ def show_confusion(shown: Shown) -> None:
 
 def show_privacy(result: Result) -> None:
     """Print what a finished run cost; only sound figures are called ε."""
-    said, published = result.guarantee, result.guarantee.published
-    stated = f"ε, sound ({said.unit}, {said.adjacency}, δ = {said.delta:g})"
-    rows = [(stated, _figure(said.epsilon))]
-    for adjacency, value in said.sound.items():
-        if adjacency is not said.adjacency:
-            rows.append((f"ε, sound ({said.unit}, {adjacency})", _figure(value)))
+    declared, published = result.guarantee, result.guarantee.published
+    stated = f"ε, sound ({declared.unit}, {declared.adjacency}, δ = {declared.delta:g})"
+    rows = [(stated, _figure(declared.epsilon))]
+    for adjacency, value in declared.sound.items():
+        if adjacency is not declared.adjacency:
+            rows.append((f"ε, sound ({declared.unit}, {adjacency})", _figure(value)))
     if published is not None:
         rows.append(("published formula, no guarantee", _figure(published.epsilon)))
     if result.ledger is not None:
         rows += _ledger_rows(result.ledger)
     show_table("Privacy", ("figure", "value"), rows, right=("value",))
-    say(_legend(said), "dim")
+    say(_legend(declared), "dim")
     if (used := result.features) is not None:
         say(
             f"Features of {used.network} at {used.side} pixels, weights SHA-256 {used.sha256}: "
@@ -138,12 +138,12 @@ def show_privacy(result: Result) -> None:
         say(f"Why the published figure is no guarantee: {published.reason}", "dim")
 
 
-def _legend(said: StatedGuarantee) -> str:
+def _legend(stated: StatedGuarantee) -> str:
     """What the terms of the table mean."""
-    hidden = (f"{name} (it {_CHANGES[name]})" for name in {said.adjacency: 0, **said.sound})
+    hidden = (f"{name} (it {_CHANGES[name]})" for name in {stated.adjacency: 0, **stated.sound})
     return (
-        f"sound: computed from what was released; {said.unit}: {_UNITS[said.unit]}; what ε hides: "
-        f"{', '.join(hidden)}"
+        f"sound: computed from what was released; {stated.unit}: {_UNITS[stated.unit]}; "
+        f"what ε hides: {', '.join(hidden)}"
     )
 
 

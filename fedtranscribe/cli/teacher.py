@@ -69,9 +69,9 @@ def train(
     as_json: Json = False,
 ) -> None:
     """Train teachers."""
-    given = read_toml(config) if config else {}
+    configured = read_toml(config) if config else {}
     own = {"data": data, "teacher": arch, "shards": shards}
-    settings = build(TranscribeSettings, {**given, **typed, **own})
+    settings = build(TranscribeSettings, {**configured, **typed, **own})
     expect_known(settings, network=settings.teacher)
 
     from joblib import cpu_count
@@ -214,14 +214,14 @@ def _alone(
     expected = _forecast(settings, 1, classes)
     ways = _ways_out(path, arch, settings)
     if expected.hopeless and not force:
-        told = {"network": str(path), "architecture": arch, "classes": classes, "teachers": 1}
-        told |= {"epsilon": settings.epsilon, "delta": settings.delta, "unit": "record"}
-        told |= {"verdict": expected.verdict.value, "signal": expected.signal}
+        facts = {"network": str(path), "architecture": arch, "classes": classes, "teachers": 1}
+        facts |= {"epsilon": settings.epsilon, "delta": settings.delta, "unit": "record"}
+        facts |= {"verdict": expected.verdict.value, "signal": expected.signal}
         if as_json:
             ahead = {"forecast": expected.words, "ways": ways, "imported": False}
-            emit({**told, **ahead}, as_json=True, title="")
+            emit({**facts, **ahead}, as_json=True, title="")
         else:
-            emit({**told, "forecast": expected.words}, as_json=False, title="One opaque network")
+            emit({**facts, "forecast": expected.words}, as_json=False, title="One opaque network")
             for number, (what, command) in enumerate(ways.items(), 1):
                 say_path(f"{number}. {what}", command)
         raise HopelessPlanError(

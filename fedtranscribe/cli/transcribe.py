@@ -36,7 +36,7 @@ from fedtranscribe.flower.simulate import (
     simulate,
 )
 from fedtranscribe.results.parts import StatedGuarantee
-from fedtranscribe.results.result import Result, Shown, with_private_scores
+from fedtranscribe.results.result import Result, ScoredResult, with_private_scores
 from fedtranscribe.results.stage_bars import StageBars
 from fedtranscribe.text import counted
 
@@ -75,43 +75,43 @@ def transcribe_command(
     as_json: Json = False,
 ) -> None:
     """Run it; the help text is `_TRANSCRIBE`."""
-    started, given = layers(config, out, resume=resume, plan=plan)
-    settings = build(TranscribeSettings, {**started, **given, **typed})
+    stored, configured = layers(config, out, resume=resume, plan=plan)
+    settings = build(TranscribeSettings, {**stored, **configured, **typed})
     # A run that is resumed knows the student by its features' name.
     student = None if settings.features else settings.student
     expect_known(settings, network=student, teacher=settings.teacher, public=settings.public_data)
     if settings.generator is not None:
         expect_finished(settings.generator)
 
-    from fedtranscribe.runs.preparation import given_generator, prepare
+    from fedtranscribe.runs.preparation import existing_generator, prepare
     from fedtranscribe.runs.transcription import show_plan, transcribe
 
     with StageBars() as bars:
-        prepared = prepare(settings, given_generator(settings, bars))
+        prepared = prepare(settings, existing_generator(settings, bars))
         if plan:
             print_plan(partial(show_plan, prepared, force=force), bars, as_json=as_json)
             return
         folder = out or new_folder("transcribe")
         bars.say(f"run folder: {folder}")
         try:
-            shown = transcribe(
+            scored = transcribe(
                 prepared, folder, resume=resume, force=force, progress=bars, say=bars.say
             )
         except KeyboardInterrupt:
             bars.say(f"go on with: fedtranscribe transcribe --resume --out {folder}")
             raise
     if as_json:
-        emit(shown.to_json(), as_json=True, title="")
+        emit(scored.to_json(), as_json=True, title="")
     else:
-        show_transcription(shown, folder)
+        show_transcription(scored, folder)
 
 
 transcribe_command.__doc__ = _TRANSCRIBE
 
 
-def show_transcription(shown: Shown, folder: Path) -> None:
+def show_transcription(scored: ScoredResult, folder: Path) -> None:
     """Print a finished run: accuracy, then privacy, then where things are."""
-    result = shown.result
+    result = scored.result
     names = {
         "single_teacher": f"one teacher of {result.teachers} (mean)",
         "ensemble": "teacher ensemble",
@@ -119,14 +119,14 @@ def show_transcription(shown: Shown, folder: Path) -> None:
         "student": "private student",
     }
     scores = [
-        (f"{name}{', NOT PRIVATE' if key in shown.not_private else ''}", f"{value:.1%}")
+        (f"{name}{', NOT PRIVATE' if key in scored.not_private else ''}", f"{value:.1%}")
         for key, name in names.items()
-        if (value := shown.accuracy.get(key)) is not None
+        if (value := scored.accuracy.get(key)) is not None
     ]
     columns = ("model", "accuracy")
     show_table("Accuracy on held-out real images", columns, scores, right=("accuracy",))
     say(result.accuracy_on, "dim")
-    show_confusion(shown)
+    show_confusion(scored)
     show_privacy(result)
     say_path("Results, networks and figures", folder)
 
@@ -159,8 +159,8 @@ def synthesize_command(
     as_json: Json = False,
 ) -> None:
     """Run it; the help text is `_SYNTHESIZE`."""
-    started, given = layers(config, out, resume=resume)
-    settings = synthesize_settings(typed, given, started)
+    stored, configured = layers(config, out, resume=resume)
+    settings = synthesize_settings(typed, configured, stored)
     expect_known(settings, public=settings.pretrain_data)
 
     from fedtranscribe.evaluation.evaluate import cnn_judge
@@ -175,7 +175,7 @@ def synthesize_command(
         folder = out or new_folder("synthesize")
         bars.say(f"run folder: {folder}")
         try:
-            shown = synthesize(
+            scored = synthesize(
                 prepared,
                 folder,
                 resume=resume,
@@ -187,20 +187,20 @@ def synthesize_command(
             bars.say(f"go on with: fedtranscribe synthesize --resume --out {folder}")
             raise
     if as_json:
-        emit(shown.to_json(), as_json=True, title="")
+        emit(scored.to_json(), as_json=True, title="")
     else:
-        show_synthesis(shown, folder)
+        show_synthesis(scored, folder)
 
 
 synthesize_command.__doc__ = _SYNTHESIZE
 
 
-def show_synthesis(shown: Shown, folder: Path) -> None:
+def show_synthesis(scored: ScoredResult, folder: Path) -> None:
     """Print a finished run: accuracy, then privacy, then where things are."""
-    result = shown.result
+    result = scored.result
     for caveat in result.guarantee.caveats:
         say(f"NOT PRIVATE: {caveat}", "bold red")
-    score = shown.accuracy.get("downstream")
+    score = scored.accuracy.get("downstream")
     if score is not None:
         say(f"CNN trained on samples, tested on real images: {score:.1%}")
         say(result.accuracy_on, "dim")
@@ -269,19 +269,19 @@ def simulate_command(
             if "resume" in app.defaults:
                 bars.say(f"go on with the same settings and: --resume --out {folder}")
             raise
-    shown = with_private_scores(folder, Result.read(folder))
+    scored = with_private_scores(folder, Result.read(folder))
     if as_json:
-        emit({**shown.to_json(), "out": str(folder)}, as_json=True, title="")
+        emit({**scored.to_json(), "out": str(folder)}, as_json=True, title="")
     else:
-        show_simulation(shown, folder)
+        show_simulation(scored, folder)
 
 
 simulate_command.__doc__ = _SIMULATE
 
 
-def show_simulation(shown: Shown, folder: Path) -> None:
+def show_simulation(scored: ScoredResult, folder: Path) -> None:
     """Print a finished run: accuracy, then privacy, then where things are."""
-    result = shown.result
+    result = scored.result
     words = [f"method {result.method}"]
     if result.answers is not None:
         sums = result.answers.privacy == "moments"
@@ -291,25 +291,25 @@ def show_simulation(shown: Shown, folder: Path) -> None:
     say(", ".join(words))
     scores = [
         (
-            f"{name.replace('_', ' ')}{', NOT PRIVATE' if name in shown.not_private else ''}",
+            f"{name.replace('_', ' ')}{', NOT PRIVATE' if name in scored.not_private else ''}",
             "-" if value is None else f"{value:.1%}",
         )
-        for name, value in shown.accuracy.items()
+        for name, value in scored.accuracy.items()
     ]
     show_table("Accuracy", ("model", "accuracy"), scores, right=("accuracy",))
-    show_confusion(shown)
+    show_confusion(scored)
     _show_privacy(result.guarantee)
     say_path("Results, networks and figures", folder)
 
 
-def _show_privacy(said: StatedGuarantee) -> None:
-    under = f"{said.unit}, {said.adjacency}, δ = {said.delta:g}"
-    stated = "infinite: no guarantee" if said.epsilon is None else f"{said.epsilon:.4g}"
+def _show_privacy(declared: StatedGuarantee) -> None:
+    under = f"{declared.unit}, {declared.adjacency}, δ = {declared.delta:g}"
+    stated = "infinite: no guarantee" if declared.epsilon is None else f"{declared.epsilon:.4g}"
     rows = [(f"ε, sound ({under})", stated)]
-    if said.published is not None:
-        figure = said.published.epsilon
-        shown = "-" if figure is None else f"{figure:.4g}"
-        rows.append(("published formula, no guarantee", shown))
+    if declared.published is not None:
+        figure = declared.published.epsilon
+        text = "-" if figure is None else f"{figure:.4g}"
+        rows.append(("published formula, no guarantee", text))
     show_table("Privacy", ("figure", "value"), rows, right=("value",))
-    if said.published is not None:
-        say(f"Why the published figure is no guarantee: {said.published.reason}", "dim")
+    if declared.published is not None:
+        say(f"Why the published figure is no guarantee: {declared.published.reason}", "dim")

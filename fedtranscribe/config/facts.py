@@ -12,16 +12,16 @@ MOST_SIDE = 4_096
 """Beyond these no file and no manifest describes images that anybody has."""
 MOST_SHARDS = 1_000_000
 
-_TOLD = re.compile(r"(?:timm/)?[A-Za-z0-9_.-]{1,80}@[0-9a-f]{64}")
+_PINNED = re.compile(r"(?:timm/)?[A-Za-z0-9_.-]{1,80}@[0-9a-f]{64}")
 
 
-def expect_told(name: str) -> None:
-    """Refuse what cannot be a `Backbone.told`; servers read these off the wire.
+def expect_pinned(name: str) -> None:
+    """Refuse what cannot be a `Backbone.pinned_name`; servers read these off the wire.
 
     Raises:
         ConfigError: names it.
     """
-    if _TOLD.fullmatch(name) is None:
+    if _PINNED.fullmatch(name) is None:
         raise ConfigError(f"Expected features as NETWORK@SHA-256, got {name[:200]!r}.")
 
 
@@ -60,7 +60,7 @@ class Facts:
         for name in filter(None, (self.shards_declared_by, self.weights_declared_by)):
             expect_name("name", name)
         for name in self.features:
-            expect_told(name)
+            expect_pinned(name)
         counts = self.classes, self.channels, self.size, self.shards
         most = MOST_CLASSES, MOST_CHANNELS, MOST_SIDE, MOST_SHARDS
         if any(count > limit for count, limit in zip(counts, most, strict=True)):

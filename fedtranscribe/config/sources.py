@@ -33,15 +33,15 @@ def layers(config: Path | None, out: Path | None, *, resume: bool, plan: bool = 
     """
     if resume and out is None:
         raise ConfigError("Expected --out with --resume: it names the run to go on with.")
-    started: dict[str, Any] = {}
+    stored: dict[str, Any] = {}
     if resume and out is not None:
         if not (out / "config.toml").exists():
             raise StorageError(f"No run in {out} to resume; leave out --resume to start one.")
-        started = read_toml(out / "config.toml")
-        started.pop("run", None)
+        stored = read_toml(out / "config.toml")
+        stored.pop("run", None)
     elif out is not None and not plan:
         expect_new_run(out)
-    return started, read_toml(config) if config is not None else {}
+    return stored, read_toml(config) if config is not None else {}
 
 
 def expect_readable(spec: str, own: OwnData) -> None:
@@ -132,31 +132,31 @@ _NO_MEANING = ("epsilon", "adjacency", "budget")
 
 
 def synthesize_settings(
-    said: Mapping[str, Any], given: Mapping[str, Any], started: Mapping[str, Any]
+    named: Mapping[str, Any], configured: Mapping[str, Any], stored: Mapping[str, Any]
 ) -> SynthesizeSettings:
     """The settings of a run; an earlier argument wins over a later one.
 
     Args:
-        said: options of the command line, or keyword arguments. Those of a method's table may stand
-            without it.
-        given: a settings file.
-        started: the settings of the run that is resumed.
+        named: options of the command line, or keyword arguments. Those of a method's table may
+            stand without it.
+        configured: a settings file.
+        stored: the settings of the run that is resumed.
 
     Raises:
         ConfigError: a wrong name or value, a setting of another method, or ε without noise.
     """
-    method = str({"method": _USUAL, **started, **given, **said}["method"])
-    alone, own = _apart(said, _table_of(method))
-    if {**given, **alone}.get("noise") is False:
-        _expect_nothing_to_calibrate({**given, **alone})
-    sources = (started, given, alone)
+    method = str({"method": _USUAL, **stored, **configured, **named}["method"])
+    alone, own = _apart(named, _table_of(method))
+    if {**configured, **alone}.get("noise") is False:
+        _expect_nothing_to_calibrate({**configured, **alone})
+    sources = (stored, configured, alone)
     tables = {name: _merged(_table(source, name) for source in sources) for name in _TABLES}
     if own:
         tables[_table_of(method)] |= own
-    return build(SynthesizeSettings, {**started, **given, **alone, **tables})
+    return build(SynthesizeSettings, {**stored, **configured, **alone, **tables})
 
 
-def _apart(said: Mapping[str, Any], own: str) -> tuple[dict[str, Any], dict[str, Any]]:
+def _apart(named: Mapping[str, Any], own: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """What was said for the run, and what for the table of its method.
 
     Raises:
@@ -164,14 +164,14 @@ def _apart(said: Mapping[str, Any], own: str) -> tuple[dict[str, Any], dict[str,
     """
     allowed = _TABLES.get(own, frozenset())
     for table, names in _TABLES.items():
-        for name in said:
+        for name in named:
             if name in names - allowed:
                 raise ConfigError(
-                    f"Expected {name}={said[name]} with --method {table.replace('_', '-')} only; "
+                    f"Expected {name}={named[name]} with --method {table.replace('_', '-')} only; "
                     "leave it out."
                 )
-    alone = {name: value for name, value in said.items() if name not in allowed}
-    return alone, {name: value for name, value in said.items() if name in allowed}
+    alone = {name: value for name, value in named.items() if name not in allowed}
+    return alone, {name: value for name, value in named.items() if name in allowed}
 
 
 def _table_of(method: str) -> str:
@@ -191,10 +191,10 @@ def _merged(tables: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {name: value for table in tables for name, value in table.items()}
 
 
-def _expect_nothing_to_calibrate(said: Mapping[str, Any]) -> None:
+def _expect_nothing_to_calibrate(named: Mapping[str, Any]) -> None:
     for name in _NO_MEANING:
-        if name in said:
+        if name in named:
             raise ConfigError(
-                f"Expected {name}={said[name]} or no noise, not both: without noise there is no "
+                f"Expected {name}={named[name]} or no noise, not both: without noise there is no "
                 "guarantee. Leave one out."
             )

@@ -165,7 +165,7 @@ class StudentSettings(RunOptions):
     )
     dpsd: Annotated[DpsdSettings, Mark.NO_OPTION] = DpsdSettings()
 
-    def settled(self) -> Self:
+    def as_stored(self) -> Self:
         """As a run stores it: what begins without a generator buys none later."""
         return self if self.with_generator else self.model_copy(update={"mixture_share": 0.0})
 

@@ -14,8 +14,8 @@ from fedtranscribe.data.imageset import (
     DataSplit,
     DrawnFrom,
     ImageSet,
+    agreed_classes,
     below,
-    settled,
     split_by_id,
 )
 from fedtranscribe.data.npz import Arrays, keys_of, read_arrays
@@ -127,7 +127,7 @@ def stated_classes(
     if count is not None or names is not None:
         called = None if names is None else tuple(str(name) for name in names.tolist())
         known = Classes(len(called or ()) if count is None else int(count.item()), called)
-    found = settled(known, own, str(path))
+    found = agreed_classes(known, own, str(path))
     if found is None:
         fix = fix or (
             f'python -c "import numpy as np; a = dict(np.load({str(path)!r})); '
@@ -250,13 +250,13 @@ def ids_made(arrays: Arrays, path: Path) -> str:
 
 
 def _text(arrays: Arrays, key: str, path: Path) -> str:
-    given = arrays[key]
-    if given.ndim or given.dtype.kind not in "Uiu":
+    values = arrays[key]
+    if values.ndim or values.dtype.kind not in "Uiu":
         raise InvalidDataError(
-            f"Expected {key!r} in {str(path)!r} as one string, got {given.dtype} of shape "
-            f"{given.shape}."
+            f"Expected {key!r} in {str(path)!r} as one string, got {values.dtype} of shape "
+            f"{values.shape}."
         )
-    return str(given.item())
+    return str(values.item())
 
 
 def required(arrays: Arrays, key: str, path: Path) -> NDArray[np.generic]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtranscribe.config import UNSTATED, OwnData
-from fedtranscribe.data.imageset import Classes, DataSplit, ImageSet, settled, split_by_id
+from fedtranscribe.data.imageset import Classes, DataSplit, ImageSet, agreed_classes, split_by_id
 from fedtranscribe.data.pictures import IMAGE_SUFFIXES, read_picture
 from fedtranscribe.data.validation import to_images
 from fedtranscribe.errors import ConfigError, DataNotFoundError, InvalidDataError
@@ -259,7 +259,7 @@ def _stated(path: Path, own: OwnData) -> tuple[str, ...]:
             f"each, found {', '.join(map(repr, names))}; name the two parts train and test, pass "
             "the folder of one part, or state the classes by --classes."
         )
-    settled(Classes(len(names), names), own, str(path))
+    agreed_classes(Classes(len(names), names), own, str(path))
     return names
 
 

@@ -13,7 +13,14 @@ from numpy.typing import NDArray
 from fedtranscribe.config import OwnData
 from fedtranscribe.config.catalogue import SPLITS, STATE
 from fedtranscribe.data.folders import of_one_kind, stacked
-from fedtranscribe.data.imageset import Classes, DataSplit, ImageSet, below, settled, split_by_id
+from fedtranscribe.data.imageset import (
+    Classes,
+    DataSplit,
+    ImageSet,
+    agreed_classes,
+    below,
+    split_by_id,
+)
 from fedtranscribe.data.pictures import decode_picture
 from fedtranscribe.data.validation import expect_read, to_labels
 from fedtranscribe.errors import (
@@ -157,9 +164,9 @@ def load_saved_dataset(path: Path, own: OwnData) -> DataSplit:
         return split_by_id(_read(path, path, own))
     names = (_object(path / SPLITS)).get("splits")
     if not isinstance(names, list) or _TRAIN not in names:
-        shown = ", ".join(map(repr, names)) if isinstance(names, list) else "none"
+        found = ", ".join(map(repr, names)) if isinstance(names, list) else "none"
         raise DataNotFoundError(
-            f"Expected the splits 'train' and 'test' in {str(path)!r}, found {shown}; give the "
+            f"Expected the splits 'train' and 'test' in {str(path)!r}, found {found}; give the "
             "folder of one split, or save the data again under these names."
         )
     train = _read(path / _TRAIN, path, own)
@@ -264,7 +271,7 @@ def _classes(feature: Any, own: OwnData, where: str) -> Classes:
     known = None
     if isinstance(feature, datasets.ClassLabel):
         known = Classes(len(feature.names), tuple(feature.names))
-    found = settled(known, own, where)
+    found = agreed_classes(known, own, where)
     if found is None:
         raise InvalidDataError(
             f"Expected the labels in {where} to have the type ClassLabel, which states the "

@@ -43,7 +43,7 @@ class Classes:
             )
 
 
-def settled(known: Classes | None, own: OwnData, where: str) -> Classes | None:
+def agreed_classes(known: Classes | None, own: OwnData, where: str) -> Classes | None:
     """What a set and the settings say together; None where neither says anything.
 
     Args:
@@ -57,21 +57,21 @@ def settled(known: Classes | None, own: OwnData, where: str) -> Classes | None:
     if own.classes is None:
         return known
     if isinstance(own.classes, int):
-        said = Classes(own.classes)
+        declared = Classes(own.classes)
     else:
-        said = Classes(len(own.classes), own.classes)
+        declared = Classes(len(own.classes), own.classes)
     if known is None:
-        return said
-    if said.count != known.count:
+        return declared
+    if declared.count != known.count:
         raise ConfigError(
-            f"Expected classes={said.count} to be the {known.count} classes that {where!r} states; "
-            "leave --classes out, or correct it."
+            f"Expected classes={declared.count} to be the {known.count} classes that {where!r} "
+            "states; leave --classes out, or correct it."
         )
-    if said.names and known.names and said.names != known.names:
+    if declared.names and known.names and declared.names != known.names:
         raise ConfigError(
             f"Expected --classes to be the class names that {where!r} states; leave it out."
         )
-    return known if said.names is None else said
+    return known if declared.names is None else declared
 
 
 def below(labels: Tensor, classes: Classes, where: str) -> Tensor:

@@ -21,7 +21,14 @@ from fedtranscribe.config import UNSTATED, OwnData
 from fedtranscribe.config.catalogue import MEMORY
 from fedtranscribe.data.folders import as_grey
 from fedtranscribe.data.hub_datasets import HubDataset, column_of, columns_of, is_hub_dataset
-from fedtranscribe.data.imageset import Classes, DataSplit, ImageSet, below, settled, split_by_id
+from fedtranscribe.data.imageset import (
+    Classes,
+    DataSplit,
+    ImageSet,
+    agreed_classes,
+    below,
+    split_by_id,
+)
 from fedtranscribe.data.pictures import pixels_of
 from fedtranscribe.data.validation import to_images, to_labels
 from fedtranscribe.errors import ConfigError, InvalidDataError
@@ -86,9 +93,9 @@ def digest_of(split: DataSplit) -> str:
 def _expect_nothing_of_files(own: OwnData) -> None:
     """Refuse what would be ignored: ids that seem to be stated, and are not used, hide less."""
     for name in ("ids", "id_pattern", "id_column", "image_column", "label_column"):
-        if (given := getattr(own, name)) is not None:
+        if (value := getattr(own, name)) is not None:
             raise ConfigError(
-                f"Expected no {name}={str(given)!r} for images in memory: it says how files are "
+                f"Expected no {name}={str(value)!r} for images in memory: it says how files are "
                 "read. Pass ids=…, one per image or the name of a column, and labels=…."
             )
 
@@ -111,7 +118,7 @@ def _part(
             )
         ids = column_of(images, ids)
     raw, classes_of, known = _raw(images, labels, name, own, ids_needed)
-    classes = settled(known, own, data_id)
+    classes = agreed_classes(known, own, data_id)
     if classes is None:
         raise ConfigError(
             "Expected classes=N, or their names: classes=['benign', 'malignant']. How many classes "

@@ -195,8 +195,8 @@ def _same_images(public: DataSplit, private: DataSplit) -> bool:
     # An archive without ids splits by position, so a permuted copy has another training part:
     # the whole is compared as well. The held-out part of a public set is never used.
     sizes = [len(part) for part in (public.train, public.test, private.train, private.test)]
-    shown, train, test = {sizes[0], sum(sizes[:2])}, sizes[2], sizes[3]
-    if shown.isdisjoint((train, test, train + test)):
+    counts, train, test = {sizes[0], sum(sizes[:2])}, sizes[2], sizes[3]
+    if counts.isdisjoint((train, test, train + test)):
         return False
     used, rest = _counted(public.train), _counted(public.test)
     own, held = _counted(private.train), _counted(private.test)

@@ -18,7 +18,7 @@ from fedtranscribe.data.archives import load_archive, load_medmnist, read_medmni
 from fedtranscribe.data.array_folders import is_array_folder, load_array_folder
 from fedtranscribe.data.folders import load_folder
 from fedtranscribe.data.hub_datasets import load_saved_dataset
-from fedtranscribe.data.imageset import Classes, DataSplit, ImageSet, settled
+from fedtranscribe.data.imageset import Classes, DataSplit, ImageSet, agreed_classes
 from fedtranscribe.data.named_sets import (
     IDX_SETS,
     TORCHVISION_SETS,
@@ -95,7 +95,7 @@ def _named(spec: str, root: Path | None, download: bool) -> DataSplit:
 def _as_stated(split: DataSplit, own: OwnData) -> DataSplit:
     """A named set brings classes and ids; the settings may only give its classes names."""
     train = split.train
-    classes = settled(Classes(train.classes, train.class_names), own, train.name)
+    classes = agreed_classes(Classes(train.classes, train.class_names), own, train.name)
     if classes is None or classes.names is None:
         return split
     train, test = (replace(part, class_names=classes.names) for part in (train, split.test))

@@ -52,8 +52,8 @@ def _strokes(n: int, pixels: Tensor, rng: torch.Generator) -> Tensor:
         points = torch.einsum("tk,nkd->ntd", basis, controls)
         distance = torch.cdist(pixels.expand(n, -1, -1), points).amin(-1)
         thickness = 0.06 + 0.12 * torch.rand(n, 1, generator=rng)
-        shown = torch.rand(n, 1, generator=rng) < odds
-        image = torch.maximum(image, shown * torch.sigmoid((thickness - distance) / _EDGE))
+        drawn = torch.rand(n, 1, generator=rng) < odds
+        image = torch.maximum(image, drawn * torch.sigmoid((thickness - distance) / _EDGE))
     return image
 
 

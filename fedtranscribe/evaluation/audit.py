@@ -22,7 +22,7 @@ from fedtranscribe.errors import ConfigError, LedgerError, StorageError
 from fedtranscribe.evaluation.audit_bounds import shared
 from fedtranscribe.evaluation.audit_checks import (
     EXCHANGED,
-    Given,
+    HolderEvents,
     check_events,
     check_ledger,
     check_teachers,
@@ -69,21 +69,21 @@ class Audit:
     def __init__(self, run: FinishedRun, settings: AuditSettings) -> None:
         self.run = run
         self.settings = settings
-        self.given: Given = read_events(run.path)
-        self.claim: Claim = claim_of(run.result, self.given)
-        self.exchanged: Claim = claim_of(run.result, self.given, EXCHANGED)
+        self.holder_events: HolderEvents = read_events(run.path)
+        self.claim: Claim = claim_of(run.result, self.holder_events)
+        self.exchanged: Claim = claim_of(run.result, self.holder_events, EXCHANGED)
         self.findings: list[Finding] = []
         self.checks: list[Check] = []
-        self.risk = risk_of(self.claim, *event_lists(self.given, self.claim.adjacency))
+        self.risk = risk_of(self.claim, *event_lists(self.holder_events, self.claim.adjacency))
 
-    def to_json(self, told: bool) -> dict[str, Any]:
+    def to_json(self, public: bool) -> dict[str, Any]:
         """As a file holds it.
 
         Args:
-            told: leave out what rests on records.
+            public: leave out what rests on records.
         """
-        found = [finding for finding in self.findings if not (told and finding.private)]
-        checks = [check for check in self.checks if not (told and check.private)]
+        found = [finding for finding in self.findings if not (public and finding.private)]
+        checks = [check for check in self.checks if not (public and check.private)]
         withheld = [finding.attack for finding in self.findings if finding not in found]
         withheld += [check.name for check in self.checks if check not in checks]
         result = self.run.result
@@ -139,21 +139,21 @@ def audit(
     confidence = shared(settings.confidence, len(attacks))
     done = Audit(run, settings)
     split = run.data(settings.data_root)
-    done.checks += _checks(run, done.given, split, settings)
+    done.checks += _checks(run, done.holder_events, split, settings)
     if "game" in attacks:
         progress("distinguishing game", 0, 1)
         adjacency = done.claim.adjacency
-        played = play_run(run.result, done.given, adjacency, settings.trials, confidence)
+        played = play_run(run.result, done.holder_events, adjacency, settings.trials, confidence)
         done.findings += [played] if played is not None else []
         progress("distinguishing game", 1, 1)
     if attacks & set(ON_RECORDS):
         rng = np.random.default_rng(settings.seed)
         suspects = Suspects.of(split, settings.records, rng, coins)
         done.findings += _on_records(done, split, suspects, attacks, confidence, progress)
-    told = done.to_json(told=True)
-    expect_allowed(AUDIT, told)
-    _write(told, run.path / AUDIT)
-    _write({"stamp": STAMP, **done.to_json(told=False)}, run.private / AUDIT)
+    facts = done.to_json(public=True)
+    expect_allowed(AUDIT, facts)
+    _write(facts, run.path / AUDIT)
+    _write({"stamp": STAMP, **done.to_json(public=False)}, run.private / AUDIT)
     return done
 
 
@@ -229,29 +229,31 @@ def _on_student(
 
 
 def _checks(
-    run: FinishedRun, given: Given, split: DataSplit, settings: AuditSettings
+    run: FinishedRun, holder_events: HolderEvents, split: DataSplit, settings: AuditSettings
 ) -> list[Check]:
-    checks = [check_events(run.result, given)]
-    checks += _noise(run, given)
+    checks = [check_events(run.result, holder_events)]
+    checks += _noise(run, holder_events)
     path = settings.ledger or run.result.asked.ledger
     if path is not None and not run.result.shards:
-        checks.append(_ledger(run, given, path))
+        checks.append(_ledger(run, holder_events, path))
     folder = run.private / "teachers"
     if (folder / MANIFEST).exists() and run.result.teachers is not None:
         checks.append(check_teachers(folder, split.train, run.result.teachers))
     return checks
 
 
-def _noise(run: FinishedRun, given: Given) -> list[Check]:
-    claim = claim_of(run.result, given)
-    found = None if claim.epsilon is None else check_noise(run.result, given, claim.adjacency)
+def _noise(run: FinishedRun, holder_events: HolderEvents) -> list[Check]:
+    claim = claim_of(run.result, holder_events)
+    found = (
+        None if claim.epsilon is None else check_noise(run.result, holder_events, claim.adjacency)
+    )
     return [] if found is None else [found]
 
 
-def _ledger(run: FinishedRun, given: Given, path: Path) -> Check:
+def _ledger(run: FinishedRun, holder_events: HolderEvents, path: Path) -> Check:
     try:
         with Ledger.open_read_only(path) as ledger:
-            return check_ledger(ledger, run.result.run, run.result.rows, given)
+            return check_ledger(ledger, run.result.run, run.result.rows, holder_events)
     except StorageError as error:
         return Check("ledger", None, str(error))
     except LedgerError as error:

@@ -27,7 +27,7 @@ from fedtranscribe.text import counted
 EVENTS = "events.jsonl"
 THE_HOLDER = "the holder"
 
-Given = dict[str, tuple[Release, ...]]
+HolderEvents = dict[str, tuple[Release, ...]]
 """What each holder gave away."""
 
 # A record that is used or left out comes and goes; where that has no guarantee, replacing it has.
@@ -36,7 +36,7 @@ IN_OR_OUT = (Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT, Adjacency.REPLACE)
 EXCHANGED = (Adjacency.REPLACE,)
 
 
-def read_events(folder: Path) -> Given:
+def read_events(folder: Path) -> HolderEvents:
     """Everything that a run's holders gave away, by holder; empty where it says nothing.
 
     Raises:
@@ -45,15 +45,15 @@ def read_events(folder: Path) -> Given:
     path = folder / EVENTS
     if not path.exists():
         return {}
-    given: dict[str, tuple[Release, ...]] = {}
+    holder_events: dict[str, tuple[Release, ...]] = {}
     try:
         for entry in read_json_lines(path):
             # A line of a federated run names its holder; one of a local run is the release itself.
             holder, release = entry.get("holder", THE_HOLDER), entry.get("release", entry)
-            given[holder] = (*given.get(holder, ()), Release.from_json(release))
+            holder_events[holder] = (*holder_events.get(holder, ()), Release.from_json(release))
     except (OSError, ValueError, TypeError, AttributeError, ConfigError):
         raise StorageError(f"{path} is damaged; it says what the run gave away.") from None
-    return given
+    return holder_events
 
 
 def epsilon_of(
@@ -66,19 +66,23 @@ def epsilon_of(
         return None
 
 
-def worst(given: Given, unit: Unit, adjacency: Adjacency, delta: float) -> float | None:
+def worst(
+    holder_events: HolderEvents, unit: Unit, adjacency: Adjacency, delta: float
+) -> float | None:
     """ε of the holder that gave most away; None without events, or where one has no guarantee."""
-    found = [epsilon_of(releases, unit, adjacency, delta) for releases in given.values()]
+    found = [epsilon_of(releases, unit, adjacency, delta) for releases in holder_events.values()]
     known = [epsilon for epsilon in found if epsilon is not None]
     return max(known) if known and len(known) == len(found) else None
 
 
-def claim_of(result: Result, given: Given, adjacencies: Sequence[Adjacency] = IN_OR_OUT) -> Claim:
+def claim_of(
+    result: Result, holder_events: HolderEvents, adjacencies: Sequence[Adjacency] = IN_OR_OUT
+) -> Claim:
     """What an attack on single records is held against.
 
     Args:
         result: of the run.
-        given: what `events.jsonl` holds.
+        holder_events: what `events.jsonl` holds.
         adjacencies: the change that the attack is about, or the next best; the first with a
             guarantee counts. Where ids are positional, a record that comes or goes has none.
 
@@ -89,25 +93,25 @@ def claim_of(result: Result, given: Given, adjacencies: Sequence[Adjacency] = IN
     if not result.guarantee.private:
         return Claim(None, delta)
     for adjacency in adjacencies:
-        epsilon = worst(given, Unit.RECORD, adjacency, delta)
+        epsilon = worst(holder_events, Unit.RECORD, adjacency, delta)
         if epsilon is not None:
             return Claim(epsilon, delta, Unit.RECORD, adjacency)
     return Claim(None, delta)
 
 
-def event_lists(given: Given, adjacency: Adjacency) -> tuple[tuple[Event, ...], ...]:
+def event_lists(holder_events: HolderEvents, adjacency: Adjacency) -> tuple[tuple[Event, ...], ...]:
     """Every distinct list of record-level events that a holder gave away; empty if one has none."""
     try:
         lists = [
             tuple(release.event(Unit.RECORD, adjacency) for release in releases)
-            for releases in given.values()
+            for releases in holder_events.values()
         ]
     except UnsupportedAdjacencyError:
         return ()
     return tuple(dict.fromkeys(lists))
 
 
-def most_exposed(given: Given, adjacency: Adjacency, delta: float) -> str | None:
+def most_exposed(holder_events: HolderEvents, adjacency: Adjacency, delta: float) -> str | None:
     """The holder whose records a run costs the most; None without any events."""
 
     costs: dict[Any, float] = {}
@@ -120,33 +124,35 @@ def most_exposed(given: Given, adjacency: Adjacency, delta: float) -> str | None
             costs[events] = math.inf if epsilon is None else epsilon
         return costs[events]
 
-    return max(given, key=lambda holder: cost(given[holder]), default=None)
+    return max(holder_events, key=lambda holder: cost(holder_events[holder]), default=None)
 
 
 _AGREEMENT = 1e-6
 _MASKED = "secagg-"
 
 
-def check_events(result: Result, given: Given) -> Check:
+def check_events(result: Result, holder_events: HolderEvents) -> Check:
     """Whether a run's events cost what its result says, and cover the rows that it learned from.
 
     Args:
         result: of the run.
-        given: what `events.jsonl` holds.
+        holder_events: what `events.jsonl` holds.
     """
     guarantee, asked = result.guarantee, result.rows
     stated = guarantee.epsilon
-    if not given:
-        said = "the run states no ε and no events" if stated is None else "no events, yet an ε"
-        return Check("events", None if stated is None else False, said)
-    found = worst(given, guarantee.unit, guarantee.adjacency, guarantee.delta)
+    if not holder_events:
+        stated_events = (
+            "the run states no ε and no events" if stated is None else "no events, yet an ε"
+        )
+        return Check("events", None if stated is None else False, stated_events)
+    found = worst(holder_events, guarantee.unit, guarantee.adjacency, guarantee.delta)
     if found is None or stated is None:
         agree = found is stated
     else:
         agree = math.isclose(found, stated, rel_tol=_AGREEMENT)
     if not agree:
         return Check("events", False, f"the events cost ε = {found}, the result says {stated}")
-    for holder, releases in given.items():
+    for holder, releases in holder_events.items():
         rows = sum(release.rows for release in releases)
         federation = result.federation
         again = 0 if federation is None else federation.abandoned_rows
@@ -161,7 +167,11 @@ def check_events(result: Result, given: Given) -> Check:
 
 
 def check_ledger(
-    ledger: Ledger, run: str, rows: int, given: Given | None = None, k: int | None = None
+    ledger: Ledger,
+    run: str,
+    rows: int,
+    holder_events: HolderEvents | None = None,
+    k: int | None = None,
 ) -> Check:
     """Whether a run was charged for every row that it was answered, once.
 
@@ -169,8 +179,8 @@ def check_ledger(
         ledger: of the data; the whole of it is proved first.
         run: the run's id.
         rows: that the run says it asked.
-        given: what the run says it gave away, which has to cost what the ledger booked; None does
-            not compare.
+        holder_events: what the run says it gave away, which has to cost what the ledger booked;
+            None does not compare.
         k: classes per row; None takes that of the first answer.
     """
     try:
@@ -187,7 +197,7 @@ def check_ledger(
             f"it was charged for {counted(charged, 'row')}, the run says {rows:,}"
             + (": rows were answered twice, or by somebody else" if charged > rows else ""),
         )
-    if given is not None and not _cost_alike(ledger.releases(run), given):
+    if holder_events is not None and not _cost_alike(ledger.releases(run), holder_events):
         return Check("ledger", False, "it was charged another cost than the run's events say")
     twice = [h for h, n in Counter(entry.query_hash for entry in reserved).items() if n > 1]
     if twice:
@@ -208,12 +218,12 @@ def check_ledger(
     return Check("ledger", True, f"{counted(charged, 'row')} in {queries}, each charged once")
 
 
-def _cost_alike(booked: Sequence[Release], given: Given) -> bool:
+def _cost_alike(booked: Sequence[Release], holder_events: HolderEvents) -> bool:
     """Whether both cost the same under every unit and adjacency that both have."""
-    said = [release for releases in given.values() for release in releases]
+    stated_events = [release for releases in holder_events.values() for release in releases]
     for unit in Unit:
         for adjacency in Adjacency:
-            found = [_rho(releases, unit, adjacency) for releases in (booked, said)]
+            found = [_rho(releases, unit, adjacency) for releases in (booked, stated_events)]
             if not math.isclose(*found, rel_tol=_AGREEMENT):
                 return False
     return True

@@ -107,14 +107,14 @@ def plant(
         wrong = torch.randint(1, records.classes, (count,), generator=rng)
         images, labels = records.images[rows], (records.labels[rows] + wrong) % records.classes
     used = fair_coins(count, coins)
-    kept = torch.from_numpy(np.flatnonzero(used))
+    present = torch.from_numpy(np.flatnonzero(used))
     planted = ImageSet(
         records.name,
         records.data_id,
-        torch.cat([records.images, images[kept]]),
-        torch.cat([records.labels, labels[kept]]),
+        torch.cat([records.images, images[present]]),
+        torch.cat([records.labels, labels[present]]),
         records.classes,
-        (*records.ids, *(_ID.format(i) for i in kept.tolist())),
+        (*records.ids, *(_ID.format(i) for i in present.tolist())),
         records.folder,
         records.class_names,
         ids_made=records.ids_by,
@@ -159,12 +159,12 @@ def check_planted(canaries: Canaries, records: ImageSet) -> None:
         ConfigError: the records hold other canaries than these coins say.
     """
     there = {record for record in records.ids if record.startswith("canary-")}
-    said = {_ID.format(i) for i in np.flatnonzero(canaries.used).tolist()}
-    if there != said:
+    declared = {_ID.format(i) for i in np.flatnonzero(canaries.used).tolist()}
+    if there != declared:
         raise ConfigError(
-            f"Expected the {len(said)} canaries of this file in {records.name!r}, found "
-            f"{len(there & said)} of them and {len(there - said)} others; give the file that was "
-            "written with the data of the run."
+            f"Expected the {len(declared)} canaries of this file in {records.name!r}, found "
+            f"{len(there & declared)} of them and {len(there - declared)} others; give the "
+            "file that was written with the data of the run."
         )
 
 

@@ -106,13 +106,13 @@ def read_run(path: Path) -> ComparedRun:
     """
     result = Result.read(path)
     asked, guarantee, answers = result.asked, result.guarantee, result.answers or Answers()
-    told = read_object(path / EVALUATION) or {}
+    measured = read_object(path / EVALUATION) or {}
     # Older runs may hold in `metrics.json` what belongs under `private/`.
     scores = result.accuracy if is_published(asked.data) else None
     own = {} if scores and scores.to_json() else read_object(path / SCORES) or {}
     incidental = marked(Mark.INCIDENTAL, *OF_RUNS)
-    kept = {key: value for key, value in result.settings.items() if key not in incidental}
-    fidelity = told.get("fidelity") or {}
+    settings = {key: value for key, value in result.settings.items() if key not in incidental}
+    fidelity = measured.get("fidelity") or {}
     return ComparedRun(
         path=path,
         name=result.run,
@@ -127,10 +127,10 @@ def read_run(path: Path) -> ComparedRun:
         rows=result.rows,
         accuracy=(scores or Accuracy()).student,
         own_accuracy=own.get("student"),
-        cnn=(told.get("downstream") or {}).get("cnn"),
+        cnn=(measured.get("downstream") or {}).get("cnn"),
         fid=fidelity.get("fid"),
         features=fidelity.get("features"),
-        settings=json.dumps([result.method, kept], sort_keys=True),
+        settings=json.dumps([result.method, settings], sort_keys=True),
     )
 
 
@@ -200,9 +200,9 @@ class Group:
         """What a file may hold."""
         run = self.first
         spreads = {"accuracy": self.accuracy, "downstream_cnn": self.cnn, "fid": self.fid}
-        shown: dict[str, Any] = {k: asdict(v) if v else None for k, v in spreads.items()}
+        figures: dict[str, Any] = {k: asdict(v) if v else None for k, v in spreads.items()}
         if self.private:
-            shown["accuracy"] = PRIVATE
+            figures["accuracy"] = PRIVATE
         return {
             "method": run.method,
             "data": run.data,
@@ -212,7 +212,7 @@ class Group:
             "delta": run.delta,
             "noise": run.noise,
             "rows": run.rows,
-            **shown,
+            **figures,
             "features": run.features,
             "runs": [{"run": one.name, "seed": one.seed} for one in self.runs],
         }
@@ -323,16 +323,16 @@ def cells(group: Group) -> list[str]:
         str(len(group.runs)),
         PRIVATE if group.private else percent(group.accuracy),
         percent(group.cnn),
-        _shown(group.fid, 1, ".1f"),
+        _cell(group.fid, 1, ".1f"),
     ]
 
 
 def percent(spread: Spread | None) -> str:
     """An accuracy in per cent, with its spread where there are several runs."""
-    return _shown(spread, 100, ".1f")
+    return _cell(spread, 100, ".1f")
 
 
-def _shown(spread: Spread | None, scale: float, form: str) -> str:
+def _cell(spread: Spread | None, scale: float, form: str) -> str:
     if spread is None:
         return "-"
     mean, low, high = (scale * x for x in (spread.mean, spread.low, spread.high))

@@ -255,7 +255,7 @@ def fit(
             progress=lambda done, total: progress(f"{name}: epochs", done, total),
         )
         facts = {"epoch": chosen.epoch, "synthetic_validation": chosen.validation}
-        return lambda shown: predict(chosen.network, shown), facts
+        return lambda queried: predict(chosen.network, queried), facts
     return _fit_foreign(name, images, labels, settings), {}
 
 
@@ -272,7 +272,9 @@ def _fit_foreign(
         # Linear support vectors rarely converge on pixels, which is not news.
         warnings.simplefilter("ignore")
         model.fit(flat(images), dense)
-    return lambda shown: torch.from_numpy(present[np.asarray(model.predict(flat(shown)))]).long()
+    return lambda queried: torch.from_numpy(
+        present[np.asarray(model.predict(flat(queried)))]
+    ).long()
 
 
 def flat(images: Tensor) -> np.ndarray:

@@ -68,8 +68,8 @@ def nearest(queries: Tensor, records: Tensor, k: int, embed: Embed) -> Tensor:
         distance = torch.cdist(wanted, embed(part))
         seen = torch.arange(first, first + len(part)).expand(len(queries), -1)
         best, rows = torch.cat([best, distance], 1), torch.cat([rows, seen], 1)
-        best, kept = best.topk(min(k, best.shape[1]), largest=False)
-        rows = rows.gather(1, kept)
+        best, order = best.topk(min(k, best.shape[1]), largest=False)
+        rows = rows.gather(1, order)
     return rows
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.evaluation.audit_bounds import Numbers, distinguish
-from fedtranscribe.evaluation.audit_checks import Given, epsilon_of, most_exposed
+from fedtranscribe.evaluation.audit_checks import HolderEvents, epsilon_of, most_exposed
 from fedtranscribe.evaluation.findings import Claim, Finding
 from fedtranscribe.evaluation.sums_game import SumsGame, sums_game
 from fedtranscribe.noise.gaussian import CentralNoise, LocalNoise
@@ -91,12 +91,12 @@ def play(
         for name, rows in (("first world", first), ("second world", second))
     ]
     lower = distinguish(seen[0], seen[1], claim.delta, confidence)
-    said = (
+    sentence = (
         f"An adversary who knows both of two data sets saw {trials:,} answers about each{words}. "
         f"It proves at least ε = {lower:.4g}."
     )
-    told = {"trials": trials, **(figures or {})}
-    return Finding("game", claim, lower, confidence, said, told, private=False)
+    facts = {"trials": trials, **(figures or {})}
+    return Finding("game", claim, lower, confidence, sentence, facts, private=False)
 
 
 def _scores(
@@ -151,7 +151,7 @@ class MaskedSum:
 
 def play_run(
     result: Result,
-    given: Given,
+    holder_events: HolderEvents,
     adjacency: Adjacency,
     trials: int,
     confidence: float,
@@ -169,16 +169,16 @@ def play_run(
 
     Args:
         result: of the run.
-        given: the run's events.
+        holder_events: the run's events.
         adjacency: of the claim.
         trials: in each world.
         confidence: of the bound.
         source: noise or bits; OS entropy unless a test seeds it.
     """
-    holder = most_exposed(given, adjacency, result.guarantee.delta)
-    if holder is None or not given[holder]:
+    holder = most_exposed(holder_events, adjacency, result.guarantee.delta)
+    if holder is None or not holder_events[holder]:
         return None
-    releases, shards = given[holder], _shards_of(holder, result)
+    releases, shards = holder_events[holder], _shards_of(holder, result)
     release = releases[0]
     if release.mechanism.endswith(MOMENTS):
         sums = sums_game(result, releases, adjacency)

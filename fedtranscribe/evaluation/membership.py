@@ -217,8 +217,8 @@ def judge(
         "right": right,
         "assumption": EXCHANGEABLE,
     }
-    said = f"{words} with an AUC of {area:.3f} (0.5 is luck), {proved(lower)}."
-    return Finding(attack, claim, lower, confidence, said, figures)
+    sentence = f"{words} with an AUC of {area:.3f} (0.5 is luck), {proved(lower)}."
+    return Finding(attack, claim, lower, confidence, sentence, figures)
 
 
 def familiarity(model: Classifier | Synthesizer, images: Tensor, labels: Tensor) -> Numbers:
@@ -260,10 +260,10 @@ def denoising_losses(model: Synthesizer, images: Tensor, labels: Tensor) -> Numb
     for number in range(1, _STEPS + 1):
         step = number * model.schedule.steps // (_STEPS + 1)
         noise = torch.randn(1, *images.shape[1:], generator=rng)
-        kept = float(model.schedule.alpha_bar[step])
+        signal = float(model.schedule.alpha_bar[step])
         found = []
         for part, asked in zip(images.split(_BATCH), known.split(_BATCH), strict=True):
-            noisy = kept**0.5 * to_signed(part) + (1 - kept) ** 0.5 * noise
+            noisy = signal**0.5 * to_signed(part) + (1 - signal) ** 0.5 * noise
             steps = torch.full_like(asked, step).to(device)
             with torch.no_grad():
                 guess = model.denoiser(noisy.to(device), steps, asked.to(device)).cpu()

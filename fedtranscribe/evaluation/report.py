@@ -118,10 +118,10 @@ def render(facts: RunFacts) -> str:
     """The page of a run."""
     verdict = judge(facts)
     answered, _ = facts.curve
-    sums = asked_sums(facts.given)
+    sums = asked_sums(facts.holder_events)
     # A training is one release, and sums are a few of unequal cost: no course of ε to draw.
-    course = not facts.diffusion and not sums
-    spent = lines(facts.given, facts.adjacency, facts.delta, answered) if course else []
+    by_round = not facts.diffusion and not sums
+    spent = lines(facts.holder_events, facts.adjacency, facts.delta, answered) if by_round else []
     return _rendered(
         "run.html.jinja",
         title=f"{facts.method} on {facts.data}",
@@ -131,7 +131,9 @@ def render(facts: RunFacts) -> str:
         guarantees=_guarantees(facts),
         published=_published(facts),
         spending=spending_curve(spent, facts.delta) if spent else None,
-        shares=shares(facts.given, facts.unit, facts.adjacency, facts.delta) if sums else [],
+        shares=shares(facts.holder_events, facts.unit, facts.adjacency, facts.delta)
+        if sums
+        else [],
         accuracy=_accuracy(facts, sums) if answered else None,
         scores=_scores(facts),
         confusion=_confusion(facts),
@@ -247,7 +249,7 @@ def _guarantees(facts: RunFacts) -> list[tuple[str, str, str, bool]]:
     if facts.epsilon is None:
         return []
     found: dict[tuple[Unit, Adjacency], float | None] = {
-        (unit, facts.adjacency): worst(facts.given, unit, facts.adjacency, facts.delta)
+        (unit, facts.adjacency): worst(facts.holder_events, unit, facts.adjacency, facts.delta)
         for unit in Unit
     }
     for adjacency, epsilon in facts.result.guarantee.sound.items():
@@ -332,8 +334,8 @@ def _confusion(facts: RunFacts) -> dict[str, Any] | None:
 
 def _cells(group: Group) -> list[tuple[str, str]]:
     """Column and cell of a row that may be told."""
-    shown = dict(zip(_COLUMNS, cells(group), strict=True))
-    return list((shown | {"data": _data(group)}).items())
+    row = dict(zip(_COLUMNS, cells(group), strict=True))
+    return list((row | {"data": _data(group)}).items())
 
 
 def _data(group: Group) -> str:

@@ -113,7 +113,7 @@ def spending_curve(lines: Sequence[Line], delta: float) -> Drawing:
 
 def privacy_accuracy(lines: Mapping[str, Sequence[CurvePoint]]) -> Drawing:
     """Accuracy over ε for several runs; those without a guarantee are horizontal lines."""
-    told: list[str] = []
+    labels: list[str] = []
     with _canvas() as (figure, axis):
         epsilons: set[float] = set()
         for number, (label, points) in enumerate(lines.items()):
@@ -124,11 +124,11 @@ def privacy_accuracy(lines: Mapping[str, Sequence[CurvePoint]]) -> Drawing:
                 axis.plot(x, mean, marker="o", markersize=4, color=colour, label=literal(label))
                 axis.vlines(x, low, high, color=colour, linewidth=1.2)
                 epsilons |= set(x)
-                told += [f"{label}, ε = {e:.3g}: {100 * m:.0f} %" for e, m, _, _ in known]
+                labels += [f"{label}, ε = {e:.3g}: {100 * m:.0f} %" for e, m, _, _ in known]
             for point in points:
                 if point.epsilon is None:
                     axis.axhline(point.mean, color=colour, linestyle="--", label=literal(label))
-                    told.append(f"{label}, without guarantee: {100 * point.mean:.0f} %")
+                    labels.append(f"{label}, without guarantee: {100 * point.mean:.0f} %")
         if epsilons:
             axis.set_xlim(min(epsilons) / 1.5, max(epsilons) * 1.5)
             axis.set_xscale("log")
@@ -138,7 +138,7 @@ def privacy_accuracy(lines: Mapping[str, Sequence[CurvePoint]]) -> Drawing:
         axis.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
         axis.legend(loc="best")
         svg = _svg(figure, "curve")
-    return Drawing(svg, f"Accuracy over ε. {'; '.join(told)}.")
+    return Drawing(svg, f"Accuracy over ε. {'; '.join(labels)}.")
 
 
 @contextmanager

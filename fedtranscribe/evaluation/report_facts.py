@@ -13,7 +13,7 @@ from typing import Any
 from fedtranscribe.data import ImageSet, is_published
 from fedtranscribe.errors import FedtranscribeError, LedgerError, StorageError
 from fedtranscribe.evaluation.audit import AUDIT, INVERSION, OWN_DATA
-from fedtranscribe.evaluation.audit_checks import Given, event_lists, read_events
+from fedtranscribe.evaluation.audit_checks import HolderEvents, event_lists, read_events
 from fedtranscribe.evaluation.evaluate import EVALUATION
 from fedtranscribe.evaluation.findings import Claim, Risk, risk_of
 from fedtranscribe.files import json_objects, read_object
@@ -26,7 +26,7 @@ from fedtranscribe.results.result import Result
 from fedtranscribe.runs.finished import FinishedRun
 
 MAJORITY = "always the most frequent class"
-_TOLD_SCORES = {
+_PUBLIC_SCORES = {
     "student": "student",
     "public_set_alone": "student, public images alone",
     "downstream": "CNN that learned from synthetic images alone",
@@ -59,7 +59,7 @@ class RunFacts:
     Attributes:
         path: its folder; the page shows no path.
         result: for figures by name.
-        given: what holders gave away.
+        holder_events: what holders gave away.
         scores: name -> accuracy; empty where it may not be told.
         confusion: of the student; None where it may not be told.
         public: held-out images of a public benchmark; None for all other data, and where the
@@ -75,7 +75,7 @@ class RunFacts:
 
     path: Path
     result: Result
-    given: Given
+    holder_events: HolderEvents
     scores: dict[str, float]
     confusion: Confusion | None
     public: ImageSet | None
@@ -93,14 +93,14 @@ class RunFacts:
         return self.result.method
 
     @property
-    def told(self) -> bool:
+    def is_public(self) -> bool:
         """Whether data and accuracy may be named: a public benchmark's."""
         return is_published(self.result.asked.data)
 
     @property
     def data(self) -> str:
         """Name of the data, where it may be told."""
-        return self.result.asked.data if self.told else OWN_DATA
+        return self.result.asked.data if self.is_public else OWN_DATA
 
     @property
     def diffusion(self) -> bool:
@@ -110,8 +110,8 @@ class RunFacts:
     @property
     def taught(self) -> float | None:
         """Accuracy of a CNN that learned from synthetic images alone, where it may be told."""
-        measured = (self.evaluation.get("downstream") or {}).get("cnn") if self.told else None
-        return self.scores.get(_TOLD_SCORES["downstream"], measured)
+        measured = (self.evaluation.get("downstream") or {}).get("cnn") if self.is_public else None
+        return self.scores.get(_PUBLIC_SCORES["downstream"], measured)
 
     @property
     def class_names(self) -> list[str] | None:
@@ -134,7 +134,7 @@ class RunFacts:
     @property
     def baselines(self) -> dict[str, float]:
         """What accuracies are held against, by name."""
-        alone = self.scores.get(_TOLD_SCORES["public_set_alone"])
+        alone = self.scores.get(_PUBLIC_SCORES["public_set_alone"])
         found = {MAJORITY: self.majority, "public images alone": alone}
         return {name: value for name, value in found.items() if value is not None}
 
@@ -174,25 +174,25 @@ def read_facts(path: Path, ledger: Path | None = None) -> RunFacts:
     Raises:
         StorageError: no finished run, or damaged events.
     """
-    result, given = Result.read(path), read_events(path)
-    told = is_published(result.asked.data)
-    scores = ((result.accuracy if told else None) or Accuracy()).to_json()
-    curve = (result.curve if told else None) or AccuracyCurve()
+    result, holder_events = Result.read(path), read_events(path)
+    public = is_published(result.asked.data)
+    scores = ((result.accuracy if public else None) or Accuracy()).to_json()
+    curve = (result.curve if public else None) or AccuracyCurve()
     evaluation = read_object(path / EVALUATION) or {}
-    known = {_TOLD_SCORES[name]: scores[name] for name in _TOLD_SCORES if name in scores}
+    known = {_PUBLIC_SCORES[name]: scores[name] for name in _PUBLIC_SCORES if name in scores}
     return RunFacts(
         path=path,
         result=result,
-        given=given,
+        holder_events=holder_events,
         scores=known,
-        confusion=result.confusion if told else None,
-        public=_public_images(path, result) if told else None,
+        confusion=result.confusion if public else None,
+        public=_public_images(path, result) if public else None,
         curve=([*curve.rows], [*curve.accuracy]),
         evaluation=evaluation,
         audit=read_object(path / AUDIT) or {},
         inversion=_bytes(path / INVERSION),
         progress=_lines(path / PROGRESS),
-        risk=_risk(result, given),
+        risk=_risk(result, holder_events),
         ledgers=tuple(_digests(path, result, ledger)),
     )
 
@@ -204,16 +204,16 @@ def _public_images(path: Path, result: Result) -> ImageSet | None:
         return None
 
 
-def _risk(result: Result, given: Given) -> Risk | None:
+def _risk(result: Result, holder_events: HolderEvents) -> Risk | None:
     """For the headline's adjacency; a holder-level run says it by ε and δ alone."""
     stated = result.guarantee
     claim = Claim(stated.held, stated.delta, stated.unit, stated.adjacency)
-    events = event_lists(given, stated.adjacency) if stated.unit is Unit.RECORD else ()
+    events = event_lists(holder_events, stated.adjacency) if stated.unit is Unit.RECORD else ()
     return risk_of(claim, *events)
 
 
-def _digests(path: Path, result: Result, given: Path | None) -> list[LedgerDigest]:
-    named = given or result.asked.ledger
+def _digests(path: Path, result: Result, holder_events: Path | None) -> list[LedgerDigest]:
+    named = holder_events or result.asked.ledger
     files = {"the holder": named} if named else {}
     holders = path / "private" / "holders"
     if holders.is_dir():

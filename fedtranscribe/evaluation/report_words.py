@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.evaluation.audit_checks import THE_HOLDER, Given, epsilon_of
+from fedtranscribe.evaluation.audit_checks import THE_HOLDER, HolderEvents, epsilon_of
 from fedtranscribe.evaluation.report_facts import RunFacts
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
@@ -65,16 +65,18 @@ class Share:
     epsilon: float
 
 
-def asked_sums(given: Given) -> bool:
+def asked_sums(holder_events: HolderEvents) -> bool:
     """Whether holders answered sums over their records: questions of one answer each."""
-    return any(release.rows == 1 for releases in given.values() for release in releases)
+    return any(release.rows == 1 for releases in holder_events.values() for release in releases)
 
 
-def shares(given: Given, unit: Unit, adjacency: Adjacency, delta: float) -> list[Share]:
+def shares(
+    holder_events: HolderEvents, unit: Unit, adjacency: Adjacency, delta: float
+) -> list[Share]:
     """What each kind of question took, in the order asked, at the holder that gave most away.
 
     Args:
-        given: what each holder gave away.
+        holder_events: what each holder gave away.
         unit: of the headline.
         adjacency: of the headline.
         delta: at which ε is quoted.
@@ -83,7 +85,7 @@ def shares(given: Given, unit: Unit, adjacency: Adjacency, delta: float) -> list
         Nothing where an answer has no guarantee, or all are of one kind.
     """
     costs: dict[str, float] = {}
-    for holder, releases in given.items():
+    for holder, releases in holder_events.items():
         events = [release.costs.get(unit, {}).get(adjacency) for release in releases]
         if any(event is None for event in events):
             return []
@@ -92,7 +94,7 @@ def shares(given: Given, unit: Unit, adjacency: Adjacency, delta: float) -> list
         return []
     holder = max(costs, key=costs.__getitem__)
     found = []
-    for kind, group in groupby(given[holder], key=lambda release: _kind(release.mechanism)):
+    for kind, group in groupby(holder_events[holder], key=lambda release: _kind(release.mechanism)):
         some = tuple(group)
         cost = sum(release.event(unit, adjacency).zcdp_rho for release in some)
         epsilon = epsilon_of(some, unit, adjacency, delta)
@@ -109,17 +111,19 @@ def _kind(mechanism: str) -> str:
     return _SUMS.get(name, mechanism)
 
 
-def lines(given: Given, adjacency: Adjacency, delta: float, marks: Sequence[int]) -> list[Line]:
+def lines(
+    holder_events: HolderEvents, adjacency: Adjacency, delta: float, marks: Sequence[int]
+) -> list[Line]:
     """Every holder's ε per unit, while rows were answered.
 
     Args:
-        given: what each holder gave away.
+        holder_events: what each holder gave away.
         adjacency: of the headline.
         delta: at which ε is quoted.
         marks: rows at which rounds ended, for a holder whose events are given as one sum.
     """
     alike: list[tuple[tuple[Release, ...], list[str]]] = []
-    for holder, releases in given.items():
+    for holder, releases in holder_events.items():
         same = next((names for other, names in alike if other == releases), None)
         if same is None:
             alike.append((releases, [holder]))
@@ -292,7 +296,7 @@ def _taught(facts: RunFacts) -> str:
             f"A CNN trained on its images alone labels {100 * facts.taught:.1f} % of held-out "
             f"images of {facts.data} correctly{_compared(facts)}."
         )
-    if facts.told:
+    if facts.is_public:
         return "What can be learned from its images has not been measured: run an evaluation."
     return (
         "What can be learned from its images, tested on the holder's own records, is not shown "

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedtranscribe.evaluation.audit_checks import Given
+from fedtranscribe.evaluation.audit_checks import HolderEvents
 from fedtranscribe.evaluation.findings import Check
 from fedtranscribe.noise.bounds import Bound
 from fedtranscribe.noise.gaussian import CentralNoise, LocalNoise
@@ -159,7 +159,7 @@ def _bound_of(mechanism: str) -> Bound:
     return (products_bound if mechanism.endswith(PRODUCTS) else moments_bound)(_WIDTH, _WIDTH)
 
 
-def check_noise(result: Result, given: Given, adjacency: Adjacency) -> Check | None:
+def check_noise(result: Result, holder_events: HolderEvents, adjacency: Adjacency) -> Check | None:
     """Whether each sum was booked with what its stated noise costs, or with more.
 
     A game sees one answer with too little noise only where it is a large part of them all; working
@@ -169,7 +169,7 @@ def check_noise(result: Result, given: Given, adjacency: Adjacency) -> Check | N
 
     Args:
         result: of the run.
-        given: what its holders gave away.
+        holder_events: what its holders gave away.
         adjacency: of the claim.
 
     Returns:
@@ -179,7 +179,7 @@ def check_noise(result: Result, given: Given, adjacency: Adjacency) -> Check | N
     if not stds:
         return None
     checked = 0
-    for holder, releases in given.items():
+    for holder, releases in holder_events.items():
         sums = [release for release in releases if release.mechanism.endswith(_SUMS)]
         answered = _answered(result, holder, len(stds))
         if sum(release.rows for release in sums) < answered:

@@ -121,10 +121,10 @@ def general_names(names: Iterable[str]) -> list[x509.GeneralName]:
     Raises:
         ConfigError: none is given, or one is neither a host name nor an address.
     """
-    given = list(names)
-    if not given:
+    entries = list(names)
+    if not entries:
         raise ConfigError("Expected --name: the host name or address by which holders reach you.")
-    return [_general(name) for name in dict.fromkeys([*given, *LOOPBACK])]
+    return [_general(name) for name in dict.fromkeys([*entries, *LOOPBACK])]
 
 
 # -------------------------------------------------------------------- parts

@@ -38,13 +38,13 @@ def make_client_app(open_node: Callable[[Context, int], Node]) -> ClientApp:
 
     def handler(message_type: str) -> Callable[[Message, Context], Message]:
         def handle(message: Message, context: Context) -> Message:
-            said = reply_to(
+            reply = reply_to(
                 message_of(message.content),
                 message_type,
                 lambda number: open_node(context, number),
                 _REQUESTER,
             )
-            return Message(record_of(said), reply_to=message)
+            return Message(record_of(reply), reply_to=message)
 
         return handle
 

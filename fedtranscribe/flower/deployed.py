@@ -57,7 +57,7 @@ def serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
     test = _test_images(settings)
     _refuse_tested_images(settings, test)
     starting = RunDirectory.resume if settings.resume else RunDirectory.create
-    settings = with_features(settings.settled(), None)
+    settings = with_features(settings.as_stored(), None)
     run = starting(out, settings)
     wanted = settings.with_generator and settings.method == "feddpsd"
     if run.finished and not run.lacks_generator(wanted=wanted):

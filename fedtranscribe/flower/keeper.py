@@ -87,13 +87,13 @@ def lives(process: psutil.Process) -> bool:
         return False
 
 
-def keep(home: Path, kept_log: Path, command: list[str]) -> int:
+def keep(home: Path, log_copy: Path, command: list[str]) -> int:
     """Run a command until it ends or we are told to end it.
 
     Returns:
         The command's exit code, 128 and more for a signal, as in a shell.
     """
-    told = _told_to_end()
+    ended = _end_requested()
     _adopt_orphans()
     family = Family(home)
     with (home / LOG).open("ab") as log:
@@ -101,7 +101,7 @@ def keep(home: Path, kept_log: Path, command: list[str]) -> int:
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
         )
     try:
-        while program.poll() is None and not told.wait(_LOOK_SECONDS):
+        while program.poll() is None and not ended.wait(_LOOK_SECONDS):
             family.look()
     finally:
         family.look()
@@ -109,27 +109,27 @@ def keep(home: Path, kept_log: Path, command: list[str]) -> int:
         with contextlib.suppress(subprocess.TimeoutExpired):
             program.wait(GRACE_SECONDS)
         family.end()
-        with contextlib.suppress(OSError), kept_log.open("ab") as kept:
-            kept.write((home / LOG).read_bytes())
+        with contextlib.suppress(OSError), log_copy.open("ab") as copy:
+            copy.write((home / LOG).read_bytes())
         shutil.rmtree(home, ignore_errors=True)
     code = program.wait()
     return code if code >= 0 else 128 - code
 
 
-def _told_to_end() -> threading.Event:
+def _end_requested() -> threading.Event:
     """An event for the end of standard input, and for the signals that ask for it."""
-    told = threading.Event()
+    ended = threading.Event()
 
     def read() -> None:
         while os.read(0, 1):
             pass
-        told.set()
+        ended.set()
 
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         if hasattr(signal, name):
-            signal.signal(getattr(signal, name), lambda *_: told.set())
+            signal.signal(getattr(signal, name), lambda *_: ended.set())
     threading.Thread(target=read, daemon=True).start()
-    return told
+    return ended
 
 
 def _adopt_orphans() -> None:

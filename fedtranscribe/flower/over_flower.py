@@ -63,13 +63,13 @@ class OverFlower:
             contents, wire.CAPABILITIES, "capabilities", self._first_timeout
         ).items():
             try:
-                told = queries.read_capabilities(content)
+                facts = queries.read_capabilities(content)
             except Refusal as refusal:
                 found[_node(address)] = refusal.code
             except ProtocolError as error:
                 found[_node(address)] = error
             else:
-                called.setdefault(told.name, []).append((address, told))
+                called.setdefault(facts.name, []).append((address, facts))
         for name, holders in called.items():
             if len(holders) == 1:
                 self._by_name[name], found[name] = holders[0]

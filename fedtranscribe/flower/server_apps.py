@@ -77,9 +77,9 @@ class _OneLine(logging.Handler):
         self._handler = handler
 
     def emit(self, record: logging.LogRecord) -> None:
-        told = logging.makeLogRecord(vars(record))
-        told.msg, told.args = printable(record.getMessage()), None
-        self._handler.handle(told)
+        short = logging.makeLogRecord(vars(record))
+        short.msg, short.args = printable(record.getMessage()), None
+        self._handler.handle(short)
 
 
 def _log_as_flower_does() -> None:

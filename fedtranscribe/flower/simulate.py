@@ -286,15 +286,15 @@ def advance(tail: Tail, show: ShowNoted) -> None:
 
 def note(entry: Mapping[str, Any]) -> str:
     """What stands behind a bar: round, accuracy, ε spent, bytes; nothing for what is not known."""
-    shown = {
+    facts = {
         "round": lambda value: f"round {value}",
         "accuracy": lambda value: f"acc. {value:.1%}",
         "epsilon": lambda value: f"ε {value:.3g}",
         "bytes": decimal,
     }
-    known = {key: entry.get(key) for key in shown}
+    known = {key: entry.get(key) for key in facts}
     return ", ".join(
-        shown[key](value) for key, value in known.items() if isinstance(value, int | float)
+        facts[key](value) for key, value in known.items() if isinstance(value, int | float)
     )
 
 

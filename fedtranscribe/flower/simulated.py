@@ -167,7 +167,7 @@ def _prepared(
     # Too few records for the holders are found here, before a worker stumbles over them.
     parts = partitions(settings, split.train)
     _refuse_private_images(settings, NamedData.of(settings.data, split))
-    return with_features(settings.settled(), split.train.size), split, parts
+    return with_features(settings.as_stored(), split.train.size), split, parts
 
 
 def _refuse_private_images(settings: FederationSettings, private: NamedData) -> None:
@@ -200,7 +200,7 @@ def _serve_baseline(
     def evaluate(network: Classifier) -> float:
         return accuracy(network, split.test.blocks(), split.test.labels)
 
-    told = is_published(settings.data)
+    published = is_published(settings.data)
 
     run_baseline(
         settings.method,  # type: ignore[arg-type]
@@ -213,11 +213,11 @@ def _serve_baseline(
         rng=side.rng,
         timeout=settings.first_timeout,
         # On anybody's own records accuracy is private, though the network is not.
-        evaluate=evaluate if told else None,
+        evaluate=evaluate if published else None,
         report=report,
     )
     scores = {"student": evaluate(side.student)}
-    result = baseline_result(settings, run, Accuracy.of(scores if told else {}))
+    result = baseline_result(settings, run, Accuracy.of(scores if published else {}))
     run.write_scores(scores)
     save_network(side.student, run.path / STUDENT)
     result.write(run.path)
@@ -271,5 +271,5 @@ def _ensemble(settings: FederationSettings, out: Path, split: DataSplit) -> dict
     teachers = [Ensemble(f, pick_device(settings.device)) for f in folders if f.exists()]
     if not teachers:  # none was asked, so none was trained
         return {}
-    shown = slice(_ENSEMBLE_IMAGES)
-    return ensemble_accuracy(teachers, split.test.pixels[shown], split.test.labels[shown])
+    measured = slice(_ENSEMBLE_IMAGES)
+    return ensemble_accuracy(teachers, split.test.pixels[measured], split.test.labels[measured])

@@ -68,11 +68,11 @@ class PrivateSuperLink:
     """Enter it to start, leave it to end everything.
 
     Args:
-        kept_log: file to which the log of SuperLink and ServerApp is added in the end.
+        log_copy: file to which the log of SuperLink and ServerApp is added in the end.
     """
 
-    def __init__(self, kept_log: Path) -> None:
-        self._kept_log = kept_log.absolute()
+    def __init__(self, log_copy: Path) -> None:
+        self._log_copy = log_copy.absolute()
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> "PrivateSuperLink":
@@ -141,7 +141,7 @@ class PrivateSuperLink:
         if code is not None:
             raise SimulationError(
                 f"The SuperLink ended with exit code {code}: {self._last_lines()} "
-                f"(log: {self._kept_log})."
+                f"(log: {self._log_copy})."
             )
 
     def add_run_log(self, run: str) -> None:
@@ -154,7 +154,7 @@ class PrivateSuperLink:
 
     def _start(self) -> subprocess.Popen[bytes]:
         """Start it under a keeper, in another session, so that a Ctrl-C reaches us alone."""
-        keeper = [sys.executable, "-P", KEEPER, str(self.home), str(self._kept_log)]
+        keeper = [sys.executable, "-P", KEEPER, str(self.home), str(self._log_copy)]
         superlink = [self._executable("flower-superlink"), "--insecure", "--simulation"]
         return subprocess.Popen(
             [*keeper, *superlink, "--host", "127.0.0.1", "--port", str(self._port)],
@@ -189,7 +189,7 @@ class PrivateSuperLink:
                 time.sleep(0.2)
         raise SimulationError(
             f"The SuperLink was not up after {START_SECONDS} s: {self._last_lines()} "
-            f"(log: {self._kept_log})."
+            f"(log: {self._log_copy})."
         )
 
     def _executable(self, name: str) -> str:
@@ -212,7 +212,7 @@ class PrivateSuperLink:
         if done.returncode != 0 or not answer.get("success", False):
             why = answer.get("error-message") or done.stderr or done.stdout
             raise SimulationError(
-                f"flwr {arguments[0]} failed: {_tail(why)} (log: {self._kept_log})."
+                f"flwr {arguments[0]} failed: {_tail(why)} (log: {self._log_copy})."
             )
         return answer
 
@@ -232,12 +232,12 @@ class PrivateSuperLink:
         except subprocess.TimeoutExpired:
             raise SimulationError(
                 f"No answer to flwr {arguments[0]} within {COMMAND_SECONDS} s "
-                f"(log: {self._kept_log})."
+                f"(log: {self._log_copy})."
             ) from None
 
     def _last_lines(self) -> str:
         """Of the log, which the keeper has moved if the SuperLink is gone."""
-        logs = [self.home / LOG, self._kept_log]
+        logs = [self.home / LOG, self._log_copy]
         return next(
             (
                 _tail(log.read_text(encoding="utf-8", errors="replace"))

@@ -166,7 +166,7 @@ def decode(stored: bytes, rows: int, width: int, dtype: torch.dtype) -> Tensor:
     return torch.from_numpy(np.frombuffer(stored, dtype=kind).reshape(rows, width).copy())
 
 
-class KeptLedger:
+class LazyLedger:
     """Opens the ledger of a data set at first use; use it from one thread.
 
     Args:

@@ -79,8 +79,8 @@ def _own(file: HolderFile, teachers: Ensemble | None) -> OwnData:
     as_before = teachers.manifest.own_data.model_dump()
     if place.records is not None and has_own_ids(place.records):  # a packed copy, say
         as_before |= {"ids": None, "id_pattern": None, "channels": None}
-    said = place.own_data.model_dump(exclude_defaults=True)
-    return build(OwnData, {**as_before, **said})
+    declared = place.own_data.model_dump(exclude_defaults=True)
+    return build(OwnData, {**as_before, **declared})
 
 
 def _expect_same(train: ImageSet, manifest: Manifest, path: Path) -> None:

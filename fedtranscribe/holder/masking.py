@@ -193,11 +193,11 @@ class Masking:
             ProtocolError: a key that its holder did not sign, too few, or other ones than before.
         """
         known = self._known_run(run)
-        given = sorted(adverts, key=lambda advert: advert.name)
+        ordered = sorted(adverts, key=lambda advert: advert.name)
         if known.adverts is None:
-            known.key.agree(given)
-            self._store.put_run(run, _run_to_bytes(known.key, given), known.stored)
-        elif {a.name: a.key for a in known.adverts} != {a.name: a.key for a in given}:
+            known.key.agree(ordered)
+            self._store.put_run(run, _run_to_bytes(known.key, ordered), known.stored)
+        elif {a.name: a.key for a in known.adverts} != {a.name: a.key for a in ordered}:
             raise ProtocolError(f"Run {run} has other keys; they are fixed for a whole run.")
 
     # ---------------------------------------------------------------- stages of a round
@@ -280,11 +280,11 @@ class Masking:
     def _read_run(self, run: str, stored: bytes) -> "_Run":
         try:
             state: dict[str, Any] = parse_json(stored)
-            told = state["adverts"]
+            adverts = state["adverts"]
             names, failures = state["names"], (state["dropouts"], state["colluders"])
             own, drawn = _advert_from_json(state["advert"]), tuple(state["drawn"])
             secret = b64decode(state["secret"])
-            adverts = None if told is None else [_advert_from_json(a) for a in told]
+            adverts = None if adverts is None else [_advert_from_json(a) for a in adverts]
         except (ValueError, KeyError, TypeError):
             raise ProtocolError(
                 f"What is stored of run {run} cannot be read: damaged, or of another version. "
@@ -342,6 +342,6 @@ def _advert_to_json(advert: Advert) -> list[str]:
     return [advert.name, b64encode(advert.key).decode(), b64encode(advert.signature).decode()]
 
 
-def _advert_from_json(told: list[str]) -> Advert:
-    name, key, signature = told
+def _advert_from_json(fields: list[str]) -> Advert:
+    name, key, signature = fields
     return Advert(name, b64decode(key), b64decode(signature))

@@ -43,8 +43,8 @@ class Metrics:
         self.registry = CollectorRegistry()
         build = Info(f"{_PREFIX}_build", "Versions of the software.", registry=self.registry)
         build.info({"version": fedtranscribe.__version__, "protocol": str(wire.VERSION)})
-        self._started = self._gauge("start_time_seconds", "Unix time when the service began.")
-        self._started.set_to_current_time()
+        self._start_time = self._gauge("start_time_seconds", "Unix time when the service began.")
+        self._start_time.set_to_current_time()
         self._written = self._gauge(
             "written_timestamp_seconds", "Unix time when these values were written."
         )

@@ -302,8 +302,8 @@ class Node:
 
     def _stored(self, ledger: Ledger) -> int:
         """Bytes that the holder keeps because of what it was asked."""
-        kept = (self._masking, self._trainings)
-        return ledger.size + sum(part.size for part in kept if part is not None)
+        stores = (self._masking, self._trainings)
+        return ledger.size + sum(part.size for part in stores if part is not None)
 
     @contextmanager
     def _booked(self, query: Query, plan: NoisePlan, run: str, terms: str) -> Iterator[Holder]:

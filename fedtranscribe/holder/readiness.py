@@ -42,7 +42,7 @@ class Finding:
 
 def examine(path: Path) -> list[Finding]:
     """Look at a holder's file and all that it names; writes nothing, serves nothing."""
-    file, finding = _settled("policy", lambda: HolderFile.read(path))
+    file, finding = _attempt("policy", lambda: HolderFile.read(path))
     if file is None:
         return [finding]
     policy = file.policy
@@ -52,9 +52,9 @@ def examine(path: Path) -> list[Finding]:
     findings = [Finding("policy", True, limits), Finding("answers", True, _answers(file))]
     findings += _held(file)
     if file.holder.features:
-        findings.append(_settled("features", lambda: _features(file))[1])
+        findings.append(_attempt("features", lambda: _features(file))[1])
     if file.holder.key is not None:
-        findings.append(_settled("masked sums", lambda: _masks(file))[1])
+        findings.append(_attempt("masked sums", lambda: _masks(file))[1])
         findings.append(_not_for_others("key's folder", file.holder.key.parent))
     if file.holder.records is not None:
         findings += _out_of_reach("records' files", file.holder.records)
@@ -62,7 +62,7 @@ def examine(path: Path) -> list[Finding]:
         findings.append(_not_for_others("teachers' folder", file.holder.teachers))
     findings.append(_not_for_others("ledger's folder", file.holder.ledger.parent))
     if file.holder.metrics is not None:
-        findings.append(_settled("metrics' folder", lambda: _metrics(file))[1])
+        findings.append(_attempt("metrics' folder", lambda: _metrics(file))[1])
     return findings
 
 
@@ -111,7 +111,7 @@ def quotas(file: HolderFile, ledger: Ledger) -> dict[str, dict[str, int]]:
     }
 
 
-def _settled(name: str, do: Callable[[], T]) -> tuple[T | None, Finding]:
+def _attempt(name: str, do: Callable[[], T]) -> tuple[T | None, Finding]:
     try:
         found = do()
     except FedtranscribeError as error:
@@ -130,22 +130,22 @@ def _answers(file: HolderFile) -> str:
 
 def _held(file: HolderFile) -> list[Finding]:
     """Device, teachers, records and ledger; what rests on something wrong is not looked at."""
-    device, finding = _settled("device", lambda: str(pick_device(file.holder.device)))
+    device, finding = _attempt("device", lambda: str(pick_device(file.holder.device)))
     findings = [finding]
     if device is None:
         return findings
-    teachers, finding = _settled("teachers", lambda: open_teachers(file))
+    teachers, finding = _attempt("teachers", lambda: open_teachers(file))
     if not finding.ok:
         return [*findings, finding]
     if teachers is not None:
         findings.append(Finding("teachers", True, _of_teachers(teachers.manifest)))
-    records, finding = _settled("records", lambda: open_records(file, teachers))
+    records, finding = _attempt("records", lambda: open_records(file, teachers))
     if not finding.ok:
         return [*findings, finding]
     holding = Holding(file, teachers, records)
     if records is not None:
-        findings.append(_settled("records", lambda: _of_records(holding, records))[1])
-    return [*findings, _settled("ledger", lambda: _ledger(holding))[1]]
+        findings.append(_attempt("records", lambda: _of_records(holding, records))[1])
+    return [*findings, _attempt("ledger", lambda: _ledger(holding))[1]]
 
 
 def _of_teachers(manifest: Manifest) -> str:

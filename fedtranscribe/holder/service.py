@@ -21,7 +21,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from fedtranscribe.errors import FedtranscribeError, StorageError
 from fedtranscribe.files import json_objects, who_may_open
-from fedtranscribe.holder.answering import KeptLedger
+from fedtranscribe.holder.answering import LazyLedger
 from fedtranscribe.holder.holder_file import HolderFile
 from fedtranscribe.holder.holding import Holding
 from fedtranscribe.holder.link import METHODS, NAME, PIECE_BYTES, SocketLock, health_socket
@@ -177,10 +177,10 @@ class HolderService:
         except Refusal as refusal:
             return self._refuse(refusal.code, message_type)
         reply = reply_to(content, message_type, self._open, self._server_name)
-        asked, told = content.terms, reply.terms
+        asked, answered = content.terms, reply.terms
         facts = {k: str(asked[k]) for k in ("query-id", "run", "kind", "mode") if k in asked}
         seconds = time.monotonic() - began
-        code = str(told["refusal"]) if "refusal" in told else None
+        code = str(answered["refusal"]) if "refusal" in answered else None
         if code is None:
             self.metrics.answered(message_type, seconds)
         else:
@@ -216,7 +216,7 @@ class HolderService:
         return self._node
 
 
-def open_node(file: HolderFile) -> tuple[Node, KeptLedger]:
+def open_node(file: HolderFile) -> tuple[Node, LazyLedger]:
     """The node that a holder's file describes, everything proved and loaded.
 
     Raises:
@@ -234,7 +234,7 @@ def open_node(file: HolderFile) -> tuple[Node, KeptLedger]:
         log.warning("Cannot look for another ledger next to the data; see holder policy check.")
     backbones = file.backbones()
     facts = holding.facts(backbones)
-    ledger = KeptLedger(file.holder.ledger, holding.data_id, file.policy.budget)
+    ledger = LazyLedger(file.holder.ledger, holding.data_id, file.policy.budget)
     ledger.prove()
     if holding.ids is not None:
         with ledger() as opened:

@@ -178,9 +178,9 @@ class Trainings:
         """The training in memory, unless another process has taken it further."""
         key = run, settings
         if self._now is not None and self._now[0] == key:
-            kept = self._now[1]
-            if kept.saved == kept.stamp() or kept.training.result is not None:
-                return kept
+            training = self._now[1]
+            if training.saved == training.stamp() or training.training.result is not None:
+                return training
         opened = self._open(run, settings)
         self._now = key, opened
         return opened

@@ -35,7 +35,7 @@ from torch import Tensor, nn
 from fedtranscribe.config import DpsdSettings
 from fedtranscribe.data.shapes import augment
 from fedtranscribe.methods.distillation import evidence, posterior_labels
-from fedtranscribe.methods.method import Combined, Kept, Show
+from fedtranscribe.methods.method import Combined, Show, StateStore
 from fedtranscribe.models import Classifier, Generator
 from fedtranscribe.questions.gradients import RowGradient, decoupled_distillation, gradient_of
 from fedtranscribe.questions.question import Kind
@@ -188,7 +188,7 @@ class DPSD:
         """More student updates on the answered rows alone: free, since nothing new is asked."""
         self._train_student(self.settings.finish_steps, finishing=True, show=show)
 
-    def finish_generator(self, show: Show, kept: Kept) -> None:
+    def finish_generator(self, show: Show, store: StateStore) -> None:
         """Nothing: it was trained in the rounds."""
 
     @property

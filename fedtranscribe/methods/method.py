@@ -17,7 +17,7 @@ Show = Callable[[str, int, int], None]
 """Called with a stage of long work, steps done, and steps in all."""
 
 
-class Kept(Protocol):
+class StateStore(Protocol):
     """A place for one state, outside of checkpoints of the rounds."""
 
     def load(self) -> dict[str, Any] | None:
@@ -107,12 +107,12 @@ class Method(Protocol[Q]):
         """What the student can learn without asking anything more: free."""
         ...
 
-    def finish_generator(self, show: Show, kept: Kept) -> None:
+    def finish_generator(self, show: Show, store: StateStore) -> None:
         """What the generator still has to learn from the finished student: free.
 
         Args:
             show: receives every step.
-            kept: where a long training lies, so that an interrupted one goes on.
+            store: where a long training lies, so that an interrupted one goes on.
         """
         ...
 
@@ -136,17 +136,17 @@ def stored_answers(learned: Iterable[tuple[Query, Combined]]) -> list[dict[str, 
 def read_answers(stored: Iterable[dict[str, Any]], kind: type[Q]) -> list[tuple[Q, Combined]]:
     """The inverse of `stored_answers`, where all are of one kind."""
     learned = []
-    for kept in stored:
-        query = query_from(**kept["query"])
+    for answer_file in stored:
+        query = query_from(**answer_file["query"])
         assert isinstance(query, kind)
-        learned.append((query, Combined(query.id, kept["values"], kept["noise"])))
+        learned.append((query, Combined(query.id, answer_file["values"], answer_file["noise"])))
     return learned
 
 
 _KEEP_SECONDS = 20.0
 
 
-class Course(Protocol):
+class TrainingSteps(Protocol):
     """Steps that train a generator in place.
 
     Attributes:
@@ -172,41 +172,41 @@ class Course(Protocol):
         ...
 
 
-def run_courses(
-    courses: Sequence[Callable[[], Course]],
+def run_training_steps(
+    trainings: Sequence[Callable[[], TrainingSteps]],
     generator: Generator,
     rng: torch.Generator,
     show: Show,
-    kept: Kept,
+    store: StateStore,
 ) -> None:
     """Carry out courses, one after the other; an interrupted one goes on where it was stored.
 
     Args:
-        courses: make each of them, when its turn comes.
+        trainings: make each of them, when its turn comes.
         generator: that they train.
         rng: whose numbers they use.
         show: receives every step.
-        kept: where the state lies.
+        store: where the state lies.
     """
-    stored = kept.load()
-    for number, make in enumerate(courses):
+    stored = store.load()
+    for number, make in enumerate(trainings):
         if stored is not None and number < stored["course"]:
             continue
-        course = make()
+        training = make()
         if stored is not None:
             generator.load_state_dict(stored["generator"])
             rng.set_state(stored["rng"])
-            course.load_state(stored["state"])
+            training.load_state(stored["state"])
             stored = None
         last = time.monotonic()
-        while course.done < course.steps:
-            course.step()
-            show(course.name, course.done, course.steps)
-            if time.monotonic() - last > _KEEP_SECONDS or course.done == course.steps:
-                kept.save(
+        while training.done < training.steps:
+            training.step()
+            show(training.name, training.done, training.steps)
+            if time.monotonic() - last > _KEEP_SECONDS or training.done == training.steps:
+                store.save(
                     {
                         "course": number,
-                        "state": course.state(),
+                        "state": training.state(),
                         "generator": generator.state_dict(),
                         "rng": rng.get_state(),
                     }

@@ -202,9 +202,9 @@ def _seen_axes(covariance: Tensor, edge: float, k: int) -> tuple[Tensor, float]:
     top = vectors[:, len(values) - seen :].flip(1)
     lowest_ones = torch.eye(len(values), k, dtype=torch.float64)
     axes = torch.linalg.qr(torch.cat([top, lowest_ones], 1)).Q[:, :k]
-    shown = (values[len(values) - seen :].square() - edge**2).sqrt().sum()
+    visible = (values[len(values) - seen :].square() - edge**2).sqrt().sum()
     others = axes[:, seen:]
-    return axes, float(shown + (others * (covariance @ others)).sum().clamp_min(0))
+    return axes, float(visible + (others * (covariance @ others)).sum().clamp_min(0))
 
 
 def components_query(

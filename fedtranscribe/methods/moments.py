@@ -11,11 +11,11 @@ from fedtranscribe.config import DpsdSettings
 from fedtranscribe.methods.dpsd import generator_loss
 from fedtranscribe.methods.method import (
     Combined,
-    Course,
-    Kept,
     Show,
+    StateStore,
+    TrainingSteps,
     read_answers,
-    run_courses,
+    run_training_steps,
     stored_answers,
 )
 from fedtranscribe.methods.pretraining import GeneratorPretraining
@@ -31,7 +31,7 @@ _MATCHING = 10.0
 
 
 class MomentsMatching:
-    """Trains a generator in place, against a finished student; a `Course`.
+    """Trains a generator in place, against a finished student; a `TrainingSteps`.
 
     The loss is that of DPSD Eq. 8, with the student as the judge, plus the distance between the
     sums by class of what is generated, classed by the student, and those that the holder sent
@@ -88,11 +88,11 @@ class MomentsMatching:
         return float(loss.detach())
 
     def state(self) -> dict[str, Any]:
-        """See `Course`."""
+        """See `TrainingSteps`."""
         return {"done": self.done, "optimiser": self._optimiser.state_dict()}
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """See `Course`."""
+        """See `TrainingSteps`."""
         self.done = state["done"]
         self._optimiser.load_state_dict(state["optimiser"])
 
@@ -188,7 +188,7 @@ class MomentsMethod:
             centre, mapped = features.centre.cpu().clone(), features.map.cpu().clone()
             return MomentsQuery(name, Kind.MOMENTS, centre, mapped, fixed, 0)
         query, answer = self._learned[0]
-        fitted = _shown_axes(query, answer)
+        fitted = _visible_axes(query, answer)
         return MomentsQuery(name, Kind.MOMENTS, query.centre, fitted, fixed, classes)
 
     def learn(self, query: MomentsQuery, answer: Combined) -> dict[str, float]:
@@ -210,7 +210,7 @@ class MomentsMethod:
     def finish(self, show: Show) -> None:
         """Nothing: the last answer has set the student."""
 
-    def finish_generator(self, show: Show, kept: Kept) -> None:
+    def finish_generator(self, show: Show, store: StateStore) -> None:
         """Train the generator on public images, then against the finished student: free.
 
         A run that was stopped before the last answer has no such student.
@@ -219,16 +219,16 @@ class MomentsMethod:
         if generator is None:
             return
 
-        def on_public() -> Course:
+        def on_public() -> TrainingSteps:
             assert images is not None
             return GeneratorPretraining(generator, images, settings.pretrain_steps, self.rng)
 
-        def on_moments() -> Course:
+        def on_moments() -> TrainingSteps:
             sums = moments_of(*self._learned[-1])
             return MomentsMatching(generator, self.student, sums, settings, self.rng)
 
         courses = [*([] if images is None else [on_public]), *([on_moments] * self.finished)]
-        run_courses(courses, generator, self.rng, show, kept)
+        run_training_steps(courses, generator, self.rng, show, store)
 
     def state(self) -> dict[str, Any]:
         """Everything `load_state` needs to go on as if nothing had happened; tensors on CPU."""
@@ -253,7 +253,7 @@ def moments_of(query: MomentsQuery, answer: Combined) -> MomentSums:
     return MomentSums.from_vector(answer.values[0], query.entries, query.classes or None)
 
 
-def _shown_axes(query: MomentsQuery, answer: Combined) -> Tensor:
+def _visible_axes(query: MomentsQuery, answer: Combined) -> Tensor:
     """The map of the second question: each axis scaled by what the first answer showed."""
     second = moments_of(query, answer).second[:-1, :-1]
     values, axes = torch.linalg.eigh(second)

@@ -41,7 +41,7 @@ class _Encoder(nn.Module):
 
 
 class GeneratorPretraining:
-    """Trains a generator in place as the decoder of a variational autoencoder; a `Course`.
+    """Trains a generator in place as the decoder of a variational autoencoder; a `TrainingSteps`.
 
     Args:
         generator: maps z [n, latent] to images in [0, 1].
@@ -83,7 +83,7 @@ class GeneratorPretraining:
         return float(reconstruction.detach())
 
     def state(self) -> dict[str, Any]:
-        """See `Course`."""
+        """See `TrainingSteps`."""
         return {
             "done": self.done,
             "encoder": self._encoder.state_dict(),
@@ -92,7 +92,7 @@ class GeneratorPretraining:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """See `Course`."""
+        """See `TrainingSteps`."""
         self.done = state["done"]
         self._encoder.load_state_dict(state["encoder"])
         self._optimiser.load_state_dict(state["optimiser"])

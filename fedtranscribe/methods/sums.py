@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from fedtranscribe.methods.descent import DescentMethod
-from fedtranscribe.methods.method import Combined, Kept, Show
+from fedtranscribe.methods.method import Combined, Show, StateStore
 from fedtranscribe.methods.mixture import MixtureMethod
 from fedtranscribe.methods.moments import MomentsMethod
 from fedtranscribe.models import Classifier, Generator
@@ -122,10 +122,10 @@ class SumsMethod:
     def finish(self, show: Show) -> None:
         """Nothing: answers have set the student."""
 
-    def finish_generator(self, show: Show, kept: Kept) -> None:
+    def finish_generator(self, show: Show, store: StateStore) -> None:
         """Train the network of the moments, unless the answers are the generator."""
         if self._mixture is None or not self._mixture.finished:
-            self._moments.finish_generator(show, kept)
+            self._moments.finish_generator(show, store)
 
     def state(self) -> dict[str, Any]:
         """Everything `load_state` needs to go on as if nothing had happened; tensors on CPU."""

@@ -69,7 +69,7 @@ class Backbone:
         return f"{self.network}/{self.side}@{self.digest}"
 
     @property
-    def told(self) -> str:
+    def pinned_name(self) -> str:
         """Network and digest, as holders state which they allow."""
         return f"{self.network}@{self.digest}"
 
@@ -249,11 +249,11 @@ _HUB = "hub:"
 _ON_HUB = re.compile(r"hub:([\w.-]+/[\w.-]+)/([^@]+?)(?:@([\w./-]+))?")
 
 
-def find_weights(given: str, network: str) -> Path:
+def find_weights(place: str, network: str) -> Path:
     """The file that somebody means, fetched where it is not here yet.
 
     Args:
-        given: a path; "imagenet" for torchvision's weights; or hub:OWNER/NAME/FILE, with @REVISION
+        place: a path; "imagenet" for torchvision's weights; or hub:OWNER/NAME/FILE, with @REVISION
             for a branch, tag or commit.
         network: that the weights are for.
 
@@ -261,17 +261,17 @@ def find_weights(given: str, network: str) -> Path:
         WeightsNotFoundError: it is neither here nor to be fetched.
         ConfigError: no such form, or the library that fetches it is not installed.
     """
-    if given == IMAGENET:
+    if place == IMAGENET:
         return _from_torchvision(network)
-    if given.startswith(_HUB):
-        return _from_hub(given)
+    if place.startswith(_HUB):
+        return _from_hub(place)
     try:
-        path = Path(given).expanduser().absolute()
+        path = Path(place).expanduser().absolute()
         if path.is_file():
             return path
     except (OSError, RuntimeError, ValueError):
         pass  # too long, or the home of nobody
-    raise WeightsNotFoundError(f"No weights file {given[:200]!r}; check the path.")
+    raise WeightsNotFoundError(f"No weights file {place[:200]!r}; check the path.")
 
 
 def _from_torchvision(network: str) -> Path:
@@ -297,12 +297,12 @@ def _from_torchvision(network: str) -> Path:
     return path
 
 
-def _from_hub(given: str) -> Path:
-    found = _ON_HUB.fullmatch(given)
+def _from_hub(place: str) -> Path:
+    found = _ON_HUB.fullmatch(place)
     if found is None:
-        raise ConfigError(f"Expected weights as hub:OWNER/NAME/FILE[@REVISION], got {given!r}.")
+        raise ConfigError(f"Expected weights as hub:OWNER/NAME/FILE[@REVISION], got {place!r}.")
     if importlib.util.find_spec("huggingface_hub") is None:
-        raise ConfigError(f"{given} needs huggingface-hub: pip install 'fedtranscribe[hub]'.")
+        raise ConfigError(f"{place} needs huggingface-hub: pip install 'fedtranscribe[hub]'.")
     from huggingface_hub import hf_hub_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
@@ -312,6 +312,6 @@ def _from_hub(given: str) -> Path:
     # Names out of order are ValueErrors, too.
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         raise WeightsNotFoundError(
-            f"{given} is not on this machine and could not be downloaded "
+            f"{place} is not on this machine and could not be downloaded "
             f"({type(error).__name__}); check the name, connect to a network, or name a file."
         ) from error

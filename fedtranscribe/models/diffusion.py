@@ -104,8 +104,8 @@ class Schedule:
         return keep, keep * beta * (1 - signal).rsqrt()
 
     @staticmethod
-    def _mix(x: Tensor, kept: Tensor, z: Tensor) -> Tensor:
-        return spread(kept.sqrt(), z) * x + spread((1 - kept).sqrt(), z) * z
+    def _mix(x: Tensor, signal: Tensor, z: Tensor) -> Tensor:
+        return spread(signal.sqrt(), z) * x + spread((1 - signal).sqrt(), z) * z
 
 
 def posterior_mean(x_t: Tensor, noise: Tensor, keep: Tensor, step: Tensor) -> Tensor:
@@ -379,15 +379,15 @@ class Synthesizer:
         images = sample(self.denoiser, self.schedule, labels, self.sampling, rng, progress=progress)
         return to_pixels(images)
 
-    def told(self, steps: int | None, guidance: float | None) -> Self:
+    def with_sampling(self, steps: int | None, guidance: float | None) -> Self:
         """The same with other T' or w.
 
         Raises:
             ConfigError: out of range.
         """
         changes: dict[str, Any] = {"steps": steps, "guidance": guidance}
-        given = {name: value for name, value in changes.items() if value is not None}
-        sampling = replace(self.sampling, **given)
+        chosen = {name: value for name, value in changes.items() if value is not None}
+        sampling = replace(self.sampling, **chosen)
         sampling.expect_within(self.schedule)
         return replace(self, sampling=sampling)
 

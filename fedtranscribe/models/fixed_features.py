@@ -128,9 +128,9 @@ def unit_rows_of(
     """
     mapped = product(coefficients - centre, mapping)
     norm = mapped.norm(dim=1, keepdim=True)
-    told = torch.isfinite(norm) & (norm > _TINY)
-    unit = torch.where(told, mapped, 0.0) / torch.where(told, norm, 1.0)
-    constant = torch.where(told, torch.full_like(norm, BIAS), 0.0)
+    usable = torch.isfinite(norm) & (norm > _TINY)
+    unit = torch.where(usable, mapped, 0.0) / torch.where(usable, norm, 1.0)
+    constant = torch.where(usable, torch.full_like(norm, BIAS), 0.0)
     return torch.cat([unit, constant], dim=1) / math.sqrt(1 + BIAS**2)
 
 

@@ -208,8 +208,8 @@ def save_mixture(mixture: GaussianMixture, path: Path) -> None:
     }
     stored = {name: getattr(mixture, name) for name in _NAMES}
     state = {name: (t.float() if t.is_floating_point() else t) for name, t in stored.items()}
-    kept = {name: tensor.contiguous() for name, tensor in state.items()}
-    write_atomically(path, safetensors.torch.save(kept, {ENTRY: json.dumps(header)}))
+    tensors = {name: tensor.contiguous() for name, tensor in state.items()}
+    write_atomically(path, safetensors.torch.save(tensors, {ENTRY: json.dumps(header)}))
 
 
 def load_mixture(path: Path) -> GaussianMixture:

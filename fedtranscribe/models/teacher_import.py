@@ -305,10 +305,10 @@ def _expect_records(folder: Path, declared: Declaration, split: DataSplit, compa
     """
     train = split.train
     for name in ("data_id", "classes", "channels", "size"):
-        said, there = getattr(declared, name), getattr(train, name)
-        if said not in (None, there):
+        declares, there = getattr(declared, name), getattr(train, name)
+        if declares not in (None, there):
             raise ModelMismatchError(
-                f"{folder / DECLARATION} declares {name}={said!r}, the records have {there!r}; "
+                f"{folder / DECLARATION} declares {name}={declares!r}, the records have {there!r}; "
                 "name the records that the networks were trained on, or correct it."
             )
     if declared.assigned_by == "index" and not compared and len({*train.ids}) < len(train):

@@ -99,9 +99,9 @@ def restore(module: nn.Module, state: State, path: Path) -> None:
     expected = module.state_dict()
     expect_shapes(expected, state, path)
     for name, tensor in expected.items():
-        given = state[name]
+        stored = state[name]
         # A number that is finite in the file may be none in the network's precision.
-        if tensor.is_floating_point() and not bool(torch.isfinite(given.to(tensor.dtype)).all()):
+        if tensor.is_floating_point() and not bool(torch.isfinite(stored.to(tensor.dtype)).all()):
             raise _not_finite(name, path)
     module.load_state_dict(state)
 
@@ -147,9 +147,9 @@ def _read_safetensors(path: Path, content: bytes | None) -> State:
         raise _corrupt(path, error) from error
 
 
-def _read_torch(path: Path, given: bytes | None) -> State:
+def _read_torch(path: Path, raw: bytes | None) -> State:
     try:
-        source = path if given is None else io.BytesIO(given)
+        source = path if raw is None else io.BytesIO(raw)
         content = torch.load(source, map_location="cpu", weights_only=True)
     except (
         pickle.UnpicklingError,

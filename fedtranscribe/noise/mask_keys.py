@@ -166,7 +166,9 @@ class Advert:
         Raises:
             ProtocolError: foreign holder, replaced key, or an advert of another run or cohort.
         """
-        if not cohort.signed_by(self.name, self.signature, _said(cohort, self.name, self.key)):
+        if not cohort.signed_by(
+            self.name, self.signature, _advert_content(cohort, self.name, self.key)
+        ):
             raise ProtocolError(
                 f"The key of holder {self.name[:80]!r} is not signed by it for run {cohort.run}: "
                 "replaced, replayed or not on this holder's roster."
@@ -203,7 +205,7 @@ class RunKey:
             )
         secret = X25519PrivateKey.generate()
         public = secret.public_key().public_bytes_raw()
-        signature = sign(signer, _said(cohort, name, public))
+        signature = sign(signer, _advert_content(cohort, name, public))
         advert = Advert(name, public, signature)
         drawn = cohort.graph.draw(name, cohort.names)
         return cls(cohort, secret.private_bytes_raw(), advert, drawn)
@@ -288,7 +290,7 @@ def sign(signer: ec.EllipticCurvePrivateKey, message: bytes) -> bytes:
     return signer.sign(message, _ECDSA)
 
 
-def _said(cohort: Cohort, name: str, key: bytes) -> bytes:
+def _advert_content(cohort: Cohort, name: str, key: bytes) -> bytes:
     return statement("run key", cohort.digest, name.encode(), key)
 
 

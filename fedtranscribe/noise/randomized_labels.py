@@ -71,7 +71,7 @@ class TopKRandomizedResponse:
         """
         _expect_width(counts, self.k)
         one_hot = ((counts == 0) | (counts == 1)).all(-1) & (counts.sum(-1) <= 1)
-        return _draw(self.epsilon0 * _kept(counts, one_hot), noise)
+        return _draw(self.epsilon0 * _keep_probability(counts, one_hot), noise)
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class ExponentialVoteLabels:
         """
         _expect_width(counts, self.k)
         votes = (torch.isfinite(counts) & (counts >= 0)).all(-1)
-        return _draw(self.eta * _kept(counts, votes), noise)
+        return _draw(self.eta * _keep_probability(counts, votes), noise)
 
 
 def _expect_to_tell(name: str, strength: float, k: int) -> None:
@@ -140,7 +140,7 @@ def _expect_width(counts: Tensor, k: int) -> None:
         raise ConfigError(f"Expected rows over k={k} classes, got {counts.shape[-1]}.")
 
 
-def _kept(counts: Tensor, holds: Tensor) -> Tensor:
+def _keep_probability(counts: Tensor, holds: Tensor) -> Tensor:
     """Rows where `holds`; the others become zero, since to refuse them would be an oracle."""
     return torch.where(holds.unsqueeze(-1), counts.double(), 0.0)
 

@@ -74,7 +74,7 @@ class Round:
         digest: of the task in one run and cohort.
         seed: of the own mask; fresh from the operating system.
         key: X25519, of this round only: pair masks come from it.
-        kept: this holder's own shares of its seed and key.
+        own_shares: this holder's own shares of its seed and key.
         sent: for each neighbour, the round's public key and, if it was drawn, its sealed shares.
         received: from each neighbour that sent, its public key and the shares that it drew this
             holder for; empty before it has masked.
@@ -87,7 +87,7 @@ class Round:
     digest: bytes
     seed: bytes = field(repr=False)
     key: bytes = field(repr=False)
-    kept: bytes = field(repr=False)
+    own_shares: bytes = field(repr=False)
     sent: Mapping[str, bytes] = field(repr=False)
     received: Mapping[str, bytes] = field(default_factory=dict, repr=False)
     masked: bytes | None = field(default=None, repr=False)
@@ -114,7 +114,7 @@ class Round:
         """
         try:
             values: dict[str, Any] = parse_json(stored)
-            for name in ("digest", "seed", "key", "kept", "masked", "signature"):
+            for name in ("digest", "seed", "key", "own_shares", "masked", "signature"):
                 values[name] = _bytes(values[name])
             for name in ("sent", "received"):
                 values[name] = {who: b64decode(text) for who, text in values[name].items()}
@@ -221,8 +221,8 @@ class Holder:
         received = {sender: self._opened(state, sender, inbox[sender]) for sender in sorted(inbox)}
         own = RoundKey(state.key)
         pairs = {
-            sender: own.pair_seed(self.name, sender, told[:KEY_BYTES])
-            for sender, told in received.items()
+            sender: own.pair_seed(self.name, sender, sealed[:KEY_BYTES])
+            for sender, sealed in received.items()
         }
         vector = masked(values, state.task.word, self.name, state.seed, pairs).tobytes()
         if state.masked is not None:
@@ -280,7 +280,7 @@ class Holder:
             proof = tag(self.book, other, state.digest, other)
             if not hmac.compare_digest(proof, tags.get(other, b"")):
                 raise ProtocolError(f"Holder {other} does not prove to have masked with this one.")
-        signature = sign(self.signer, settled(state.digest, chosen))
+        signature = sign(self.signer, survivors_statement(state.digest, chosen))
         return replace(state, survivors=chosen, signature=signature)
 
     def reveal(self, state: Round, signatures: Named) -> dict[str, bytes]:
@@ -300,7 +300,7 @@ class Holder:
         self._expect_ours(state)
         if state.survivors is None:
             raise ProtocolError(f"No set of survivors of query {state.task.query} is signed yet.")
-        message, cohort = settled(state.digest, state.survivors), self.book.cohort
+        message, cohort = survivors_statement(state.digest, state.survivors), self.book.cohort
         good = (
             name
             for name in set(self.book.circle) & set(state.survivors) & set(signatures)
@@ -310,8 +310,8 @@ class Holder:
         self._expect_circle(
             set(islice(good, cohort.graph.threshold)), "signed this set of survivors"
         )
-        shares = {name: told[KEY_BYTES:] for name, told in state.received.items()}
-        shares[self.name] = state.kept
+        shares = {name: opened[KEY_BYTES:] for name, opened in state.received.items()}
+        shares[self.name] = state.own_shares
         inside = set(state.survivors)
         return {
             owner: both[:SHARE_BYTES] if owner in inside else both[SHARE_BYTES:]
@@ -341,8 +341,8 @@ class Holder:
         run = self.book.cohort.run.encode()
         return statement("sealed shares", run, digest, sender.encode(), receiver.encode(), public)
 
-    def _opened(self, state: Round, sender: str, told: bytes) -> bytes:
-        public, sealed = told[:KEY_BYTES], told[KEY_BYTES:]
+    def _opened(self, state: Round, sender: str, message: bytes) -> bytes:
+        public, sealed = message[:KEY_BYTES], message[KEY_BYTES:]
         key = sealing_key(self.book, sender, state.digest, sender)
         content = unseal(key, sealed, self._envelope(state.digest, sender, self.name, public))
         if len(content) not in (0, 2 * SHARE_BYTES):
@@ -350,6 +350,6 @@ class Holder:
         return public + content
 
 
-def settled(digest: bytes, survivors: Sequence[str]) -> bytes:
+def survivors_statement(digest: bytes, survivors: Sequence[str]) -> bytes:
     """What survivors sign: a round, and their own names in order."""
     return statement("survivors", digest, *(name.encode() for name in survivors))

@@ -76,14 +76,16 @@ class Server:
         self._expect_enough(len(names), "sent masked vectors")
         return names
 
-    def tags(self, told: Mapping[str, Named], signed: Iterable[str], name: str) -> dict[str, bytes]:
+    def tags(
+        self, received: Mapping[str, Named], signed: Iterable[str], name: str
+    ) -> dict[str, bytes]:
         """For stage 3: the tags that surviving neighbours made for a holder."""
-        near = self.neighbours[name] & set(signed) & told.keys()
-        return {each: told[each][name] for each in sorted(near) if name in told[each]}
+        near = self.neighbours[name] & set(signed) & received.keys()
+        return {each: received[each][name] for each in sorted(near) if name in received[each]}
 
-    def signatures(self, told: Named, name: str) -> dict[str, bytes]:
+    def signatures(self, received: Named, name: str) -> dict[str, bytes]:
         """For stage 4: the signatures of a holder's circle."""
-        return {each: told[each] for each in self.circles[name] if each in told}
+        return {each: received[each] for each in self.circles[name] if each in received}
 
     def closed(
         self, senders: Iterable[str], signed: Sequence[str], revealed: Mapping[str, Named]
@@ -146,8 +148,8 @@ class Server:
         }
 
     def _secret(self, name: str, revealed: Mapping[str, Named]) -> bytes:
-        told = sorted(self._shares(name, revealed).items())[: self.members.graph.threshold]
-        return combine({point: [share] for point, share in told})[0]
+        shares = sorted(self._shares(name, revealed).items())[: self.members.graph.threshold]
+        return combine({point: [share] for point, share in shares})[0]
 
     def _expect_enough(self, count: int, what: str) -> None:
         if count < self.members.quorum:

@@ -91,12 +91,12 @@ def room_words(epsilon: float, delta: float) -> str:
         epsilon: from `Ledger.room`.
         delta: at which it is quoted.
     """
-    shown = two_digits_below(epsilon)
-    if shown == 0:
+    rounded = two_digits_below(epsilon)
+    if rounded == 0:
         return "Nothing fits any more"
     return (
         "A run with Gaussian noise (sums over records, votes) still fits with epsilon up to "
-        f"{shown:g} at delta={delta:g}"
+        f"{rounded:g} at delta={delta:g}"
     )
 
 

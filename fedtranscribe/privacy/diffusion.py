@@ -190,8 +190,8 @@ class DpPromisePlan:
         if not self.has_phase1:
             return 0.0
         betas = self.beta_first, self.beta_last
-        kept = diffusion_signal(self.boundary, self.time_steps, *betas)
-        return 2 * math.sqrt(self.dimensions * kept / (1 - kept)) * (1 + ROUNDING)
+        signal = diffusion_signal(self.boundary, self.time_steps, *betas)
+        return 2 * math.sqrt(self.dimensions * signal / (1 - signal)) * (1 + ROUNDING)
 
     @property
     def phase1_steps(self) -> int:

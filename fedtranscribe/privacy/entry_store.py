@@ -161,10 +161,10 @@ class EntryStore:
 
 def _of_checkpoint(entry: Entry, text: str) -> bool:
     try:
-        told = entry.kind == Kind.CHECKPOINT and sealed(text, proved=noted(entry.content))
+        sealing = entry.kind == Kind.CHECKPOINT and sealed(text, proved=noted(entry.content))
     except (ValueError, KeyError, TypeError):
         return False
-    return entry.content == told
+    return entry.content == sealing
 
 
 def _bad_answer(query_id: str | None) -> CorruptLedgerError:

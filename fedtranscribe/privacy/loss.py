@@ -30,14 +30,14 @@ def responses_pld(event: RandomizedResponse, grid: float = GRID) -> pld.PrivacyL
     """Labels by randomised response on the grid, each sum of losses rounded up once."""
     exact = response_loss(event)
     below, above = np.cumsum(exact.mass), np.cumsum(exact.mass[::-1])[::-1]
-    kept = np.flatnonzero((below > _TAIL) & (above > _TAIL))
-    mass = exact.mass[kept]
-    mass[0] += exact.mass[: kept[0]].sum()
-    steps = np.ceil(exact.losses[kept] / grid).astype(int)
+    atoms = np.flatnonzero((below > _TAIL) & (above > _TAIL))
+    mass = exact.mass[atoms]
+    mass[0] += exact.mass[: atoms[0]].sum()
+    steps = np.ceil(exact.losses[atoms] / grid).astype(int)
     rounded: dict[int, float] = {}
     for step, probability in zip(steps.tolist(), mass.tolist(), strict=True):
         rounded[step] = rounded.get(step, 0.0) + probability
-    certain = exact.certain + float(exact.mass[kept[-1] + 1 :].sum())
+    certain = exact.certain + float(exact.mass[atoms[-1] + 1 :].sum())
     return pld.PrivacyLossDistribution.create_from_rounded_probability(
         rounded, certain, grid, symmetric=True
     )

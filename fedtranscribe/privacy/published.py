@@ -226,11 +226,11 @@ def dp_promise_theorem2(
         raise ConfigError(f"Expected boundary={boundary} between 1 and {TIME_STEPS}.")
     if steps1 < 0 or steps2 < 0:
         raise ConfigError(f"Expected steps1={steps1} >= 0 and steps2={steps2} >= 0.")
-    kept = diffusion_signal(boundary)
+    signal = diffusion_signal(boundary)
     squares = [
         p**2 * steps * _expm1(exponent)
         for p, steps, exponent in (
-            (sampling1, steps1, 4 * dimensions * kept / (1 - kept)),
+            (sampling1, steps1, 4 * dimensions * signal / (1 - signal)),
             (sampling2, steps2, 1 / sigma**2),
         )
         if steps

@@ -124,7 +124,7 @@ class ReleasedImages:
         weights, shares = _sizes(self.records, self.batch)
         doubled = self.adjacency is Adjacency.ZERO_OUT and not reverse
         rows = [
-            math.log(weight) + _log_given_size(epsilon, share, self.distance, doubled)
+            math.log(weight) + _log_for_size(epsilon, share, self.distance, doubled)
             for weight, share in zip(weights, shares, strict=True)
         ]
         return np.logaddexp.reduce(rows)
@@ -186,13 +186,11 @@ def _sizes(records: int, batch: int) -> tuple[tuple[float, ...], tuple[float, ..
     up = (sizes - knots[left]) / (knots[left + 1] - knots[left])
     np.add.at(weights, left, chances * (1 - up))
     np.add.at(weights, left + 1, chances * up)
-    kept = (knots > 0) & (weights > 0)
-    return tuple(weights[kept].tolist()), tuple((knots[kept] / records).tolist())
+    positive = (knots > 0) & (weights > 0)
+    return tuple(weights[positive].tolist()), tuple((knots[positive] / records).tolist())
 
 
-def _log_given_size(
-    epsilon: np.ndarray, share: float, distance: float, doubled: bool
-) -> np.ndarray:
+def _log_for_size(epsilon: np.ndarray, share: float, distance: float, doubled: bool) -> np.ndarray:
     """log of q H_s(N(0) ‖ (1 − b) N(v) + b N(distance)), v = 2 distance if doubled else distance.
 
     With d the distance and w = e^{xd}, x is where s(1 − b) e^{−2d²} w² + t e^{−d²/2} w = 1, or

@@ -67,8 +67,8 @@ def _set_limit(ledger: Ledger, path: Path, asked: float | None, usual: Budget, s
     # A run that was refused has booked nothing, and so has settled nothing: the δ, unit and
     # adjacency are those of the first run that books.
     kind = before if before is not None and ledger.runs() else usual
-    kept = before.epsilon if before is not None and before.fixed else usual.epsilon
-    limit = replace(kind, epsilon=asked or kept)
+    wanted = before.epsilon if before is not None and before.fixed else usual.epsilon
+    limit = replace(kind, epsilon=asked or wanted)
     if limit == before:
         return
     ledger.set_budget(limit)

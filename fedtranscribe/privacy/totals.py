@@ -102,23 +102,23 @@ def _plan(first: Event, delta: float) -> tuple[np.ndarray, np.ndarray]:
     steepness = 1 / renyi_curve([first])
     slopes, heights = steepness.tolist(), (-order_costs(delta) * steepness).tolist()
     # r grows with α, so that from the highest order down the lines get steeper.
-    kept: list[int] = []
+    steps: list[int] = []
     starts: list[float] = []
     for index in range(len(ORDERS) - 1, -1, -1):
         start = -math.inf
-        while kept:
-            rise = slopes[index] - slopes[kept[-1]]
-            behind = heights[kept[-1]] - heights[index]
+        while steps:
+            rise = slopes[index] - slopes[steps[-1]]
+            behind = heights[steps[-1]] - heights[index]
             start = behind / rise if rise > 0 else math.copysign(math.inf, behind)
             if start > starts[-1]:
                 break
-            kept.pop()
+            steps.pop()
             starts.pop()
             start = -math.inf
         if start < math.inf:
-            kept.append(index)
+            steps.append(index)
             starts.append(start)
-    return np.array(kept), np.array(starts)
+    return np.array(steps), np.array(starts)
 
 
 @lru_cache(maxsize=256)
@@ -292,19 +292,21 @@ class Totals:
         """
         try:
             # What the program wrote is as long as it has to be; the digest has its length.
-            told: Mapping = parse_json(text, most=len(text))
-            if told["version"] != VERSION:
+            stored: Mapping = parse_json(text, most=len(text))
+            if stored["version"] != VERSION:
                 raise ValueError
-            sequence, digest = told["head"]
-            runs = _table(told["runs"], name=str, first=str, queries=int, rows=int)
-            checkpoints = _table(told["checkpoints"], sequence=int, hash=str)
+            sequence, digest = stored["head"]
+            runs = _table(stored["runs"], name=str, first=str, queries=int, rows=int)
+            checkpoints = _table(stored["checkpoints"], sequence=int, hash=str)
             return cls(
                 head=Head(_typed(sequence, int), _typed(digest, str)),
-                data_id=_typed(told["data_id"], str),
-                tally=dict(_table(told["tally"], release=str, times=int)),
+                data_id=_typed(stored["data_id"], str),
+                tally=dict(_table(stored["tally"], release=str, times=int)),
                 runs={name: RunTotal(*rest) for name, *rest in runs},
-                limits=[(_typed(time, str), _typed(limit, str)) for time, limit in told["limits"]],
-                proved=_typed(told["proved"], str),
+                limits=[
+                    (_typed(time, str), _typed(limit, str)) for time, limit in stored["limits"]
+                ],
+                proved=_typed(stored["proved"], str),
                 checkpoints=[Head(*row) for row in checkpoints],
             )
         except (ValueError, KeyError, TypeError):
@@ -330,13 +332,13 @@ def noted(content: str) -> bool:
         ValueError, KeyError, TypeError: it is the content of no checkpoint.
         LedgerError: a later version of this program wrote it.
     """
-    told = parse_json(content)
-    version = _typed(told["version"], int)
+    stored = parse_json(content)
+    version = _typed(stored["version"], int)
     if version > VERSION:
         raise LedgerError(
             f"Expected totals of version {VERSION} in the ledger, it has {version}; upgrade."
         )
-    return _typed(told["proved"], bool)
+    return _typed(stored["proved"], bool)
 
 
 def _typed(value: Any, kind: type[_T]) -> _T:

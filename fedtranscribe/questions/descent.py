@@ -175,8 +175,8 @@ class Descent:
         for rows, labels, weights in self._rows.blocks(query, records):
             missing = BATCH - len(labels)
             whole = pad(lattice_rows(rows.cpu()), (0, 0, 0, missing))
-            said = (whole @ head / _LATTICE).softmax(1)[: len(labels)]
-            yield rows, said - one_hot(labels, query.classes), weights
+            predicted = (whole @ head / _LATTICE).softmax(1)[: len(labels)]
+            yield rows, predicted - one_hot(labels, query.classes), weights
 
 
 def _lattice_head(head: Tensor) -> Tensor:

@@ -31,7 +31,7 @@ from fedtranscribe.questions.messages import (
     get,
     get_name,
     get_names,
-    told_terms,
+    reply_terms,
 )
 
 _KEY_BYTES = 32
@@ -84,7 +84,7 @@ def ask_reveal(holder: int, run: str, query_id: str, signatures: Mapping[str, by
 
 def adverts_of(content: Message) -> list[Advert]:
     """The keys of a run that came with a query; raises what `SENSELESS` names."""
-    return [advert_from(name, told) for name, told in bytes_of(content, "adverts").items()]
+    return [advert_from(name, advert) for name, advert in bytes_of(content, "adverts").items()]
 
 
 def tell_advert(advert: Advert, drawn: Sequence[str]) -> Message:
@@ -126,7 +126,7 @@ def read_advert(content: Message) -> tuple[Advert, list[str]]:
         Refusal: what the holder said instead.
         ProtocolError: it makes no sense.
     """
-    terms = told_terms(content)
+    terms = reply_terms(content)
     try:
         advert = advert_from(get_name(terms, "name"), array_of(content, "advert", "u").tobytes())
         return advert, get_names(terms, "drawn")
@@ -136,7 +136,7 @@ def read_advert(content: Message) -> tuple[Advert, list[str]]:
 
 def read_sealed(content: Message, query_id: str) -> tuple[dict[str, bytes], tuple[int, str]]:
     """Sealed shares by receiver, and the head of the holder's ledger; raises as `read_advert`."""
-    terms = told_terms(content)
+    terms = reply_terms(content)
     try:
         _expect_query(terms["query-id"], query_id)
         head = get(terms, "head-sequence", int), get(terms, "head-hash", str)
@@ -147,7 +147,7 @@ def read_sealed(content: Message, query_id: str) -> tuple[dict[str, bytes], tupl
 
 def read_masked(content: Message, query_id: str) -> tuple[bytes, dict[str, bytes]]:
     """A masked vector, and tags by neighbour; raises as `read_advert`."""
-    terms = told_terms(content)
+    terms = reply_terms(content)
     try:
         _expect_query(terms["query-id"], query_id)
         return array_of(content, "masked", "u").tobytes(), bytes_of(content, "tags")
@@ -157,7 +157,7 @@ def read_masked(content: Message, query_id: str) -> tuple[bytes, dict[str, bytes
 
 def read_signature(content: Message, query_id: str) -> bytes:
     """A signature under the survivors; raises as `read_advert`."""
-    terms = told_terms(content)
+    terms = reply_terms(content)
     try:
         _expect_query(terms["query-id"], query_id)
         return array_of(content, "signature", "u").tobytes()
@@ -167,7 +167,7 @@ def read_signature(content: Message, query_id: str) -> bytes:
 
 def read_shares(content: Message, query_id: str) -> dict[str, bytes]:
     """Opened shares by owner; raises as `read_advert`."""
-    terms = told_terms(content)
+    terms = reply_terms(content)
     try:
         _expect_query(terms["query-id"], query_id)
         return bytes_of(content, "shares")
@@ -182,14 +182,14 @@ def _continue(holder: int, run: str, query_id: str) -> Message:
     return Message.of({"holder": holder, "run": run, "query-id": query_id})
 
 
-def _expect_query(told: object, query_id: str) -> None:
-    if told != query_id:
+def _expect_query(answered: object, query_id: str) -> None:
+    if answered != query_id:
         raise ValueError("a reply to another query")
 
 
-def advert_from(name: str, told: bytes) -> Advert:
+def advert_from(name: str, content: bytes) -> Advert:
     """The inverse of key and signature, one after the other."""
-    return Advert(name, told[:_KEY_BYTES], told[_KEY_BYTES:])
+    return Advert(name, content[:_KEY_BYTES], content[_KEY_BYTES:])
 
 
 def array(value: bytes) -> np.ndarray:

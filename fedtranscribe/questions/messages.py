@@ -105,7 +105,7 @@ def asked_terms(content: Message) -> Terms:
     return content.terms
 
 
-def told_terms(content: Message) -> Terms:
+def reply_terms(content: Message) -> Terms:
     """The terms of a reply, as the server reads them.
 
     Raises:

@@ -33,7 +33,7 @@ from fedtranscribe.questions.messages import (
     form_of,
     get,
     get_name,
-    told_terms,
+    reply_terms,
 )
 from fedtranscribe.questions.question import Answer, Kind, Query, RawAnswer, Scalar
 from fedtranscribe.questions.refusals import Refusal, RefusalCode
@@ -203,7 +203,7 @@ def read_capabilities(content: Message) -> Capabilities:
         Refusal: what the holder said instead.
         ProtocolError: it cannot be read.
     """
-    terms = told_terms(content)
+    terms = reply_terms(content)
     try:
         kinds = get(terms, "kinds", list)
         return Capabilities(
@@ -237,17 +237,17 @@ def read_answer(content: Message, query: Query) -> Answer | RawAnswer:
         Refusal: what the holder said instead.
         ProtocolError: it does not answer this query, or holds something that no answer can.
     """
-    terms = told_terms(content)
+    terms = reply_terms(content)
     try:
-        told, query_id = get(terms, "form", str), get(terms, "query-id", str)
-        if told not in (_PRIVATE, _RAW):
-            raise ValueError(f"{told[:20]!r} is no form of an answer")
+        answered_form, query_id = get(terms, "form", str), get(terms, "query-id", str)
+        if answered_form not in (_PRIVATE, _RAW):
+            raise ValueError(f"{answered_form[:20]!r} is no form of an answer")
         head = get(terms, "head-sequence", int), get(terms, "head-hash", str)
         form = form_of(content, _VALUES)
         shape = query.rows, query.width
         if form is not None and form.shape != shape:
             raise ValueError(f"values have shape {form.shape}, expected {shape}")
-        dtype = query.RAW if told == _RAW else query.ANSWER
+        dtype = query.RAW if answered_form == _RAW else query.ANSWER
         values = _read_array(content, _VALUES, dtype, _SIGNED.get(dtype, _KINDS[dtype]))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ProtocolError(f"The answer to {query.id} cannot be read ({error}).") from None
@@ -257,7 +257,7 @@ def read_answer(content: Message, query: Query) -> Answer | RawAnswer:
         raise ProtocolError(f"The answer to {query.id} holds values that are not finite.")
     if query.kind is Kind.LABEL and not _one_hot(values):
         raise ProtocolError(f"The answer to {query.id} holds rows that are no labels.")
-    return (RawAnswer if told == _RAW else Answer)(query_id, values, head)
+    return (RawAnswer if answered_form == _RAW else Answer)(query_id, values, head)
 
 
 # ---------------------------------------------------------------- small parts

@@ -178,7 +178,7 @@ class FeaturesQuery(SumQuery):
 
 
 @dataclass(frozen=True)
-class Said:
+class AnswerFields:
     """What every form of answer has.
 
     Attributes:
@@ -193,21 +193,21 @@ class Said:
     head: tuple[int, str]
 
 
-class Answer(Said):
+class Answer(AnswerFields):
     """What a holder gives back: private by itself, so anyone may see and keep it.
 
     Labels are one-hot rows.
     """
 
 
-class RawAnswer(Said):
+class RawAnswer(AnswerFields):
     """A holder's bounded values WITHOUT noise, for a server that its own policy trusts.
 
     Not private: nothing may keep, log or learn from it before the server's noise is added.
     """
 
 
-class Summand(Said):
+class Summand(AnswerFields):
     """A holder's values in integers with its own share of the noise, for a masked sum: int64.
 
     In units of the mechanism's grid. Not private alone: it leaves the holder under masks only, and

@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 SEGMENT = 12_800
 """Records between two looks of what keeps a sum: a multiple of every block's size."""
-KEPT = "sum-under-way.npz"
+PARTIAL_SUM = "sum-under-way.npz"
 _BLOCK = 256
 
 
@@ -61,7 +61,7 @@ class RecordSums:
         self, images: ImageSet, scratch: Path | None = None, progress: Progress = silent
     ) -> None:
         self.images = images
-        self._path = None if scratch is None else scratch / KEPT
+        self._path = None if scratch is None else scratch / PARTIAL_SUM
         self._progress = progress
 
     @cached_property
@@ -117,9 +117,9 @@ class RecordSums:
         if self._path is None or not self._path.is_file():
             return None, 0
         try:
-            kept = read_arrays(self._path, ("sum", "records", "bound"))
-            done, total = int(kept["records"].item()), torch.from_numpy(kept["sum"])
-            bound = str(kept["bound"].item())
+            stored = read_arrays(self._path, ("sum", "records", "bound"))
+            done, total = int(stored["records"].item()), torch.from_numpy(stored["sum"])
+            bound = str(stored["bound"].item())
         except (DataError, KeyError, ValueError, TypeError):
             log.warning("The sum under way in %s is damaged: it begins again.", self._path)
             return None, 0
@@ -312,8 +312,8 @@ class RecordRows:
         if found is None:
             # A public network's kernels may treat images of a batch differently.
             size = 1 if isinstance(fixed, FrozenBackbone) else BATCH
-            shown = self.sums.pixels(picked, BATCH).to(self._device).float() / 255
-            found = torch.cat([fixed(part) for part in shown.split(size)])
+            pixels = self.sums.pixels(picked, BATCH).to(self._device).float() / 255
+            found = torch.cat([fixed(part) for part in pixels.split(size)])
             raw.keep(number, found)
         return found
 
@@ -336,7 +336,7 @@ class _Blocks:
 
     def __init__(self, scratch: Path | None, blocks: int, width: int, most: float) -> None:
         self._shape = BATCH, width
-        self._kept = np.zeros(blocks, dtype=bool)
+        self._seen = np.zeros(blocks, dtype=bool)
         self._file: int | None = None
         try:
             if scratch is None:
@@ -357,7 +357,7 @@ class _Blocks:
 
     def get(self, number: int) -> Tensor | None:
         """A block that was kept."""
-        if self._file is None or not self._kept[number]:
+        if self._file is None or not self._seen[number]:
             return None
         content = bytearray(self._bytes)
         try:
@@ -373,9 +373,9 @@ class _Blocks:
             return
         content = block.cpu().contiguous().numpy().data
         try:
-            self._kept[number] = os.pwrite(self._file, content, number * self._bytes) == self._bytes
+            self._seen[number] = os.pwrite(self._file, content, number * self._bytes) == self._bytes
         except OSError:
-            self._kept[number] = False
+            self._seen[number] = False
 
 
 WEIGHT_BITS = 10

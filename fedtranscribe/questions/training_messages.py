@@ -26,7 +26,7 @@ from fedtranscribe.questions.messages import (
     asked_terms,
     get,
     get_name,
-    told_terms,
+    reply_terms,
 )
 from fedtranscribe.results.result import TrainedFacts
 
@@ -76,8 +76,8 @@ class TrainedNetwork:
 
 def ask_train(holder: int, run: str, asked: Mapping[str, Any], seconds: float) -> Message:
     """Begin a training or go on with it."""
-    told = json.dumps(dict(asked), sort_keys=True)
-    return Message.of({"holder": holder, "run": run, "asked": told, "seconds": seconds})
+    settings = json.dumps(dict(asked), sort_keys=True)
+    return Message.of({"holder": holder, "run": run, "asked": settings, "seconds": seconds})
 
 
 def ask_model(holder: int, run: str) -> Message:
@@ -109,10 +109,10 @@ def tell_progress(progress: TrainingProgress) -> Message:
 
 def tell_trained(trained: TrainedNetwork) -> Message:
     """A finished training on its way out."""
-    told = {"facts": trained.facts.to_json(), "release": trained.release}
+    terms = {"facts": trained.facts.to_json(), "release": trained.release}
     network = np.frombuffer(trained.network, dtype=np.uint8)
     return Message.of(
-        {name: json.dumps(dict(value)) for name, value in told.items()}, {"network": network}
+        {name: json.dumps(dict(value)) for name, value in terms.items()}, {"network": network}
     )
 
 
@@ -126,7 +126,7 @@ def read_progress(content: Message) -> TrainingProgress:
         Refusal: what the holder said instead.
         ProtocolError: it cannot be read.
     """
-    terms = told_terms(content)
+    terms = reply_terms(content)
     try:
         counts = {n: get(terms, n.replace("_", "-"), int) for n in _COUNTS}
         finished = get(terms, "finished", bool)
@@ -137,7 +137,7 @@ def read_progress(content: Message) -> TrainingProgress:
 
 def read_trained(content: Message) -> TrainedNetwork:
     """A finished training; raises as `read_progress`."""
-    terms = told_terms(content)
+    terms = reply_terms(content)
     try:
         facts, release = (parse_json(get(terms, name, str)) for name in ("facts", "release"))
         if not (isinstance(facts, dict) and isinstance(release, dict)):

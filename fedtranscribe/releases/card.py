@@ -13,7 +13,7 @@ from typing import Any
 from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.releases.describe import told
+from fedtranscribe.releases.describe import is_public
 from fedtranscribe.releases.recomputed import agree
 from fedtranscribe.releases.statement import (
     LOUD,
@@ -39,7 +39,7 @@ _ADJACENCIES = {
     Adjacency.ADD_REMOVE: "the unit is added or removed, and nothing else changes",
 }
 # Teachers, and all that touched them, are no public matter: not even on a benchmark.
-_TOLD = {
+_TEMPLATES = {
     "student": "student",
     "public_set_alone": "public set alone",
     "downstream": "CNN that learned from synthetic images alone",
@@ -84,7 +84,7 @@ def render_card(run: FinishedRun, statement: PrivacyStatement, onnx: bool) -> st
         class_names=class_section(statement),
         onnx=onnx,
         accuracy=_accuracy(run),
-        confusion=run.result.confusion if told(run) else None,
+        confusion=run.result.confusion if is_public(run) else None,
         names=_names(run),
     )
     return f"{str(card).rstrip()}\n"
@@ -111,26 +111,31 @@ def complaints(card: str, statement: PrivacyStatement) -> list[str]:
     return found
 
 
-def privacy_section(said: PrivacyStatement) -> str:
+def privacy_section(statement: PrivacyStatement) -> str:
     """The statement in words, as Markdown."""
-    accountant = markdown(said.accountant or "none")
+    accountant = markdown(statement.accountant or "none")
     parts = [
         "## Privacy",
-        f"**ε = {_figure(said.epsilon)}** at δ = {said.delta:g}, for unit `{said.unit.value}` "
-        f"under adjacency `{said.adjacency.value}` (accountant: {accountant}).",
-        f"- `{said.unit.value}`: {_UNITS[said.unit]}\n"
-        f"- `{said.adjacency.value}`: {_ADJACENCIES[said.adjacency]}",
-        "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {v} |" for name, v in _rows(said))]),
+        f"**ε = {_figure(statement.epsilon)}** at δ = {statement.delta:g}, for unit "
+        f"`{statement.unit.value}` under adjacency `{statement.adjacency.value}` "
+        f"(accountant: {accountant}).",
+        f"- `{statement.unit.value}`: {_UNITS[statement.unit]}\n"
+        f"- `{statement.adjacency.value}`: {_ADJACENCIES[statement.adjacency]}",
+        "\n".join(
+            ["| | |", "| --- | --- |", *(f"| {name} | {v} |" for name, v in _rows(statement))]
+        ),
         "Choices that depend, or may depend, on private data:",
-        "\n".join(f"- {_choice(choice)}" for choice in said.data_dependent_choices)
+        "\n".join(f"- {_choice(choice)}" for choice in statement.data_dependent_choices)
         or "- none is known",
     ]
-    if said.public_weights is not None:
-        parts.append(_vouched(said.public_weights))
-    if said.declared_teachers is not None:
-        parts += _declared(said.declared_teachers)
-    if said.published is not None:
-        parts.append(f"Why the published figure is no guarantee: {markdown(said.published.reason)}")
+    if statement.public_weights is not None:
+        parts.append(_vouched(statement.public_weights))
+    if statement.declared_teachers is not None:
+        parts += _declared(statement.declared_teachers)
+    if statement.published is not None:
+        parts.append(
+            f"Why the published figure is no guarantee: {markdown(statement.published.reason)}"
+        )
     parts.append(
         "`privacy.json` holds the same for programs, with every released answer as the "
         "accountant counts it; the holder's held-out records are not covered by this guarantee."
@@ -138,11 +143,11 @@ def privacy_section(said: PrivacyStatement) -> str:
     return "\n\n".join(parts)
 
 
-def class_section(said: PrivacyStatement) -> str | None:
+def class_section(statement: PrivacyStatement) -> str | None:
     """The classes in order, as Markdown; None where nobody named them."""
-    if said.class_names is None:
+    if statement.class_names is None:
         return None
-    return "- Classes, from 0: " + ", ".join(map(_escaped, said.class_names))
+    return "- Classes, from 0: " + ", ".join(map(_escaped, statement.class_names))
 
 
 def _escaped(text: str) -> str:
@@ -150,31 +155,34 @@ def _escaped(text: str) -> str:
     return _MARKUP.sub(r"\\\1", html.escape(text, quote=False))
 
 
-def _rows(said: PrivacyStatement) -> list[tuple[str, str]]:
-    unit, adjacency = said.unit.value, said.adjacency.value
-    rows = [(f"ε, sound, {unit}, {a.value}", _figure(e)) for a, e in said.sound.items()]
+def _rows(statement: PrivacyStatement) -> list[tuple[str, str]]:
+    unit, adjacency = statement.unit.value, statement.adjacency.value
+    rows = [(f"ε, sound, {unit}, {a.value}", _figure(e)) for a, e in statement.sound.items()]
     rows += [
         (f"ε, sound, {u.value}, {adjacency}", _figure(e))
-        for u, e in said.units.items()
-        if u is not said.unit
+        for u, e in statement.units.items()
+        if u is not statement.unit
     ]
-    if said.published is not None:
-        use = "chose the noise" if said.published.used_for_calibration else "was not used"
-        value = _figure(said.published.epsilon)
+    if statement.published is not None:
+        use = "chose the noise" if statement.published.used_for_calibration else "was not used"
+        value = _figure(statement.published.epsilon)
         rows.append(("published formula, NO guarantee", f"{value} ({use})"))
-    if said.ledger is not None:
-        rows += _ledger_rows(said.ledger)
-    noise = said.noise_mode
-    if said.noise_std is not None:
-        noise += f", standard deviation {said.noise_std:.6g}"
+    if statement.ledger is not None:
+        rows += _ledger_rows(statement.ledger)
+    noise = statement.noise_mode
+    if statement.noise_std is not None:
+        noise += f", standard deviation {statement.noise_std:.6g}"
     return [
         *rows,
         ("noise", noise),
-        ("who had to be trusted", markdown(said.trust)),
-        ("answers", _answers(said)),
-        ("data holders, teachers", f"{said.holders:,}, {said.teachers or 'none'}"),
-        ("several holders", said.composition),
-        ("audits", f"{len(said.audits)}; see privacy.json" if said.audits else "none yet"),
+        ("who had to be trusted", markdown(statement.trust)),
+        ("answers", _answers(statement)),
+        ("data holders, teachers", f"{statement.holders:,}, {statement.teachers or 'none'}"),
+        ("several holders", statement.composition),
+        (
+            "audits",
+            f"{len(statement.audits)}; see privacy.json" if statement.audits else "none yet",
+        ),
     ]
 
 
@@ -220,12 +228,12 @@ def _declared(teachers: DeclaredTeachers) -> list[str]:
     return shards + weights
 
 
-def _answers(said: PrivacyStatement) -> str:
-    if said.answers is None:
-        return "one trained network" if said.rows == 1 else f"{said.rows:,} rows"
-    if said.method == said.answers:  # moments: sums over all records, no rows
-        return f"{counted(said.rows, 'noisy sum')} over all records (`{said.answers}`)"
-    return f"{counted(said.rows, 'row')} of kind `{said.answers}`"
+def _answers(statement: PrivacyStatement) -> str:
+    if statement.answers is None:
+        return "one trained network" if statement.rows == 1 else f"{statement.rows:,} rows"
+    if statement.method == statement.answers:  # moments: sums over all records, no rows
+        return f"{counted(statement.rows, 'noisy sum')} over all records (`{statement.answers}`)"
+    return f"{counted(statement.rows, 'row')} of kind `{statement.answers}`"
 
 
 def _choice(choice: Choice) -> str:
@@ -319,7 +327,7 @@ def _names(run: FinishedRun) -> list[str]:
 
 def _accuracy(run: FinishedRun) -> dict[str, float]:
     """On a public benchmark's test part, and only there."""
-    if not told(run) or run.result.accuracy is None:
+    if not is_public(run) or run.result.accuracy is None:
         return {}
     scores = run.result.accuracy.to_json()
-    return {name: scores[key] for key, name in _TOLD.items() if key in scores}
+    return {name: scores[key] for key, name in _TEMPLATES.items() if key in scores}

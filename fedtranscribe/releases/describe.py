@@ -37,7 +37,7 @@ _ALONE = Federation(holders=1)
 _NOBODY = "nobody: everything ran at the holder, which added the noise"
 _OWN_DATA = "a private set of the holder"
 _OWN_PUBLIC_DATA = "a set that the holder calls public"
-_SHOWN = (
+_LISTED = (
     "whether to release this run at all, or this one of several: its accuracy on the holder's own "
     "held-out records was shown to the holder"
 )
@@ -69,10 +69,10 @@ def _describe(run: FinishedRun, choices: Sequence[str]) -> PrivacyStatement:
     answers, federation = result.answers or Answers(), result.federation or _ALONE
     events = _events(run)
     unit, adjacency, delta = stated.unit, stated.adjacency, stated.delta
-    given = by_holder(events)
-    headline = recompute(given, unit, adjacency, delta)
+    holder_events = by_holder(events)
+    headline = recompute(holder_events, unit, adjacency, delta)
     _expect_agreement(run, stated.epsilon, headline.epsilon if headline else None)
-    said = PrivacyStatement(
+    statement = PrivacyStatement(
         schema=SCHEMA,
         fedtranscribe=__version__,
         run=result.run,
@@ -83,8 +83,8 @@ def _describe(run: FinishedRun, choices: Sequence[str]) -> PrivacyStatement:
         adjacency=adjacency,
         accountant=headline.accountant if headline else None,
         composition=COMPOSITION,
-        sound=by_adjacency(given, unit, delta),
-        units=by_unit(given, adjacency, delta),
+        sound=by_adjacency(holder_events, unit, delta),
+        units=by_unit(holder_events, adjacency, delta),
         published=_published(run),
         answers=answers.privacy,
         noise_std=answers.noise_std,
@@ -100,19 +100,19 @@ def _describe(run: FinishedRun, choices: Sequence[str]) -> PrivacyStatement:
         teachers=result.teachers or None,
         holders=federation.holders,
         shards=_shards(result),
-        data=str(result.data) if told(run) else _OWN_DATA,
+        data=str(result.data) if is_public(run) else _OWN_DATA,
         public_data=_public_data(result.public_data),
         public_weights=_public_weights(result),
         declared_teachers=_declared_teachers(result),
         class_names=_class_names(run),
         files={},
     )
-    if (wrong := unvouched(run.student, said)) is not None:
+    if (wrong := unvouched(run.student, statement)) is not None:
         raise PrivacyError(
             f"Of the run in {run.path}, {wrong}; a file was changed, so nothing can be released "
             "from it."
         )
-    return said.model_copy(update={"stamp": stamp_of(said)})
+    return statement.model_copy(update={"stamp": stamp_of(statement)})
 
 
 def _public_weights(result: Result) -> PublicWeights | None:
@@ -121,11 +121,11 @@ def _public_weights(result: Result) -> PublicWeights | None:
 
 
 def _declared_teachers(result: Result) -> DeclaredTeachers | None:
-    said = result.declared_teachers
-    if said is None:
+    declared = result.declared_teachers
+    if declared is None:
         return None
 
-    shards, weights = said.shards, said.weights
+    shards, weights = declared.shards, declared.weights
     if result.federation is None:  # one holder, without a name
         shards, weights = (
             dict(zip([THE_HOLDER], by.values(), strict=False)) for by in (shards, weights)
@@ -133,7 +133,7 @@ def _declared_teachers(result: Result) -> DeclaredTeachers | None:
     return DeclaredTeachers(shards=shards, weights=weights)
 
 
-def told(run: FinishedRun) -> bool:
+def is_public(run: FinishedRun) -> bool:
     """Whether the name of the data and accuracy on their held-out part may be told.
 
     Only for benchmarks known by name, and only where the run itself found them published. That a
@@ -194,9 +194,9 @@ def _private(result: Result) -> bool:
 
 def _audits(run: FinishedRun) -> tuple[dict[str, Any], ...]:
     """What attacks found that may be shown; a contradiction that may not be shown counts, too."""
-    told = _audit(run, run.path / "audit.json")
+    is_public = _audit(run, run.path / "audit.json")
     _audit(run, run.private / "audit.json")
-    return tuple(told["findings"]) if told else ()
+    return tuple(is_public["findings"]) if is_public else ()
 
 
 def _audit(run: FinishedRun, path: Path) -> dict[str, Any] | None:
@@ -223,18 +223,18 @@ def _published(run: FinishedRun) -> Published | None:
     )
 
 
-def _ledger(said: LedgerFacts | None) -> LedgerTotal | None:
+def _ledger(facts: LedgerFacts | None) -> LedgerTotal | None:
     # Through JSON, because the parts take exact types only.
-    return None if said is None else LedgerTotal.model_validate_json(said.model_dump_json())
+    return None if facts is None else LedgerTotal.model_validate_json(facts.model_dump_json())
 
 
-def _choices(run: FinishedRun, given: Sequence[str]) -> tuple[Choice, ...]:
-    for text in given:
+def _choices(run: FinishedRun, chosen: Sequence[str]) -> tuple[Choice, ...]:
+    for text in chosen:
         if not (0 < len(text.strip()) <= 300 and text.isprintable()):
             raise ConfigError(f"Expected --choice {text!r} as one printable line of 1 to 300.")
-    found = [Choice(choice=text.strip(), charged=False, stated=True) for text in given]
-    if not told(run) and (run.path / SCORES).exists():
-        found.append(Choice(choice=_SHOWN, charged=False, stated=False))
+    found = [Choice(choice=text.strip(), charged=False, stated=True) for text in chosen]
+    if not is_public(run) and (run.path / SCORES).exists():
+        found.append(Choice(choice=_LISTED, charged=False, stated=False))
     return tuple(found)
 
 

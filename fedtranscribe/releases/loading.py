@@ -100,10 +100,10 @@ def unvouched(student: Classifier | None, statement: PrivacyStatement) -> str | 
     """
     architecture = None if student is None else student.architecture
     used = architecture if Backbone.parse(architecture) else None
-    said = None if statement.public_weights is None else statement.public_weights.student
-    if used == said:
+    weights = None if statement.public_weights is None else statement.public_weights.student
+    if used == weights:
         return None
-    return f"the student's features are {used or 'our own'}, privacy.json vouches for {said}"
+    return f"the student's features are {used or 'our own'}, privacy.json vouches for {weights}"
 
 
 def _misstated(statement: PrivacyStatement) -> str | None:

@@ -68,9 +68,9 @@ def agrees(content: bytes, student: Classifier) -> bool | None:
 def _close(session: Any, student: Classifier, images: torch.Tensor) -> bool:
     with torch.no_grad():
         expected = student(images).numpy()
-    (given,) = session.run([OUTPUT], {INPUT: images.numpy()})
+    (logits,) = session.run([OUTPUT], {INPUT: images.numpy()})
     room = CLOSE * max(1.0, float(np.abs(expected).max()))
-    return given.shape == expected.shape and float(np.abs(given - expected).max()) <= room
+    return logits.shape == expected.shape and float(np.abs(logits - expected).max()) <= room
 
 
 def _strip(message: Any) -> None:

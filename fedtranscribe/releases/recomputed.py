@@ -12,7 +12,7 @@ from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.releases.statement import HolderRelease, PrivacyStatement
 
-Given = dict[str, tuple[Release, ...]]
+HolderEvents = dict[str, tuple[Release, ...]]
 
 
 TOLERANCE = 1e-6
@@ -24,19 +24,21 @@ MOST_ON_GRID = 20
 up to three adjacencies; holders that answered the same number of labels count once."""
 
 
-def by_holder(events: Iterable[HolderRelease]) -> Given:
+def by_holder(events: Iterable[HolderRelease]) -> HolderEvents:
     """What each holder gave away.
 
     Raises:
         ConfigError: an event is none, or its numbers are out of range.
     """
-    given: defaultdict[str, list[Release]] = defaultdict(list)
+    holders: defaultdict[str, list[Release]] = defaultdict(list)
     for event in events:
-        given[event.holder].append(event.release.release())
-    return {holder: tuple(releases) for holder, releases in given.items()}
+        holders[event.holder].append(event.release.release())
+    return {holder: tuple(releases) for holder, releases in holders.items()}
 
 
-def recompute(given: Given, unit: Unit, adjacency: Adjacency, delta: float) -> Guarantee | None:
+def recompute(
+    holder_events: HolderEvents, unit: Unit, adjacency: Adjacency, delta: float
+) -> Guarantee | None:
     """The guarantee of all holders together; None where there is none.
 
     Raises:
@@ -44,22 +46,23 @@ def recompute(given: Given, unit: Unit, adjacency: Adjacency, delta: float) -> G
     """
     try:
         stated = [
-            guarantee(PrivacyPlan(releases, unit, adjacency, delta)) for releases in given.values()
+            guarantee(PrivacyPlan(releases, unit, adjacency, delta))
+            for releases in holder_events.values()
         ]
     except UnsupportedAdjacencyError:
         return None
     return max(stated, key=lambda g: g.epsilon, default=None)
 
 
-def by_adjacency(given: Given, unit: Unit, delta: float) -> dict[Adjacency, float]:
+def by_adjacency(holder_events: HolderEvents, unit: Unit, delta: float) -> dict[Adjacency, float]:
     """ε of a unit under every adjacency that has one."""
-    found = {adjacency: recompute(given, unit, adjacency, delta) for adjacency in Adjacency}
+    found = {adjacency: recompute(holder_events, unit, adjacency, delta) for adjacency in Adjacency}
     return {adjacency: g.epsilon for adjacency, g in found.items() if g is not None}
 
 
-def by_unit(given: Given, adjacency: Adjacency, delta: float) -> dict[Unit, float]:
+def by_unit(holder_events: HolderEvents, adjacency: Adjacency, delta: float) -> dict[Unit, float]:
     """ε under an adjacency for every unit that has one."""
-    found = {unit: recompute(given, unit, adjacency, delta) for unit in Unit}
+    found = {unit: recompute(holder_events, unit, adjacency, delta) for unit in Unit}
     return {unit: g.epsilon for unit, g in found.items() if g is not None}
 
 
@@ -70,7 +73,7 @@ def agree(stated: float | None, found: float | None) -> bool:
     return math.isclose(stated, found, rel_tol=TOLERANCE, abs_tol=1e-12)
 
 
-def first_disagreement(said: PrivacyStatement) -> str | None:
+def first_disagreement(statement: PrivacyStatement) -> str | None:
     """The first figure that does not follow from the events, in words; None if all do.
 
     Milliseconds for answers with Gaussian noise. Labels, DP-SGD and released images are composed
@@ -81,37 +84,41 @@ def first_disagreement(said: PrivacyStatement) -> str | None:
     Raises:
         FedtranscribeError: the events cannot be accounted for.
     """
-    given = by_holder(said.events)
-    on_grid = _on_grid(given, said)
+    holder_events = by_holder(statement.events)
+    on_grid = _on_grid(holder_events, statement)
     if on_grid > MOST_ON_GRID:
         return (
             f"its events need {on_grid} compositions of labels, sampled steps or released images, "
             f"more than the {MOST_ON_GRID} that are computed here: its figures are not confirmed"
         )
-    found = recompute(given, said.unit, said.adjacency, said.delta)
+    found = recompute(holder_events, statement.unit, statement.adjacency, statement.delta)
     epsilon, accountant = (found.epsilon, found.accountant) if found else (None, None)
-    if not agree(said.epsilon, epsilon):
-        return f"it states ε = {said.epsilon}, but its events cost {epsilon}"
-    if said.accountant != accountant:
-        return f"it names the accountant {said.accountant!r}, but {accountant!r} found the figure"
-    if not agree(said.sound.get(said.adjacency), epsilon):
-        return f"its table states another ε under {said.adjacency.value} than its headline"
-    asked = sum(release.rows for releases in given.values() for release in releases)
-    if said.rows > asked:
-        return f"it was learned from {said.rows} rows, its events have {asked}"
+    if not agree(statement.epsilon, epsilon):
+        return f"it states ε = {statement.epsilon}, but its events cost {epsilon}"
+    if statement.accountant != accountant:
+        return (
+            f"it names the accountant {statement.accountant!r}, but {accountant!r} found the figure"
+        )
+    if not agree(statement.sound.get(statement.adjacency), epsilon):
+        return f"its table states another ε under {statement.adjacency.value} than its headline"
+    asked = sum(release.rows for releases in holder_events.values() for release in releases)
+    if statement.rows > asked:
+        return f"it was learned from {statement.rows} rows, its events have {asked}"
     return _first_difference(
-        "sound", said.sound, by_adjacency(given, said.unit, said.delta)
-    ) or _first_difference("units", said.units, by_unit(given, said.adjacency, said.delta))
+        "sound", statement.sound, by_adjacency(holder_events, statement.unit, statement.delta)
+    ) or _first_difference(
+        "units", statement.units, by_unit(holder_events, statement.adjacency, statement.delta)
+    )
 
 
-def _on_grid(given: Given, said: PrivacyStatement) -> int:
+def _on_grid(holder_events: HolderEvents, statement: PrivacyStatement) -> int:
     """How many events are composed on a grid for all figures of a statement, over all holders."""
     work: set[tuple[tuple[Event, ...], int]] = set()
     figures = {
-        *((said.unit, adjacency) for adjacency in Adjacency),
-        *((unit, said.adjacency) for unit in Unit),
+        *((statement.unit, adjacency) for adjacency in Adjacency),
+        *((unit, statement.adjacency) for unit in Unit),
     }
-    for releases in given.values():
+    for releases in holder_events.values():
         for unit, adjacency in figures:
             try:
                 work |= grid_work([release.event(unit, adjacency) for release in releases])
@@ -125,7 +132,7 @@ K = TypeVar("K", Adjacency, Unit)
 
 def _first_difference(name: str, stated: Mapping[K, float], found: Mapping[K, float]) -> str | None:
     for key in sorted({*stated, *found}):
-        told, counted = stated.get(key), found.get(key)
-        if not agree(told, counted):
-            return f"{name}.{key} states ε = {told}, its events cost {counted}"
+        printed, counted = stated.get(key), found.get(key)
+        if not agree(printed, counted):
+            return f"{name}.{key} states ε = {printed}, its events cost {counted}"
     return None

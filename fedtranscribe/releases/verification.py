@@ -82,13 +82,13 @@ def verify(folder: Path) -> Verification:
 
     expect_release(folder)
     if check("statement", lambda: _statement(folder)):
-        said = read_statement(folder)
-        check("files", lambda: _files(folder, said))
-        check("networks", lambda: _networks(folder, said))
-        check("onnx", lambda: _onnx(folder, said))
-        check("epsilon", lambda: _epsilon(said))
-        check("card", lambda: _card(folder, said))
-        check("stamp", lambda: _stamp(said))
+        statement = read_statement(folder)
+        check("files", lambda: _files(folder, statement))
+        check("networks", lambda: _networks(folder, statement))
+        check("onnx", lambda: _onnx(folder, statement))
+        check("epsilon", lambda: _epsilon(statement))
+        check("card", lambda: _card(folder, statement))
+        check("stamp", lambda: _stamp(statement))
     return Verification(tuple(checks))
 
 
@@ -96,23 +96,23 @@ def _statement(folder: Path) -> str:
     return f"{STATEMENT} follows its schema, {read_statement(folder).schema_}"
 
 
-def _files(folder: Path, said: PrivacyStatement) -> str:
-    network = DENOISER if DENOISER in said.files else STUDENT
+def _files(folder: Path, statement: PrivacyStatement) -> str:
+    network = DENOISER if DENOISER in statement.files else STUDENT
     for name in (network, CARD):
-        _expect(name in said.files, f"{STATEMENT} does not list {name}")
-    wrong, besides = first_difference(folder, said), unlisted(folder, said)
+        _expect(name in statement.files, f"{STATEMENT} does not list {name}")
+    wrong, besides = first_difference(folder, statement), unlisted(folder, statement)
     _expect(wrong is None, str(wrong))
     _expect(not besides, f"{', '.join(besides)}: not listed in {STATEMENT}, or a link")
-    return f"all {len(said.files)} listed files have their SHA-256, and there is no other"
+    return f"all {len(statement.files)} listed files have their SHA-256, and there is no other"
 
 
-def _networks(folder: Path, said: PrivacyStatement) -> str:
-    student, generator = load_student(folder, said), load_generator(folder, said)
+def _networks(folder: Path, statement: PrivacyStatement) -> str:
+    student, generator = load_student(folder, statement), load_generator(folder, statement)
     if isinstance(generator, Synthesizer):
         _expect(student is None, "it has a student and a diffusion model, which no method gives")
         return f"diffusion model {generator.denoiser.size_name}, all finite"
     assert student is not None
-    wrong = unvouched(student, said)
+    wrong = unvouched(student, statement)
     _expect(wrong is None, str(wrong))
     if generator is not None:
         shapes = [(n.channels, n.size) for n in (student, generator)]
@@ -124,10 +124,10 @@ def _networks(folder: Path, said: PrivacyStatement) -> str:
     return f"{student.architecture}{'' if generator is None else ' and generator'}, all finite"
 
 
-def _onnx(folder: Path, said: PrivacyStatement) -> str:
-    if ONNX not in said.files:
+def _onnx(folder: Path, statement: PrivacyStatement) -> str:
+    if ONNX not in statement.files:
         return "there is none, as its card says"
-    student = load_student(folder, said)
+    student = load_student(folder, statement)
     if student is None:
         raise _FailedError(f"there is an {ONNX} without a student")
     try:
@@ -138,29 +138,29 @@ def _onnx(folder: Path, said: PrivacyStatement) -> str:
     return "answers as the student does" if answer else "not tried: onnxruntime is not installed"
 
 
-def _epsilon(said: PrivacyStatement) -> str:
-    wrong = first_disagreement(said)
+def _epsilon(statement: PrivacyStatement) -> str:
+    wrong = first_disagreement(statement)
     _expect(wrong is None, str(wrong))
-    if said.epsilon is None:
+    if statement.epsilon is None:
         return "no guarantee, and none is stated"
-    figures = len(said.sound) + len(said.units)
-    return f"ε = {said.epsilon:.6g} and all {figures} figures follow from the events"
+    figures = len(statement.sound) + len(statement.units)
+    return f"ε = {statement.epsilon:.6g} and all {figures} figures follow from the events"
 
 
-def _card(folder: Path, said: PrivacyStatement) -> str:
+def _card(folder: Path, statement: PrivacyStatement) -> str:
     try:
         card = read_bounded(folder / CARD).decode("utf-8")
     except (OSError, ValueError) as error:
         raise _FailedError(f"{CARD} cannot be read ({type(error).__name__})") from None
-    found = complaints(card, said)
+    found = complaints(card, statement)
     _expect(not found, f"{CARD}: {'; '.join(found)}")
     return f"{CARD} says what {STATEMENT} says"
 
 
-def _stamp(said: PrivacyStatement) -> str:
-    needed = stamp_of(said)
-    _expect(said.stamp == needed, "it does not carry the stamp that it needs, or needs none")
-    _expect(said.stamp is None, f"it is stamped: {said.stamp}")
+def _stamp(statement: PrivacyStatement) -> str:
+    needed = stamp_of(statement)
+    _expect(statement.stamp == needed, "it does not carry the stamp that it needs, or needs none")
+    _expect(statement.stamp is None, f"it is stamped: {statement.stamp}")
     return "it needs no stamp"
 
 

@@ -27,7 +27,7 @@ class Why(StrEnum):
     """Chosen, or declared public, before a record is looked at: counts, shapes, names."""
     COST = "privacy figure"
     """Follows from settings and mechanisms."""
-    COURSE = "course of the run"
+    PROGRESS = "course of the run"
     """Steps, bytes, times, who answered, and texts that describe the run."""
     OUTPUT = "output of a mechanism"
     """An answer that was charged, or what follows from such answers and public values."""
@@ -41,7 +41,7 @@ Listed = Mapping[Why, str]
 KEYS: Mapping[str, Listed] = {
     "progress.jsonl": {
         Why.COST: "epsilon",
-        Why.COURSE: "time stage done total bytes",
+        Why.PROGRESS: "time stage done total bytes",
         Why.OUTPUT: "student_loss generator_loss",
         Why.BENCHMARK: "accuracy",
     },
@@ -57,15 +57,15 @@ KEYS: Mapping[str, Listed] = {
     "trainers.json": {Why.SETTING: "holders"},
     "checkpoints/secagg-keys.json": {Why.SETTING: "*.advert *.drawn"},
     "checkpoints/secagg-round.json": {
-        Why.COURSE: "query vectors survivors signatures.*",
+        Why.PROGRESS: "query vectors survivors signatures.*",
         Why.OUTPUT: "sent.*.* tags.*.* revealed.*.*",
     },
     "answers.json": {Why.COST: "*.noise_std", Why.OUTPUT: "*.values"},
-    "error.json": {Why.COURSE: "error exit_code"},
+    "error.json": {Why.PROGRESS: "error exit_code"},
     "evaluation.json": {
         Why.SETTING: "data samples seed fidelity.features fidelity.samples fidelity.real "
         "downstream.mean_sklearn_of",
-        Why.COURSE: "run real date note downstream.untrained.*",
+        Why.PROGRESS: "run real date note downstream.untrained.*",
         Why.OUTPUT: "synthetic.class_shares synthetic.confidence fidelity.inception_score "
         "fidelity.inception_score_std downstream.selection.*.*",
         Why.BENCHMARK: "student.accuracy student.per_class student.confusion downstream.* "
@@ -75,7 +75,7 @@ KEYS: Mapping[str, Listed] = {
         Why.SETTING: "data seed",
         Why.COST: "epsilon delta unit adjacency confidence risk.** findings.epsilon findings.delta "
         "findings.unit findings.adjacency findings.confidence",
-        Why.COURSE: "run date withheld checks.check checks.ok checks.words findings.attack "
+        Why.PROGRESS: "run date withheld checks.check checks.ok checks.words findings.attack "
         "findings.trials findings.rows_played findings.rows_of_the_run",
         Why.OUTPUT: "sound findings.lower_bound findings.contradicts findings.words",
     },
@@ -87,7 +87,7 @@ KEYS: Mapping[str, Listed] = {
         "events.release.rows events.release.costs.** ledger.booked ledger.limit.* "
         "ledger.accountant audits.epsilon audits.delta audits.unit audits.adjacency "
         "audits.confidence",
-        Why.COURSE: "schema fedtranscribe run rows data_dependent_choices.* audits.attack "
+        Why.PROGRESS: "schema fedtranscribe run rows data_dependent_choices.* audits.attack "
         "audits.trials audits.rows_played audits.rows_of_the_run",
         Why.OUTPUT: "files.* audits.lower_bound audits.contradicts audits.words",
     },
@@ -96,7 +96,7 @@ KEYS: Mapping[str, Listed] = {
 
 FILES: Mapping[Why, str] = {
     Why.SETTING: "config.toml",
-    Why.COURSE: "superlink.log",
+    Why.PROGRESS: "superlink.log",
     Why.OUTPUT: "student.safetensors generator.safetensors denoiser.safetensors images.png "
     "samples.npz samples.png inversion.png checkpoints/state.pt checkpoints/answer.pt "
     "checkpoints/generator.pt checkpoints/secagg-vectors.bin "

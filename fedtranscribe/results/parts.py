@@ -258,11 +258,11 @@ class Federation(Part):
 
     holders: Annotated[int, Why.SETTING]
     shards: Annotated[dict[str, int], Why.SETTING] = Field(default_factory=dict)
-    answered_rounds: Annotated[dict[str, int], Why.COURSE] = Field(default_factory=dict)
-    abandoned_rows: Annotated[int, Why.COURSE] = 0
-    left: Annotated[dict[str, str], Why.COURSE] = Field(default_factory=dict)
-    stopped: Annotated[str | None, Why.COURSE] = None
-    bytes: Annotated[int | None, Why.COURSE] = None
+    answered_rounds: Annotated[dict[str, int], Why.PROGRESS] = Field(default_factory=dict)
+    abandoned_rows: Annotated[int, Why.PROGRESS] = 0
+    left: Annotated[dict[str, str], Why.PROGRESS] = Field(default_factory=dict)
+    stopped: Annotated[str | None, Why.PROGRESS] = None
+    bytes: Annotated[int | None, Why.PROGRESS] = None
     trust: Annotated[str | None, Why.SETTING] = None
     holder: Annotated[str | None, Why.SETTING] = None
 

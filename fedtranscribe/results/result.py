@@ -61,7 +61,7 @@ class RunSettings(Part):
 class _Head(Whole):
     """What every result says, and a holder tells a server of a training as well."""
 
-    run: Annotated[str, Why.COURSE]
+    run: Annotated[str, Why.PROGRESS]
     method: Annotated[str, Why.SETTING] = "dpsd"
     public_data: Annotated[str | None, Why.SETTING] = None
     guarantee: Annotated[StatedGuarantee, FLAT]
@@ -82,8 +82,8 @@ class TrainedFacts(_Head):
         Raises:
             ValueError: it is of no training.
         """
-        told = {name: getattr(result, name) for name in cls.model_fields}
-        return cls.model_validate(told)
+        facts = {name: getattr(result, name) for name in cls.model_fields}
+        return cls.model_validate(facts)
 
 
 class Result(_Head):
@@ -103,8 +103,8 @@ class Result(_Head):
         settings: of the run, resolved.
     """
 
-    version: Annotated[int, Why.COURSE] = VERSION
-    rows: Annotated[int, Why.COURSE] = 0
+    version: Annotated[int, Why.PROGRESS] = VERSION
+    rows: Annotated[int, Why.PROGRESS] = 0
     answers: Annotated[Answers | None, FLAT] = None
     federation: Annotated[Federation | None, FLAT] = None
     diffusion: Annotated[Diffusion | None, FLAT] = None
@@ -119,7 +119,7 @@ class Result(_Head):
     logit_scale: Annotated[float | None, Why.OUTPUT] = None
     ledger: LedgerFacts | None = None
     accuracy: Accuracy | None = None
-    accuracy_on: Annotated[str | None, Why.COURSE] = None
+    accuracy_on: Annotated[str | None, Why.PROGRESS] = None
     confusion: Confusion | None = None
     curve: AccuracyCurve | None = None
     settings: Annotated[dict[str, Any], Why.SETTING]
@@ -210,7 +210,7 @@ REASONS: Listed = listed(Result)
 
 
 @dataclass(frozen=True)
-class Shown:
+class ScoredResult:
     """A result with all accuracies, for the terminal of the person who runs it, and for no file.
 
     Attributes:
@@ -228,19 +228,19 @@ class Shown:
 
     def to_json(self) -> dict[str, Any]:
         """What `--json` prints."""
-        told = self.result.to_json()
+        facts = self.result.to_json()
         found = {} if self.confusion is None else {"confusion": self.confusion.to_json()}
-        shown = {"accuracy": dict(self.accuracy), "not_private": [*self.not_private]}
-        return {**told, **shown, **found}
+        scores = {"accuracy": dict(self.accuracy), "not_private": [*self.not_private]}
+        return {**facts, **scores, **found}
 
 
-def with_private_scores(folder: Path, result: Result) -> Shown:
+def with_private_scores(folder: Path, result: Result) -> ScoredResult:
     """A result, and beside it what the run's folder keeps under `private/`."""
-    told = {} if result.accuracy is None else result.accuracy.to_json()
+    public_scores = {} if result.accuracy is None else result.accuracy.to_json()
     scores = read_object(folder / SCORES) or {}
-    hidden = [name for name in scores if name not in told]
-    confusion, kept = result.confusion, read_object(folder / CONFUSION)
-    if confusion is None and kept:
-        confusion = Confusion.model_validate(kept)
+    hidden = [name for name in scores if name not in public_scores]
+    confusion, stored = result.confusion, read_object(folder / CONFUSION)
+    if confusion is None and stored:
+        confusion = Confusion.model_validate(stored)
         hidden.append("confusion")
-    return Shown(result, {**scores, **told}, tuple(hidden), confusion)
+    return ScoredResult(result, {**scores, **public_scores}, tuple(hidden), confusion)

@@ -85,13 +85,13 @@ class _Lines:
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._told: dict[str, float] = {}
+        self._printed: dict[str, float] = {}
 
     def __call__(self, stage: str, done: int, total: int, note: str) -> None:
         now = time.monotonic()
-        if done < total and now - self._told.get(stage, -math.inf) < _LINE_SECONDS:
+        if done < total and now - self._printed.get(stage, -math.inf) < _LINE_SECONDS:
             return
-        self._told[stage] = now
+        self._printed[stage] = now
         self._console.print(
             Text(f"{printable(stage)}: {done}/{total} {printable(note)}".rstrip()), soft_wrap=True
         )

@@ -54,7 +54,7 @@ _STUCK = (
 class Watch(Protocol):
     """Keeps count of what a run's holders did."""
 
-    def complain(
+    def count_failure(
         self, name: str, complaint: Complaint, query: Query | None, *, charged: bool
     ) -> None:
         """A holder gave no answer; `charged` says whether it may have booked the query.
@@ -153,11 +153,11 @@ class MaskedSum:
 
     def _keys(self) -> dict[str, tuple[Advert, list[str]]]:
         """What is stored of stage 0."""
-        told = read_json(self._keys_file)
+        stored = read_json(self._keys_file)
         try:
             return {
                 name: (Advert(name, *map(b64decode, each["advert"])), each["drawn"])
-                for name, each in told.items()
+                for name, each in stored.items()
             }
         except (TypeError, KeyError, ValueError):
             raise of_another_version(self._keys_file) from None
@@ -182,14 +182,14 @@ class MaskedSum:
             return advert, drawn
 
         # Who is missing here is missing for the whole run, so everybody is waited for.
-        told = self._ask(wire.SECAGG_KEY, present, ask, read, enough=len(present))
-        self._expect(told, "sent a key")
+        replies = self._ask(wire.SECAGG_KEY, present, ask, read, enough=len(present))
+        self._expect(replies, "sent a key")
         packed = {
             name: {
                 "advert": [b64encode(part).decode() for part in (advert.key, advert.signature)],
                 "drawn": drawn,
             }
-            for name, (advert, drawn) in told.items()
+            for name, (advert, drawn) in replies.items()
         }
         write_atomically(self._keys_file, json.dumps(packed).encode())
 
@@ -294,35 +294,35 @@ class MaskedSum:
     ) -> dict[str, T]:
         """What holders said, in the order of their names; asked again until they are enough."""
         needed = min(len(names), self._members.quorum if enough is None else enough)
-        told: dict[str, T] = {}
+        answers: dict[str, T] = {}
         refused: set[str] = set()
         early = message_type in _BEFORE_CHARGE
         query = None if message_type == wire.SECAGG_KEY else self._query
         for attempt in range(self._settings.retries + 1):
-            waiting = [name for name in names if name not in told and name not in refused]
-            if not waiting or (attempt and len(told) >= needed):
+            waiting = [name for name in names if name not in answers and name not in refused]
+            if not waiting or (attempt and len(answers) >= needed):
                 break
             if attempt:
                 time.sleep(self._settings.retry_after * 2 ** (attempt - 1))
                 log.warning("asking again for %s: %s", message_type, ", ".join(waiting))
             replies = self._transport.exchange(message_type, waiting, make)
             for name in waiting:
-                said = _read_reply(name, replies.get(name), read)
-                if not isinstance(said, Nothing):
-                    told[name] = said
+                reply = _read_reply(name, replies.get(name), read)
+                if not isinstance(reply, Nothing):
+                    answers[name] = reply
                     continue
-                if said.final:
+                if reply.final:
                     refused.add(name)
-                complaint = said.complaint
+                complaint = reply.complaint
                 if not early and complaint is RefusalCode.CONFLICT:
                     complaint = RefusalCode.INTERNAL
-                self._watch.complain(name, complaint, query, charged=attempt > 0 or not early)
-        return dict(sorted(told.items()))
+                self._watch.count_failure(name, complaint, query, charged=attempt > 0 or not early)
+        return dict(sorted(answers.items()))
 
-    def _expect(self, told: Sized, what: str) -> None:
-        if len(told) < self._members.quorum:
+    def _expect(self, present: Sized, what: str) -> None:
+        if len(present) < self._members.quorum:
             raise QuorumError(
-                f"Only {len(told)} of {len(self._members.names)} holders {what}, a masked sum "
+                f"Only {len(present)} of {len(self._members.names)} holders {what}, a masked sum "
                 f"needs {self._members.quorum}. Nothing of it is revealed. {_STUCK}"
             )
 

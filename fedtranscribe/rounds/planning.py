@@ -54,7 +54,7 @@ def make_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
     if questions:
         asked = replace(asked, left=1 - asked.settings.ask_share)
     make = {Kind.LABEL: _label_plan, Kind.MOMENTS: sums_plan}.get(asked.kind, _rows_plan)
-    plan = (_started_plan if asked.start else make)(asked, roster)
+    plan = (_two_part_plan if asked.start else make)(asked, roster)
     if asked.settings.descent_rounds and not plan.starts:
         raise ConfigError(
             f"Expected descent_rounds=0 without sums over the records first, got "
@@ -236,7 +236,7 @@ def _label_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
 # ---------------------------------------------------------------- a start, then teachers
 
 
-def _started_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
+def _two_part_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
     """Sums over the records first, then teachers with what is left; they may get nothing."""
     share, why = _teachers_share(asked, roster)
     if share == 0:
@@ -257,15 +257,15 @@ def _started_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
 
 def _teachers_share(asked: Asked, roster: Mapping[str, Capabilities]) -> tuple[float, str]:
     """Of the budget, in μ² (under masks ρ); with the reason, in words."""
-    said = asked.settings.teachers_share
+    share = asked.settings.teachers_share
     without = [n for n, f in roster.items() if f.shards < 1 or asked.kind not in f.kinds]
-    if said is not None:
-        if said and without:
+    if share is not None:
+        if share and without:
             raise ConfigError(
                 f"Holder {without[0]} gives no {asked.kind} answers; set teachers_share=0, or have "
                 "its operator serve teachers."
             )
-        return said, f"teachers get {said:.0%} of the budget, as teachers_share sets it"
+        return share, f"teachers get {share:.0%} of the budget, as teachers_share sets it"
     if without or asked.kind is Kind.LABEL:
         why = f"holder {without[0]} has no teachers for it" if without else "labels cannot share it"
         return 0.0, f"the whole budget goes to sums over the records: {why}"

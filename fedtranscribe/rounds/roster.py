@@ -21,12 +21,12 @@ log = logging.getLogger(__name__)
 Shape = tuple[int, int, int]
 
 
-Told = Mapping[str, Capabilities | RefusalCode | ProtocolError]
+RosterReplies = Mapping[str, Capabilities | RefusalCode | ProtocolError]
 """What holders said when they were asked who they are."""
 
 
 def enrol(
-    told: Told, settings: FederationSettings, kind: Kind, expected: int
+    replies: RosterReplies, settings: FederationSettings, kind: Kind, expected: int
 ) -> dict[str, Capabilities]:
     """The holders that can take part, by name in sorted order; the others are logged.
 
@@ -34,7 +34,7 @@ def enrol(
     holders that give sums take part; see `starts`.
 
     Args:
-        told: by name.
+        replies: by name.
         settings: how many rows at a time, under which noise, and what may start the run.
         kind: what teachers will be asked for.
         expected: how many holders there should be.
@@ -43,26 +43,26 @@ def enrol(
         ConfigError: a start was asked for that does not fit the rest.
         QuorumError: fewer than the quorum.
     """
-    told = dict(sorted(told.items()))
-    shape = _common_shape(facts for facts in told.values() if isinstance(facts, Capabilities))
+    replies = dict(sorted(replies.items()))
+    shape = _common_shape(facts for facts in replies.values() if isinstance(facts, Capabilities))
 
     def unfit(kind: Kind) -> dict[str, object]:
         """Why each holder cannot take part; None if it can."""
         return {
             name: _unfit(facts, settings, kind, shape) if isinstance(facts, Capabilities) else facts
-            for name, facts in told.items()
+            for name, facts in replies.items()
         }
 
     why = unfit(Kind.MOMENTS if settings.start == "moments" else kind)
     with_sums = unfit(Kind.MOMENTS)
-    if not against_start(settings) and not any(with_sums[n] for n in told if not why[n]):
+    if not against_start(settings) and not any(with_sums[n] for n in replies if not why[n]):
         why = with_sums
     for name, reason in why.items():
         if reason is not None:
             log.warning("holder %s does not take part: %s", name, reason)
     roster = {
         name: facts
-        for name, facts in told.items()
+        for name, facts in replies.items()
         if why[name] is None and isinstance(facts, Capabilities)
     }
     needed = quorum(settings, expected)
@@ -140,7 +140,7 @@ def _unfit(
     if kind not in facts.kinds:
         return f"it gives no {kind} answers"
     backbone = Backbone.parse(settings.student)
-    if backbone is not None and backbone.told not in facts.features:
+    if backbone is not None and backbone.pinned_name not in facts.features:
         return f"its policy does not allow features of {backbone.network} with these weights"
     if settings.noise == NoiseMode.CENTRAL and facts.noise is not NoiseMode.CENTRAL:
         return "its policy does not trust the server to add the noise; set noise=local"
@@ -203,7 +203,7 @@ class Standing:
         before = self.rows.get(name, [0] * len(spent))
         self.rows[name] = [old + new for old, new in zip(before, spent, strict=True)]
 
-    def thank(self, name: str) -> None:
+    def count_answer(self, name: str) -> None:
         """Count a round as answered."""
         self.answers[name] = self.answers.get(name, 0) + 1
 

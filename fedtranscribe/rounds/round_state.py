@@ -46,8 +46,8 @@ class Progress:
         Raises:
             StorageError: it cannot be written.
         """
-        told = {name: _packed(value) for name, value in vars(self).items()}
-        write_atomically(path, json.dumps(told).encode())
+        packed = {name: _packed(value) for name, value in vars(self).items()}
+        write_atomically(path, json.dumps(packed).encode())
 
     @classmethod
     def load(cls, path: Path, query_id: str) -> Self | None:
@@ -58,19 +58,19 @@ class Progress:
         """
         if not path.exists():
             return None
-        told = read_json(path)
-        if told.get("query") != query_id:
+        packed = read_json(path)
+        if packed.get("query") != query_id:
             return None
         try:
             by_pair = {
-                part: {name: _unpacked(each) for name, each in told[part].items()}
+                part: {name: _unpacked(each) for name, each in packed[part].items()}
                 for part in ("sent", "tags", "revealed")
             }
             return cls(
                 query_id,
-                vectors=list(told["vectors"]),
-                survivors=told["survivors"],
-                signatures=_unpacked(told["signatures"]),
+                vectors=list(packed["vectors"]),
+                survivors=packed["survivors"],
+                signatures=_unpacked(packed["signatures"]),
                 **by_pair,
             )
         except (AttributeError, KeyError, TypeError, ValueError):
@@ -108,8 +108,8 @@ def _packed(value: Any) -> Any:
     return value
 
 
-def _unpacked(told: dict[str, str]) -> Named:
-    return {name: b64decode(text) for name, text in told.items()}
+def _unpacked(packed: dict[str, str]) -> Named:
+    return {name: b64decode(text) for name, text in packed.items()}
 
 
 class VectorFile(Mapping[str, bytes]):

@@ -204,7 +204,7 @@ class Server:
         if self._must_stop():
             return None
         for name in answered:
-            self._standing.thank(name)
+            self._standing.count_answer(name)
         return combine_masked(total, part, len(answered)), len(answered)
 
     def _collect(self, query: Query) -> list[Answer | RawAnswer]:
@@ -239,7 +239,7 @@ class Server:
             if name in answered or (name in asked and name not in left):
                 self._standing.charge(name, self._spent(query))
             if name in answered:
-                self._standing.thank(name)
+                self._standing.count_answer(name)
         self._run.write_events(self._events(self._standing))
 
     def _judge(self, name: str, reply: Reply | None) -> Reply | None:
@@ -298,7 +298,7 @@ class Server:
             self,
         )
 
-    def complain(
+    def count_failure(
         self, name: str, complaint: Complaint, query: Query | None, *, charged: bool
     ) -> None:
         """See `masked_sum.Watch`."""

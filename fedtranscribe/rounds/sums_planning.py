@@ -80,23 +80,23 @@ def _descent_rounds(
     Raises:
         ConfigError: some are, and a holder does not allow them, or teachers set the student anew.
     """
-    said = asked.settings.descent_rounds
+    asked_rounds = asked.settings.descent_rounds
     without = next((n for n, f in roster.items() if Kind.DESCENT not in f.kinds), None)
-    if said and without is not None:
+    if asked_rounds and without is not None:
         raise ConfigError(
             f"Holder {without} allows no gradients; set descent_rounds=0, or have its operator "
             "allow the kind descent."
         )
-    if said and share < 1:
+    if asked_rounds and share < 1:
         raise ConfigError(
-            f"Expected descent_rounds=0 where teachers are asked after sums, got {said}: their "
-            "answers make a new student; or set teachers_share=0."
+            f"Expected descent_rounds=0 where teachers are asked after sums, got {asked_rounds}: "
+            "their answers make a new student; or set teachers_share=0."
         )
-    if said == 0 or share < 1:
+    if asked_rounds == 0 or share < 1:
         return 0, ""
     if without is not None:
         return 0, f"no gradients are asked for: holder {without} does not allow them"
-    rounds = said or _DESCENT_ROUNDS
+    rounds = asked_rounds or _DESCENT_ROUNDS
     asked_in = f"{counted(rounds, 'round')} of gradients {'gets' if rounds == 1 else 'get'}"
     return rounds, f"{asked_in} {_DESCENT_SHARE:.0%} of the student's budget"
 
@@ -117,17 +117,17 @@ def mixture_share(asked: Asked, roster: Mapping[str, Capabilities]) -> tuple[flo
         ConfigError: a share was asked for that a holder's policy does not allow.
     """
     settings, facts = asked.settings, next(iter(roster.values()))
-    said = settings.mixture_share if settings.with_generator else 0.0
+    asked_share = settings.mixture_share if settings.with_generator else 0.0
     without = next((n for n, f in roster.items() if Kind.MIXTURE not in f.kinds), None)
-    if said and without is not None:
+    if asked_share and without is not None:
         raise ConfigError(
             f"Holder {without} allows no mixture; set mixture_share=0, or have its operator "
             "allow it."
         )
-    if said == 0:
+    if asked_share == 0:
         return 0.0, ""
     if not fits(facts.channels, facts.size, facts.classes):
-        if said:
+        if asked_share:
             raise ConfigError(
                 f"Expected fewer classes for a mixture, got {facts.classes:,}: its sums would be "
                 "too long; set mixture_share=0."
@@ -135,8 +135,8 @@ def mixture_share(asked: Asked, roster: Mapping[str, Capabilities]) -> tuple[flo
         return 0.0, f"no mixture is asked for: {facts.classes:,} classes are too many for one"
     if without is not None:
         return 0.0, f"no mixture is asked for: holder {without} does not allow it"
-    if said is not None:
-        return said, "as mixture_share sets it"
+    if asked_share is not None:
+        return asked_share, "as mixture_share sets it"
     share = _COLOUR_SHARE if facts.channels > 1 else _GREY_SHARE
     if facts.channels == 1 and _stands_alone(asked, roster) >= _AMPLE:
         share = _AMPLE_SHARE

@@ -30,7 +30,7 @@ from fedtranscribe.results.result import Result
 from fedtranscribe.results.run_directory import RunDirectory
 from fedtranscribe.rounds.plan import KINDS, Asked, Charged, Plan
 from fedtranscribe.rounds.planning import make_plan
-from fedtranscribe.rounds.roster import Told, against_start, enrol, starts
+from fedtranscribe.rounds.roster import RosterReplies, against_start, enrol, starts
 from fedtranscribe.rounds.server import Outcome
 from fedtranscribe.rounds.transport import Transport
 from fedtranscribe.runs.learning import (
@@ -123,7 +123,11 @@ def federate(
 
 
 def show_plan(
-    settings: FederationSettings, capabilities: Told, *, expected: int, say: Say = lambda _: None
+    settings: FederationSettings,
+    capabilities: RosterReplies,
+    *,
+    expected: int,
+    say: Say = lambda _: None,
 ) -> StatedGuarantee:
     """Say what a federated run would ask and cost; nobody is asked.
 
@@ -154,7 +158,7 @@ def show_plan(
 
 
 def _enrolled(
-    settings: FederationSettings, capabilities: Told, expected: int
+    settings: FederationSettings, capabilities: RosterReplies, expected: int
 ) -> dict[str, Capabilities]:
     return enrol(capabilities, settings, KINDS[settings.privacy], expected)
 
@@ -235,9 +239,9 @@ def _roster(run: RunDirectory, enrolled: dict[str, Capabilities]) -> dict[str, C
     """The run's roster: fixed by its first start, because the noise was planned for it."""
     path = run.path / ROSTER
     if not path.exists():
-        told = {name: asdict(facts) for name, facts in enrolled.items()}
-        expect_allowed(ROSTER, told)
-        write_atomically(path, json.dumps(told, indent=2).encode())
+        by_name = {name: asdict(facts) for name, facts in enrolled.items()}
+        expect_allowed(ROSTER, by_name)
+        write_atomically(path, json.dumps(by_name, indent=2).encode())
         return enrolled
     roster = _stored_roster(run)
     for name, facts in roster.items():

@@ -224,7 +224,7 @@ class Sampler:
         self._num, self._seed = num, seed
         generator = self._run.generator
         if isinstance(generator, Synthesizer):
-            generator = generator.to(device).told(steps, guidance)
+            generator = generator.to(device).with_sampling(steps, guidance)
         else:
             for name, value in (("steps", steps), ("guidance", guidance)):
                 if value is not None:
@@ -262,11 +262,11 @@ class Sampler:
         generator, labels = self._generator, self._labels
         if isinstance(generator, Synthesizer):
             images = generator.draw(labels, self._seed, progress)
-            told = generator.sampling.steps, generator.sampling.guidance
-            return Drawn(images, labels if generator.classes else None, generator.classes, *told)
+            before = generator.sampling.steps, generator.sampling.guidance
+            return Drawn(images, labels if generator.classes else None, generator.classes, *before)
         if isinstance(generator, GaussianMixture):
             rng = torch.Generator().manual_seed(self._seed)
             return Drawn(as_bytes(generator.draw(labels, rng)), labels, generator.classes)
-        images, given = self._run.synthesise(self._num, self._seed)
+        images, drawn_labels = self._run.synthesise(self._num, self._seed)
         assert self._run.student is not None
-        return Drawn(images, given, self._run.student.classes)
+        return Drawn(images, drawn_labels, self._run.student.classes)

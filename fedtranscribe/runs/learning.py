@@ -16,8 +16,8 @@ from fedtranscribe.methods.method import Method
 from fedtranscribe.methods.mixture import MixtureMethod
 from fedtranscribe.methods.moments import MomentsMethod
 from fedtranscribe.methods.questions import WithQuestions
-from fedtranscribe.methods.started import Started, TeachersAfterMoments
 from fedtranscribe.methods.sums import SumsMethod
+from fedtranscribe.methods.sums_then_teachers import SumsThenTeachers, TeachersAfterMoments
 from fedtranscribe.models import pick_device, save_network
 from fedtranscribe.models.fixed_features import features_for
 from fedtranscribe.models.generator import GENERATED
@@ -177,7 +177,7 @@ def learn(
     # A student whose head comes from the answers alone is at chance before them.
     if test is not None and stored is None and not plan.starts:
         run.write_scores({"public_set_alone": evaluate()})
-    told = test is not None and test.public
+    is_public = test is not None and test.public
     questions = [part.kind for part in plan.parts if part.outside]
     asked = WithQuestions(method, questions, len(plan.of_method), facts, run.run_id)
     server = Server(
@@ -187,7 +187,7 @@ def learn(
         rounds,
         run,
         Unit(settings.unit),
-        evaluate=evaluate if told else None,
+        evaluate=evaluate if is_public else None,
         report=report,
         events=events,
         noise=noise,
@@ -200,11 +200,11 @@ def learn(
     if questions:
         run.write_answers(asked.answers)
     save_network(side.student, run.path / STUDENT)
-    shown = Accuracy.of(run.read_scores()) if told else None
+    scored = Accuracy.of(run.read_scores()) if is_public else None
     if outcome.curve[0] and figures_available():
-        scores = {} if shown is None else shown.to_json()
+        scores = {} if scored is None else scored.to_json()
         _draw_curve(run, outcome, scores, "sums" if plan.teachers is None else "rows")
-    return Learned(outcome, shown, confusion if told else None, method)
+    return Learned(outcome, scored, confusion if is_public else None, method)
 
 
 def finish_generator(
@@ -227,8 +227,8 @@ def finish_generator(
     save_network(method.generator, run.path / GENERATOR)
     if figures_available():
         images, labels = labelled_samples(method.generator, method.student, _POOL, seed=0)
-        shown = _class_by_class(labels, _GRID)
-        draw_images(images[shown], labels[shown], run.path / "images.png", names)
+        grid_labels = _class_by_class(labels, _GRID)
+        draw_images(images[grid_labels], labels[grid_labels], run.path / "images.png", names)
 
 
 def _class_by_class(labels: Tensor, count: int) -> Tensor:
@@ -270,7 +270,7 @@ def _method(
     if plan.teachers is None:
         return sums
     teachers = make(TeachersAfterMoments, kind=last.kind, sums=sums)
-    return Started(sums, teachers, progress, run.generator_state)
+    return SumsThenTeachers(sums, teachers, progress, run.generator_state)
 
 
 def _mixture(plan: Plan, run: str) -> MixtureMethod:

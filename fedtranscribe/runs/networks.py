@@ -200,11 +200,11 @@ def expect_described(holder: str, trained: TrainedNetwork) -> None:
     Raises:
         ProtocolError: its digest or its number of records is wrong.
     """
-    told = trained.facts.diffusion
-    if hashlib.sha256(trained.network).hexdigest() != told.sha256:
+    described = trained.facts.diffusion
+    if hashlib.sha256(trained.network).hexdigest() != described.sha256:
         raise ProtocolError(f"The network of holder {holder} is not the one that it describes.")
-    if not 1 <= told.records <= _MOST_RECORDS:
-        raise ProtocolError(f"Holder {holder} says that it has {told.records} records.")
+    if not 1 <= described.records <= _MOST_RECORDS:
+        raise ProtocolError(f"Holder {holder} says that it has {described.records} records.")
 
 
 def expect_shape(holder: str, trained: TrainedNetwork, model: Synthesizer) -> None:
@@ -213,12 +213,13 @@ def expect_shape(holder: str, trained: TrainedNetwork, model: Synthesizer) -> No
     Raises:
         ProtocolError: names both.
     """
-    told, network = trained.facts.diffusion, model.denoiser
-    said = told.channels, told.size, told.classes
+    described, network = trained.facts.diffusion, model.denoiser
+    shape = described.channels, described.size, described.classes
     got = network.channels, network.size, model.classes
-    if said != got:
+    if shape != got:
         raise ProtocolError(
-            f"Holder {holder} describes a network of {_shape(said)}, and sent one of {_shape(got)}."
+            f"Holder {holder} describes a network of {_shape(shape)}, and sent one of "
+            f"{_shape(got)}."
         )
 
 
@@ -228,25 +229,25 @@ def verified(settings: FederationSettings, holder: str, trained: TrainedNetwork)
     Raises:
         ProtocolError: another method, δ, unit or adjacency than was asked for, or another ε.
     """
-    told, asked = trained.facts.guarantee, Adjacency(settings.training.adjacency)
-    said = trained.facts.method, told.delta, told.unit, told.adjacency
-    if said != (settings.method, settings.delta, Unit.RECORD, asked):
+    stated, asked = trained.facts.guarantee, Adjacency(settings.training.adjacency)
+    claim = trained.facts.method, stated.delta, stated.unit, stated.adjacency
+    if claim != (settings.method, settings.delta, Unit.RECORD, asked):
         raise ProtocolError(
-            f"Holder {holder} trained with method={said[0]}, delta={said[1]}, unit={said[2]}, "
-            f"adjacency={said[3]}; that is not what it was asked for."
+            f"Holder {holder} trained with method={claim[0]}, delta={claim[1]}, unit={claim[2]}, "
+            f"adjacency={claim[3]}; that is not what it was asked for."
         )
     release = Release.from_json(dict(trained.release))
     try:
         epsilon, accountant = quote([release.event(Unit.RECORD, asked)], settings.delta)
     except UnsupportedAdjacencyError as error:
         raise ProtocolError(f"Holder {holder}: {error}") from None
-    if told.epsilon is None or not math.isclose(told.epsilon, epsilon, rel_tol=_ROUNDING):
+    if stated.epsilon is None or not math.isclose(stated.epsilon, epsilon, rel_tol=_ROUNDING):
         raise ProtocolError(
-            f"Holder {holder} says that its training cost ε = {told.epsilon}; what it booked costs "
-            f"{epsilon:.6g}."
+            f"Holder {holder} says that its training cost ε = {stated.epsilon}; what it booked "
+            f"costs {epsilon:.6g}."
         )
     sound = sound_table([release], Unit.RECORD, settings.delta)
-    words = told.model_dump(exclude={"units"}, exclude_unset=True)
+    words = stated.model_dump(exclude={"units"}, exclude_unset=True)
     figures = {"epsilon": epsilon, "accountant": accountant, "sound": sound}
     return StatedGuarantee.model_validate({**words, **figures})
 

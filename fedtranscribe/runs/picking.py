@@ -162,7 +162,7 @@ def could_start(settings: TranscribeSettings) -> bool:
 
 
 def picked_words(
-    settings: TranscribeSettings, plan: Plan, mode: TrainingMode | None, started: Plan | None
+    settings: TranscribeSettings, plan: Plan, mode: TrainingMode | None, first: Plan | None
 ) -> tuple[str, ...]:
     """What was picked and what it trades, a line each.
 
@@ -170,7 +170,7 @@ def picked_words(
         settings: of the run.
         plan: of the run.
         mode: how teachers are trained; None where there are none.
-        started: the plan with --start moments; None where teachers alone are asked by necessity, or
+        first: the plan with --start moments; None where teachers alone are asked by necessity, or
             the run starts so already.
     """
     facts = plan.facts
@@ -192,13 +192,13 @@ def picked_words(
         return plan.words, sums, linear
     if plan.starts:
         start = plan.words, f"first {sums}", linear
-    elif started is None:
+    elif first is None:
         start = ("teachers alone are asked",)
     else:
         start = (
             "teachers alone are asked; --start moments would begin with two noisy sums over all "
             f"{facts.records:,} records at the same ε, for a student {linear_in}: "
-            f"{started.words}. {started.forecast.words}",
+            f"{first.words}. {first.forecast.words}",
         )
     return (
         *start,

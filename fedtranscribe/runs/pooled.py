@@ -125,8 +125,8 @@ def pool(
     results: list[Result] = []
     for number, (holder, network) in enumerate(trained.items()):
         own = _folder(settings, run.path / HOLDERS / str(number))
-        told = Federation(holders=1, holder=holder, bytes=len(network.network))
-        results.append(keep(settings, own, network, told, alone))
+        federation = Federation(holders=1, holder=holder, bytes=len(network.network))
+        results.append(keep(settings, own, network, federation, alone))
     run.write_events(
         [{"holder": h, "release": dict(network.release)} for h, network in trained.items()]
     )
@@ -220,8 +220,8 @@ def _expect_alike(trained: dict[str, TrainedNetwork]) -> None:
         for holder, d in ((h, network.facts.diffusion) for h, network in trained.items())
     }
     if len(set(shapes.values())) > 1:
-        told = "; ".join(f"{h}: {s[0]}x{s[1]}x{s[1]}, {s[2]} classes" for h, s in shapes.items())
-        raise ProtocolError(f"Expected networks of the same images and classes, got {told}.")
+        sizes = "; ".join(f"{h}: {s[0]}x{s[1]}x{s[1]}, {s[2]} classes" for h, s in shapes.items())
+        raise ProtocolError(f"Expected networks of the same images and classes, got {sizes}.")
 
 
 def _pooled(

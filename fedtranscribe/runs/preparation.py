@@ -51,12 +51,12 @@ from fedtranscribe.runs.picking import (
     with_source,
 )
 from fedtranscribe.runs.student_side import (
-    given_backbones,
     load_weights,
+    public_backbones,
     public_images,
     with_features,
 )
-from fedtranscribe.trainers.samples import GivenGenerator, open_generator
+from fedtranscribe.trainers.samples import ExistingGenerator, open_generator
 
 OWN = "own"
 """One machine is a federation of one holder; this is its name."""
@@ -78,8 +78,8 @@ class Prepared:
         plan: of the run.
         mode: how teachers are trained; None where there are none.
         generator: that was given, whose samples all rows are.
-        started: the plan that the same settings would have with sums over the records first; None
-            where there is no such choice.
+        first_plan: what the same settings would plan with sums over the records first; None where
+            there is no such choice.
         digest: of data in memory; None of data that have a name or a path.
     """
 
@@ -90,8 +90,8 @@ class Prepared:
     teacher_folder: Path | None
     plan: Plan
     mode: TrainingMode | None = None
-    generator: GivenGenerator | None = None
-    started: Plan | None = None
+    generator: ExistingGenerator | None = None
+    first_plan: Plan | None = None
     digest: str | None = None
 
     @property
@@ -121,7 +121,7 @@ class Prepared:
     @property
     def words(self) -> tuple[str, ...]:
         """What was picked and what it trades, a line each."""
-        return picked_words(self.settings, self.plan, self.mode, self.started)
+        return picked_words(self.settings, self.plan, self.mode, self.first_plan)
 
     @property
     def declared_public(self) -> bool:
@@ -129,7 +129,9 @@ class Prepared:
         return is_published(self.settings.data or "")
 
 
-def given_generator(settings: TranscribeSettings, progress: Progress) -> GivenGenerator | None:
+def existing_generator(
+    settings: TranscribeSettings, progress: Progress
+) -> ExistingGenerator | None:
     """Samples of the run that `settings.generator` names, with its cost; None if it names none.
 
     Args:
@@ -147,7 +149,7 @@ def given_generator(settings: TranscribeSettings, progress: Progress) -> GivenGe
 
 def prepare(
     settings: TranscribeSettings,
-    generator: GivenGenerator | None = None,
+    generator: ExistingGenerator | None = None,
     split: DataSplit | None = None,
 ) -> Prepared:
     """Load and check everything public, and choose the plan.
@@ -204,10 +206,10 @@ def prepare(
     asked = Asked(settings, kind, by_formula=settings.calibrate_by == "published", start=start)
     plan = make_plan(asked, {OWN: facts})
     expect_generator(settings, plan)
-    started = None
+    first_plan = None
     if kind is not Kind.MOMENTS and could_start(settings):
         with_sums = _facts(train, records, shards, (kind, *sums), vouched)
-        started = make_plan(replace(asked, start=True), {OWN: with_sums})
+        first_plan = make_plan(replace(asked, start=True), {OWN: with_sums})
     if generator is None:
         shapes = needs_network(settings, plan)
         public = public_images(settings, facts.channels, facts.size, private, shapes=shapes)
@@ -222,7 +224,7 @@ def prepare(
         whole = settings.dpsd.model_copy(update={"public_share": 1.0})
         settings = settings.model_copy(update={"dpsd": whole})
     prepared = Prepared(
-        settings, device, split, public, folder, plan, mode, generator, started, digest
+        settings, device, split, public, folder, plan, mode, generator, first_plan, digest
     )
     return replace(prepared, plan=replace(plan, before=prepared.before))
 
@@ -253,9 +255,9 @@ def _ensemble(
         build(settings.teacher, *shape, weights=settings.teacher_weights)
         shards = settings.shards or default_shards(settings.declared or records)
         return shards, training_mode(settings.teacher, settings.teacher_weights)
-    given = Ensemble(folder, device)
-    given.check(facts.classes, facts.channels, facts.size)
-    given.verify()
+    ensemble = Ensemble(folder, device)
+    ensemble.check(facts.classes, facts.channels, facts.size)
+    ensemble.verify()
     if manifest.data_id != split.train.data_id:
         raise ModelMismatchError(
             f"The teachers in {folder} were trained on {manifest.data_id!r}, not on "
@@ -348,8 +350,8 @@ def _data_of(settings: TranscribeSettings, manifest: Manifest | None) -> dict[st
         return {}
     root = settings.data_root or (Path(manifest.data_root) if manifest.data_root else None)
     # They are read as they were when the teachers learned from them, but for what is said now.
-    said = settings.own_data.model_dump(exclude_defaults=True)
-    return {"data": manifest.data, "data_root": root, **manifest.own_data.model_dump(), **said}
+    declared = settings.own_data.model_dump(exclude_defaults=True)
+    return {"data": manifest.data, "data_root": root, **manifest.own_data.model_dump(), **declared}
 
 
 _MANY = 50_000
@@ -378,7 +380,7 @@ def words_of_a_long_sum(prepared: Prepared) -> Iterator[str]:
     seconds = _seconds_per_record(prepared, features) * facts.records
     hours = seconds * (_MAPS if again else 1) / 3600
     spent = f"{hours:.1f} hours" if hours >= 1 else f"{max(1, round(60 * hours))} minutes"
-    kept = (
+    stored = (
         f"kept on disk, {room:.1f} GiB, until the run ends"
         if not again
         else f"computed {_MAPS} times: they would take {room:.1f} GiB of disk, more than "
@@ -386,7 +388,7 @@ def words_of_a_long_sum(prepared: Prepared) -> Iterator[str]:
     )
     yield (
         f"features of {facts.records:,} records, at one image each, take about {spent} on this "
-        f"machine; {kept}"
+        f"machine; {stored}"
     )
 
 
@@ -401,7 +403,7 @@ def _seconds_per_record(prepared: Prepared, features: str) -> float:
     query = MomentsQuery(
         "timing", Kind.MOMENTS, student.centre, student.map, features, facts.classes
     )
-    backbones = given_backbones(prepared.settings)
+    backbones = public_backbones(prepared.settings)
     sums = Moments(images, prepared.device, backbones=backbones)
     sums.values(query)  # the first time is slower
     began = time.perf_counter()

@@ -48,7 +48,7 @@ from fedtranscribe.runs.picking import training_mode
 from fedtranscribe.runs.pooled import largest
 from fedtranscribe.runs.preparation import make_manifest
 from fedtranscribe.runs.single_node import TRAINERS, asked_of, training_holders
-from fedtranscribe.runs.student_side import given_backbones
+from fedtranscribe.runs.student_side import public_backbones
 from fedtranscribe.text import counted
 from fedtranscribe.trainers.synthesize import show_plan as show_training
 
@@ -128,7 +128,7 @@ def open_holder(
         return Node(
             holder_name(number), {}, trainings.facts, policy, open_ledger, trainings=trainings
         )
-    device, backbones = pick_device(settings.device), given_backbones(settings)
+    device, backbones = pick_device(settings.device), public_backbones(settings)
     teachers = _teachers(settings, part, number, folder, backbones.names)
     if against_start(settings) or settings.teachers_share:
         teachers.train()
@@ -187,7 +187,7 @@ def show_plan(
         cost = largest(costs)
         say(f"no record is with two holders, so the largest ε counts: {cost.epsilon:.4g}")
         return cost
-    backbones, masks = given_backbones(settings), settings.noise == NoiseMode.SECAGG
+    backbones, masks = public_backbones(settings), settings.noise == NoiseMode.SECAGG
     roster = {}
     for number, (name, part) in enumerate(zip(names, parts, strict=True)):
         facts = _teachers(settings, part, number, nowhere, backbones.names).facts

@@ -32,7 +32,7 @@ from fedtranscribe.results.parts import Federation
 from fedtranscribe.results.progress import Report, ignore
 from fedtranscribe.results.result import Result
 from fedtranscribe.results.run_directory import RunDirectory
-from fedtranscribe.rounds.roster import Told
+from fedtranscribe.rounds.roster import RosterReplies
 from fedtranscribe.rounds.transport import Transport
 from fedtranscribe.runs.pooled import Tested, keep, pool
 from fedtranscribe.text import expect_name
@@ -99,7 +99,7 @@ def train_at_holders(
     standing: dict[str, TrainingProgress] = {}
     while left := [h for h in holders if h not in standing or not standing[h].finished]:
         standing |= _ask(transport, settings, wire.TRAIN, left, plan, read_progress)
-        report(_told_of(list(standing.values())))
+        report(_facts_of(list(standing.values())))
     trained: dict[str, TrainedNetwork] = _ask(
         transport,
         settings,
@@ -112,12 +112,12 @@ def train_at_holders(
     tested = Tested(test, judge, declared_public, data_id)
     if settings.trainer != EVERY:
         (holder,) = holders
-        told = Federation(holders=1, holder=holder, bytes=transport.payload)
-        return keep(settings, run, trained[holder], told, tested)
+        federation = Federation(holders=1, holder=holder, bytes=transport.payload)
+        return keep(settings, run, trained[holder], federation, tested)
     return pool(settings, run, trained, transport.payload, tested)
 
 
-def _told_of(standing: list[TrainingProgress]) -> dict[str, Any]:
+def _facts_of(standing: list[TrainingProgress]) -> dict[str, Any]:
     """How far one training is, or several together."""
     if len(standing) == 1:
         (one,) = standing
@@ -133,7 +133,7 @@ def asked_of(settings: FederationSettings) -> dict[str, Any]:
     return {**chosen, **own}
 
 
-def _able(capabilities: Told, settings: FederationSettings) -> list[str]:
+def _able(capabilities: RosterReplies, settings: FederationSettings) -> list[str]:
     return [
         name
         for name, facts in sorted(capabilities.items())
@@ -141,7 +141,9 @@ def _able(capabilities: Told, settings: FederationSettings) -> list[str]:
     ]
 
 
-def _fixed(run: RunDirectory, capabilities: Told, settings: FederationSettings) -> list[str]:
+def _fixed(
+    run: RunDirectory, capabilities: RosterReplies, settings: FederationSettings
+) -> list[str]:
     """Who trains: settled when the run first starts, because another holder would pay anew."""
     path = run.path / TRAINING_HOLDERS
     if not path.exists():
@@ -163,7 +165,7 @@ def _fixed(run: RunDirectory, capabilities: Told, settings: FederationSettings) 
     return chosen
 
 
-def training_holders(capabilities: Told, settings: FederationSettings) -> list[str]:
+def training_holders(capabilities: RosterReplies, settings: FederationSettings) -> list[str]:
     """Who trains in a run that begins now.
 
     Raises:
@@ -199,9 +201,9 @@ def _ask(
     read: Callable[[Message], Reply],
 ) -> dict[str, Reply]:
     """What holders say; silent or failing ones are asked again, which costs nothing twice."""
-    told: dict[str, Reply] = {}
+    replies: dict[str, Reply] = {}
     for attempt in range(settings.retries + 1):
-        silent = [holder for holder in holders if holder not in told]
+        silent = [holder for holder in holders if holder not in replies]
         if not silent:
             break
         if attempt:
@@ -209,15 +211,15 @@ def _ask(
             log.warning("asking %s again", ", ".join(silent))
         for holder, content in transport.exchange(message_type, silent, make).items():
             try:
-                told[holder] = read(content)
+                replies[holder] = read(content)
             except Refusal as refusal:
                 if refusal.code is not RefusalCode.INTERNAL:
                     raise _refused(holder, refusal) from None
-    if silent := [holder for holder in holders if holder not in told]:
+    if silent := [holder for holder in holders if holder not in replies]:
         raise QuorumError(
             f"Holder {', '.join(silent)} does not answer; resume the run when it is back."
         )
-    return told
+    return replies
 
 
 def _refused(holder: str, refusal: Refusal) -> ConfigError | HopelessPlanError:

@@ -106,7 +106,7 @@ def _expect_nothing_else(settings: StudentSettings) -> None:
         )
 
 
-def given_backbones(settings: StudentSettings) -> Backbones:
+def public_backbones(settings: StudentSettings) -> Backbones:
     """What a holder on the machine of the run has and allows: the run's own network.
 
     Raises:
@@ -306,10 +306,10 @@ def build_student_side(
         _fit_axes(student, public, settings.seed)
     if public is not None and generator is not None and fresh and pretrain:
         steps = settings.dpsd.pretrain_steps
-        course = GeneratorPretraining(generator, public.images, steps, rng)
-        while course.done < steps:
-            course.step()
-            progress(course.name, course.done, steps)
+        training = GeneratorPretraining(generator, public.images, steps, rng)
+        while training.done < steps:
+            training.step()
+            progress(training.name, training.done, steps)
         if public.name != PUBLIC_SHAPES and public.classes == classes:
             train_classifier(student, public.images, public.labels, steps, rng)
     return StudentSide(student, generator, rng)

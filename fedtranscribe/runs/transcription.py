@@ -38,7 +38,7 @@ from fedtranscribe.results.parts import (
     StatedGuarantee,
 )
 from fedtranscribe.results.progress import Progress, Tracker, silent
-from fedtranscribe.results.result import Result, Shown, with_private_scores
+from fedtranscribe.results.result import Result, ScoredResult, with_private_scores
 from fedtranscribe.results.run_directory import STUDENT, RunDirectory, check_writable
 from fedtranscribe.runs.learning import (
     HeldOut,
@@ -49,7 +49,7 @@ from fedtranscribe.runs.learning import (
     mixture_facts,
 )
 from fedtranscribe.runs.preparation import OWN, Prepared, make_manifest, words_of_a_long_sum
-from fedtranscribe.runs.student_side import given_backbones, public_features
+from fedtranscribe.runs.student_side import public_backbones, public_features
 from fedtranscribe.runs.transports import OwnHolder
 
 
@@ -61,7 +61,7 @@ def transcribe(
     force: bool = False,
     progress: Progress = silent,
     say: Say = lambda _: None,
-) -> Shown:
+) -> ScoredResult:
     """Run a prepared transcription, or go on with an interrupted one.
 
     Args:
@@ -170,7 +170,7 @@ def _open_ledger(prepared: Prepared, run: RunDirectory, say: Say) -> Ledger:
 
 def _run(
     prepared: Prepared, run: RunDirectory, ledger: Ledger, progress: Progress, say: Say
-) -> Shown:
+) -> ScoredResult:
     settings, split = prepared.settings, prepared.split
     statistics, others = _private_side(prepared, run, progress)
     positional = prepared.plan.facts.positional_ids
@@ -198,20 +198,20 @@ def _run(
     )
     if not run.finished:
         _result(prepared, run, holder, learned).write(run.path)
-    shown = with_private_scores(run.path, Result.read(run.path))
+    scored = with_private_scores(run.path, Result.read(run.path))
     if settings.with_generator:
         if prepared.plan.teachers is None:  # otherwise it was trained along the way
-            say(_student_words(shown, run.path, free=not prepared.plan.mixture))
+            say(_student_words(scored, run.path, free=not prepared.plan.mixture))
         finish_generator(learned.method, run, progress, split.train.class_names)
-    return shown
+    return scored
 
 
-def _student_words(shown: Shown, folder: Path, *, free: bool) -> str:
+def _student_words(scored: ScoredResult, folder: Path, *, free: bool) -> str:
     """That the student can be used, while its generator is still trained."""
-    score, note = shown.accuracy.get("student"), ""
+    score, note = scored.accuracy.get("student"), ""
     if score is not None:
-        told = ", NOT PRIVATE" if "student" in shown.not_private else ""
-        note = f" ({score:.1%} right on held-out images{told})"
+        warning = ", NOT PRIVATE" if "student" in scored.not_private else ""
+        note = f" ({score:.1%} right on held-out images{warning})"
     more = "; its generator costs nothing more" if free else ""
     return f"the student is finished{note}: {folder / STUDENT}{more}"
 
@@ -221,7 +221,7 @@ def _private_side(
 ) -> tuple[Mapping[str, Statistic[Any]], Callable[[], dict[str, float]]]:
     """What the holder computes answers from, and how good that is by itself."""
     test = prepared.split.test
-    train, backbones = prepared.split.train, given_backbones(prepared.settings)
+    train, backbones = prepared.split.train, public_backbones(prepared.settings)
     sums = of_records(
         train,
         prepared.device,

@@ -37,12 +37,12 @@ class InProcess:
         self, message_type: str, holders: Sequence[str], make: MakeMessage
     ) -> dict[str, Message]:
         """Hand over one message after the other."""
-        told = {}
+        replies = {}
         for name in (name for name in holders if name in self._nodes):
             content, node = make(0, name), self._nodes[name]
-            told[name] = reply_to(content, message_type, lambda _, n=node: n, self._requester)
-            self.payload += content.payload + told[name].payload
-        return told
+            replies[name] = reply_to(content, message_type, lambda _, n=node: n, self._requester)
+            self.payload += content.payload + replies[name].payload
+        return replies
 
     def _ask(self, node: Node, query: Query, plan: NoisePlan, run: str) -> Reply:
         try:

@@ -63,7 +63,7 @@ from fedtranscribe.trainers.denoising import (
 )
 from fedtranscribe.trainers.private_steps import PoissonBatches, shuffled
 from fedtranscribe.trainers.records import KEY_WORDS, OwnDraws, RecordImages, SharedDraws
-from fedtranscribe.trainers.stages import StagedTrainer, TrainerSettings, TrainingInputs
+from fedtranscribe.trainers.stages import StageTrainer, TrainerSettings, TrainingInputs
 
 
 class PromiseStage(StrEnum):
@@ -287,7 +287,7 @@ class NoisyRecords:
 # ---------------------------------------------------------------- Algorithm 1
 
 
-class DpPromise(StagedTrainer[PromiseStage, DpPromiseSettings]):
+class DpPromise(StageTrainer[PromiseStage, DpPromiseSettings]):
     """Trains a diffusion model, in place, on private images.
 
     Raises:

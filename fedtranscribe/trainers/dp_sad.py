@@ -58,7 +58,7 @@ from fedtranscribe.trainers.denoising import (
 from fedtranscribe.trainers.dp_sad_as_printed import published_caveats, published_step
 from fedtranscribe.trainers.per_sample import Inputs
 from fedtranscribe.trainers.records import Draws, SharedDraws
-from fedtranscribe.trainers.stages import StagedTrainer, TrainerSettings, TrainingInputs
+from fedtranscribe.trainers.stages import StageTrainer, TrainerSettings, TrainingInputs
 
 
 class SadStage(StrEnum):
@@ -318,7 +318,7 @@ def _squared(one: Tensor, other: Tensor) -> Tensor:
 # ---------------------------------------------------------------- Algorithm 1
 
 
-class DpSad(StagedTrainer[SadStage, DpSadSettings]):
+class DpSad(StageTrainer[SadStage, DpSadSettings]):
     """Distils a diffusion model, in place; unlabelled public images teach without labels."""
 
     def __init__(

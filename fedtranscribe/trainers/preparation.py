@@ -99,9 +99,9 @@ class Prepared:
         Images lie as bytes and as float32.
         """
         facts, start = self.facts, self.plan.start
-        shown = len(self.public) if self.public is not None else 0
-        shown += 0 if start is None else start["samples"]
-        images = facts.dimensions * (5 * len(self.split.train) + 4 * shown)
+        public_images = len(self.public) if self.public is not None else 0
+        public_images += 0 if start is None else start["samples"]
+        images = facts.dimensions * (5 * len(self.split.train) + 4 * public_images)
         if self.settings.physical_batch is None:
             most = f"at most {memory_budget(self.device) / 1e9:.1f} GB for gradients of records"
         else:

@@ -199,7 +199,7 @@ def _import_pillow() -> Any:
 
 
 @dataclass(frozen=True)
-class GivenGenerator:
+class ExistingGenerator:
     """A private generator that was trained before, as the source of queries.
 
     Attributes:
@@ -219,7 +219,7 @@ class GivenGenerator:
 
 def open_generator(
     path: Path, num: int, device: torch.device, progress: Progress = lambda done, total: None
-) -> GivenGenerator:
+) -> ExistingGenerator:
     """Labelled samples of a run, every class alike, and what the run has cost.
 
     Samples are kept beside the run and found again, because drawing them takes minutes.
@@ -242,17 +242,17 @@ def open_generator(
             f"The run in {path} is not private ({why}): a student that learns from it "
             "could not be either; train one with noise."
         )
-    kept = path / f"samples-{num}.npz"
-    if not kept.exists():
+    file = path / f"samples-{num}.npz"
+    if not file.exists():
         labels = chosen_labels(ALL, num, model.classes, seed=0)
         drawn = model.draw(labels, 0, progress)
-        write_samples(drawn, labels, kept, model.classes, drawn_from=drawn_from(result))
-    with np.load(kept) as arrays:
+        write_samples(drawn, labels, file, model.classes, drawn_from=drawn_from(result))
+    with np.load(file) as arrays:
         images, labels = (torch.from_numpy(arrays[name]) for name in ("images", "labels"))
     # An unconditional network gives images without labels; one nominal class stands for none.
     classes = max(2, model.classes)
     pool = ImageSet(f"samples of {result.run}", result.run, images, labels, classes)
-    return GivenGenerator(
+    return ExistingGenerator(
         result.run, trained_on(result), pool, _releases(path), _public(path, result)
     )
 

@@ -178,7 +178,7 @@ Stage = TypeVar("Stage", bound=StrEnum)
 Settings = TypeVar("Settings", bound=TrainerSettings)
 
 
-class StagedTrainer(ABC, Generic[Stage, Settings]):
+class StageTrainer(ABC, Generic[Stage, Settings]):
     """What a method's trainer begins with; the method ends its own `__init__` with `_begin`.
 
     Args:

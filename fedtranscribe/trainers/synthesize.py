@@ -42,7 +42,7 @@ from fedtranscribe.results.parts import (
     StatedGuarantee,
 )
 from fedtranscribe.results.progress import Progress, Tracker, silent
-from fedtranscribe.results.result import Result, Shown, with_private_scores
+from fedtranscribe.results.result import Result, ScoredResult, with_private_scores
 from fedtranscribe.results.run_directory import RunDirectory, check_writable
 from fedtranscribe.trainers.preparation import Prepared, Say
 from fedtranscribe.trainers.samples import ALL, chosen_labels
@@ -82,7 +82,7 @@ def synthesize(
     say: Say = lambda _: None,
     noise: NoiseSource | None = None,
     bits: BitSource | None = None,
-) -> Shown:
+) -> ScoredResult:
     """Run a prepared synthesis, or go on with an interrupted one.
 
     Args:
@@ -127,9 +127,9 @@ def synthesize(
         progress(at.stage, at.done, at.total)
     trained = training.finish()
     scores = _show(prepared, run, trained, judge, progress)
-    told = Accuracy.of(scores) if prepared.declared_public and scores else None
+    accuracy = Accuracy.of(scores) if prepared.declared_public and scores else None
     described = describe(prepared, run, training.caveats, trained, open_ledger)
-    result = described.model_copy(update={"accuracy": told})
+    result = described.model_copy(update={"accuracy": accuracy})
     result.write(run.path)
     training.forget()
     return with_private_scores(run.path, result)

@@ -35,7 +35,7 @@ from fedtranscribe.flower import simulate
 from fedtranscribe.flower.apps import App, find_app
 from fedtranscribe.flower.keeper import lives
 from fedtranscribe.flower.simulate import Tail, raise_mistake
-from fedtranscribe.results.result import Shown
+from fedtranscribe.results.result import ScoredResult
 from tests.results import changed, result_of
 
 TOY = Path(__file__).parents[1] / "federation" / "toy_app"
@@ -249,7 +249,7 @@ SCORES = {"private_student": 0.9234, "one teacher": None}
 
 
 def test_both_figures_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    show_simulation(Shown(RESULT, SCORES, ()), Path("/runs/one"))
+    show_simulation(ScoredResult(RESULT, SCORES, ()), Path("/runs/one"))
     out = capsys.readouterr().out
     for part in ["feddpsd", "private student", "92.3%", "9.87", "3.21", "zero-out", "/runs/one"]:
         assert part in out
@@ -258,7 +258,7 @@ def test_both_figures_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_no_guarantee_is_said(capsys: pytest.CaptureFixture[str]) -> None:
     none = changed(RESULT, epsilon=None, published=None)
-    show_simulation(Shown(none, SCORES, ()), Path("/runs/one"))
+    show_simulation(ScoredResult(none, SCORES, ()), Path("/runs/one"))
     out = capsys.readouterr().out
     assert "infinite: no guarantee" in out
     assert "published" not in out

@@ -116,7 +116,7 @@ def test_the_student_is_that_of_the_pooled_records_whatever_the_skew(
 def test_a_generator_left_out_can_be_made_later_and_nobody_is_asked(
     sums, split, open_nodes, tmp_path
 ):
-    short = sums.model_copy(update={"with_generator": False}).settled()
+    short = sums.model_copy(update={"with_generator": False}).as_stored()
     nodes = open_nodes(short)
     go(short, InProcess(nodes), start(tmp_path / "run", short), split)
     made = {name: (tmp_path / "run" / name).read_bytes() for name in (STUDENT, "metrics.json")}
@@ -145,7 +145,7 @@ def test_what_a_stopped_run_has_cost_is_not_changed_by_its_generator(
     """Budgets end it after one question; later they are raised, and its generator is made."""
     short = sums.model_copy(
         update={"noise": noise, "with_generator": False, "on_exhausted": "stop", "retries": 0}
-    ).settled()
+    ).as_stored()
     few = HolderPolicy(
         epsilon=7.0, noise=NoiseMode(noise), dropouts=1, colluders=0, kinds=tuple(Kind)
     )

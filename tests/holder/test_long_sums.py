@@ -23,7 +23,7 @@ from fedtranscribe.questions.kinds import of_records
 from fedtranscribe.questions.mixture import MixtureQuery
 from fedtranscribe.questions.moments import MomentsQuery
 from fedtranscribe.questions.question import Kind, Query
-from fedtranscribe.questions.records import FULL_WEIGHT, KEPT, SEGMENT, RecordSums
+from fedtranscribe.questions.records import FULL_WEIGHT, PARTIAL_SUM, SEGMENT, RecordSums
 from tests.mechanisms_for import local
 
 RAW, CLASSES, N, SHORT = coefficient_count(SCATTER, 1, 8), 3, 500, 200
@@ -107,14 +107,14 @@ def test_an_interrupted_sum_goes_on_to_the_same_numbers(
     whole = values(records, query, tmp_path / "whole")
     with pytest.raises(Killed):
         values(records, query, tmp_path, progress=killed_after(done))
-    assert [path.name for path in tmp_path.glob("*.npz")] == [KEPT]
-    assert (tmp_path / KEPT).stat().st_mode & 0o077 == 0
+    assert [path.name for path in tmp_path.glob("*.npz")] == [PARTIAL_SUM]
+    assert (tmp_path / PARTIAL_SUM).stat().st_mode & 0o077 == 0
     seen: list[int] = []
     found = values(records, query, tmp_path, progress=lambda _, done, total: seen.append(done))
     assert torch.equal(found, whole)
     first = min(done, 2 * SHORT) + SHORT
     assert seen == [*range(first, N, SHORT), N]
-    assert not (tmp_path / KEPT).exists()
+    assert not (tmp_path / PARTIAL_SUM).exists()
 
 
 def edited(images: ImageSet, **changes: Any) -> ImageSet:
@@ -142,11 +142,11 @@ def test_another_sum_or_a_damaged_one_is_not_taken_up(records: ImageSet, what: s
     elif what == "query":
         asked = queries()[1]
     elif what == "damaged":
-        content = dict(np.load(tmp_path / KEPT))
+        content = dict(np.load(tmp_path / PARTIAL_SUM))
         content["sum"][3] += 1
-        np.savez(tmp_path / KEPT, **content)
+        np.savez(tmp_path / PARTIAL_SUM, **content)
     else:
-        (tmp_path / KEPT).write_bytes(b"junk")
+        (tmp_path / PARTIAL_SUM).write_bytes(b"junk")
     seen: list[int] = []
     found = values(other, asked, tmp_path, progress=lambda _, done, total: seen.append(done))
     assert seen[0] == SHORT, "from the beginning"
@@ -171,7 +171,7 @@ def test_an_interrupted_question_is_charged_once(records: ImageSet, tmp_path: Pa
         assert torch.equal(holder(ledger, tmp_path / "b").answer(query, plan).values, whole)
         assert ledger.usage("run").queries == 1
         assert ledger.total(1e-5, Unit.RECORD, Adjacency.ZERO_OUT) == spent
-    assert not (tmp_path / "b" / KEPT).exists()
+    assert not (tmp_path / "b" / PARTIAL_SUM).exists()
 
 
 def test_few_records_leave_nothing_on_the_way(records: ImageSet, tmp_path: Path):

@@ -260,25 +260,25 @@ class Containers:
     # ---------------------------------------------------------------- commands
 
     def fedtranscribe(self, *arguments: str, code: int | None = 0) -> str:
-        return self._said([str(BIN / "fedtranscribe"), *arguments], self.home, code)
+        return self._advert_content([str(BIN / "fedtranscribe"), *arguments], self.home, code)
 
     def compose(self, project: str, *arguments: str, code: int | None = 0) -> str:
         command = ["podman-compose", "--project-name", project, *arguments]
-        return self._said(command, self.home / project, code)
+        return self._advert_content(command, self.home / project, code)
 
     def podman(self, *arguments: str, code: int | None = 0) -> str:
-        return self._said(["podman", *arguments], self.home, code)
+        return self._advert_content(["podman", *arguments], self.home, code)
 
     def inside(self, container: str, code: str) -> str:
         """What a Python program says inside of a container, as its own user."""
         return self.podman("exec", container, "python", "-c", code)
 
     def flwr(self, *arguments: str) -> dict[str, Any]:
-        said = self._said(["flwr", *arguments, "--format", "json"], self.home, None)
+        said = self._advert_content(["flwr", *arguments, "--format", "json"], self.home, None)
         assert "{" in said, said
         return json.JSONDecoder().raw_decode(said[said.index("{") :])[0]
 
-    def _said(self, command: list[str], folder: Path, code: int | None) -> str:
+    def _advert_content(self, command: list[str], folder: Path, code: int | None) -> str:
         done = subprocess.run(
             command,
             env=self.environment,
@@ -305,7 +305,7 @@ class Containers:
             self.wait(lambda c=container: self.healthy(c), 300, "health", container)
 
     def logs(self, container: str) -> str:
-        return self._said(["podman", "logs", "--tail", "60", container], self.home, None)
+        return self._advert_content(["podman", "logs", "--tail", "60", container], self.home, None)
 
     def wait(
         self, until: Callable[[], bool], seconds: float, what: str, *logs: str, pause: float = 1.0

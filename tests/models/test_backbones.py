@@ -10,7 +10,7 @@ from torchvision import models
 from torchvision.transforms import functional
 
 from fedtranscribe.config.catalogue import torchvision_networks
-from fedtranscribe.config.facts import expect_told
+from fedtranscribe.config.facts import expect_pinned
 from fedtranscribe.errors import (
     ConfigError,
     CorruptWeightsError,
@@ -86,7 +86,7 @@ def test_a_name_says_network_side_and_weights(backbone, public_weights):
     assert coefficient_count(backbone.name, 1, 28) == 512
     assert row_width(backbone.name, 3, 64) == 513
     assert backbone.digest[:12] in words_for(backbone.name)
-    expect_told(backbone.told)
+    expect_pinned(backbone.pinned_name)
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ def test_a_side_has_bounds(side):
 def test_told_features_are_a_network_and_a_digest():
     for junk in ("resnet18", "resnet18@", "resnet18@" + 63 * "0", "\n@" + 64 * "0", 10**4 * "x"):
         with pytest.raises(ConfigError, match="NETWORK@SHA-256"):
-            expect_told(junk)
+            expect_pinned(junk)
 
 
 def test_small_images_are_enlarged_and_large_ones_shrunk_unless_somebody_says(public_weights):
@@ -204,7 +204,7 @@ def test_a_classifier_of_ours_lends_its_layers(tmp_path):
 
 def test_a_holder_allows_files_and_no_names(backbone, public_weights, tmp_path):
     allowed = Backbones.of({NETWORK: public_weights})
-    assert allowed.names == (backbone.told,)
+    assert allowed.names == (backbone.pinned_name,)
     assert allowed.allows(backbone)
     assert not allowed.allows(Backbone(NETWORK, SIDE, 64 * "0"))
     assert not allowed.allows(Backbone("resnet18", SIDE, backbone.digest))

@@ -37,7 +37,7 @@ from fedtranscribe.errors import (
     LedgerError,
 )
 from fedtranscribe.files import parse_json
-from fedtranscribe.holder.answering import KeptLedger
+from fedtranscribe.holder.answering import LazyLedger
 from fedtranscribe.privacy import book, ledger_file, totals
 from fedtranscribe.privacy import budget as reservations
 from fedtranscribe.privacy.accountant import epsilon_filter
@@ -931,7 +931,7 @@ def test_a_young_ledger_is_proved_by_opening_and_gets_no_note(tmp_path: Path) ->
 
 
 def test_a_kept_ledger_proves_the_whole_at_the_start(path: Path) -> None:
-    kept = KeptLedger(path, DATA, BUDGET)
+    kept = LazyLedger(path, DATA, BUDGET)
     kept.prove()
     with kept() as ledger:
         assert ledger.entries()[-1].kind == Kind.CHECKPOINT

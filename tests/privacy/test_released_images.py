@@ -19,15 +19,15 @@ from fedtranscribe.privacy.accountant import delta_of, epsilon, epsilon_filter, 
 from fedtranscribe.privacy.closed_forms import gaussian_delta, gaussian_epsilon
 from fedtranscribe.privacy.events import Gaussian, PoissonGaussian, Together
 from fedtranscribe.privacy.published import diffusion_signal
-from fedtranscribe.privacy.released_images import ReleasedImages, _log_given_size
+from fedtranscribe.privacy.released_images import ReleasedImages, _log_for_size
 from fedtranscribe.privacy.units import Adjacency
 
 DELTA = 1e-5
 ZERO_OUT, REPLACE = Adjacency.ZERO_OUT, Adjacency.REPLACE
 BOTH = pytest.mark.parametrize("adjacency", [ZERO_OUT, REPLACE])
 
-KEPT = diffusion_signal(900)
-MU = 2 * math.sqrt(784 * KEPT / (1 - KEPT))
+PARTIAL_SUM = diffusion_signal(900)
+MU = 2 * math.sqrt(784 * PARTIAL_SUM / (1 - PARTIAL_SUM))
 MNIST = ReleasedImages(MU, 60_000, 32, 5_625)
 
 
@@ -103,12 +103,12 @@ def test_the_bound_of_one_image_is_attained(e: float) -> None:
     # The record at one end, the crowd at the other: the displaced image is the whole μ away.
     mu, share = 2.0, 1 / 3
     real, crowd = [1.0, -1.0, -1.0], [0.0, -1.0, -1.0]
-    bound = math.exp(float(_log_given_size(np.array([e]), share, mu / 2, True)[0]))
+    bound = math.exp(float(_log_for_size(np.array([e]), share, mu / 2, True)[0]))
     assert hockey_stick(real, crowd, 1, e) == pytest.approx(bound, rel=3e-3)
-    halved = math.exp(float(_log_given_size(np.array([e]), share, mu / 2, False)[0]))
+    halved = math.exp(float(_log_for_size(np.array([e]), share, mu / 2, False)[0]))
     assert e == 0 or bound > 1.05 * halved
     swapped = [-1.0, -1.0, -1.0]
-    bound = math.exp(float(_log_given_size(np.array([e]), share, mu, False)[0]))
+    bound = math.exp(float(_log_for_size(np.array([e]), share, mu, False)[0]))
     assert hockey_stick(real, swapped, 1, e) == pytest.approx(bound, rel=3e-3)
 
 
@@ -129,7 +129,7 @@ def test_the_closed_form_is_the_integral(
     x = np.linspace(-9, 9, 40_001)
     other = (1 - t / s) * norm.pdf(x, far) + t / s * norm.pdf(x, distance)
     exact = share * float(trapezoid(np.maximum(norm.pdf(x) - s * other, 0), x))
-    found = math.exp(float(_log_given_size(np.array([e]), share, distance, doubled)[0]))
+    found = math.exp(float(_log_for_size(np.array([e]), share, distance, doubled)[0]))
     assert found == pytest.approx(exact, rel=1e-4, abs=1e-8)
 
 
@@ -140,7 +140,7 @@ def test_given_the_size_replace_is_the_librarys_sampled_gaussian(share: float, m
         1 / mu, sampling_prob=share, value_discretization_interval=1e-4
     )
     for e in (0.001, 0.05, 0.5, 2.0):
-        found = math.exp(float(_log_given_size(np.array([e]), share, mu, False)[0]))
+        found = math.exp(float(_log_for_size(np.array([e]), share, mu, False)[0]))
         expected = float(pld._pmf_remove.get_delta_for_epsilon(e))
         assert found == pytest.approx(expected, rel=1e-3, abs=1e-12)
 
@@ -153,7 +153,7 @@ def test_few_sizes_stand_for_all(records: int, batch: int, adjacency: Adjacency)
     sizes = np.arange(1, min(records, batch + 600) + 1)
     doubled = adjacency is ZERO_OUT
     exact = np.zeros(4) + sum(
-        chance * np.exp(_log_given_size(e, size / records, event.distance, doubled))
+        chance * np.exp(_log_for_size(e, size / records, event.distance, doubled))
         for size, chance in zip(
             sizes.tolist(), binom.pmf(sizes, records, batch / records).tolist(), strict=True
         )

@@ -87,7 +87,7 @@ def test_an_interrupted_generator_goes_on_where_it_was_and_comes_out_the_same(
     def counted(kind: type, stop_after: int | None) -> None:
         whole = kind.step
 
-        def step(self: course.Course) -> float:
+        def step(self: course.TrainingSteps) -> float:
             if self.done == stop_after:
                 raise KeyboardInterrupt
             taken.append(self.name)
@@ -115,7 +115,7 @@ def test_the_student_is_told_before_its_generator_is_trained(
 ) -> None:
     run, said = tmp_path / "run", []
 
-    def interrupt(self: course.Course) -> float:
+    def interrupt(self: course.TrainingSteps) -> float:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(GeneratorPretraining, "step", interrupt)

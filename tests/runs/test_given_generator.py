@@ -14,7 +14,7 @@ from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.runs.preparation import prepare
 from fedtranscribe.runs.transcription import transcribe
-from fedtranscribe.trainers.samples import GivenGenerator
+from fedtranscribe.trainers.samples import ExistingGenerator
 
 TRAINED = Gaussian(1.5, 1)
 
@@ -24,12 +24,12 @@ TINY = "npz:tiny"
 
 def generator(
     data_id: str | None, size: int = 28, public: NamedData | None = None
-) -> GivenGenerator:
+) -> ExistingGenerator:
     rng = torch.Generator().manual_seed(0)
     images = torch.randint(0, 256, (30, 1, size, size), generator=rng, dtype=torch.uint8)
     samples = ImageSet("samples of run-g", "run-g", images, torch.arange(30) % 3, 3)
     costs = {Unit.RECORD: dict.fromkeys((Adjacency.ZERO_OUT, Adjacency.REPLACE), TRAINED)}
-    return GivenGenerator("run-g", data_id, samples, (Release("dp-promise", 1, costs),), public)
+    return ExistingGenerator("run-g", data_id, samples, (Release("dp-promise", 1, costs),), public)
 
 
 def test_only_samples_are_asked_and_both_costs_are_printed(tiny_settings, tmp_path, monkeypatch):

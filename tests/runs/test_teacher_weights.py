@@ -57,14 +57,14 @@ def test_the_name_is_in_manifest_result_statement_and_card(
     result = transcribe(prepare(settings), tmp_path / "run", force=True).result
     teachers = tmp_path / "run" / "private" / "teachers"
     assert load_manifest(teachers).weights_declared_by == WHO
-    expect_told(result, tmp_path / "run")
+    expect_pinned(result, tmp_path / "run")
     # A folder of teachers brings the name along.
     again = TranscribeSettings(teacher=str(teachers), rows=40, epsilon=50, dpsd=TINY_DPSD)
     result = transcribe(prepare(again), tmp_path / "again", force=True).result
-    expect_told(result, tmp_path / "again")
+    expect_pinned(result, tmp_path / "again")
 
 
-def expect_told(result, run: Path) -> None:
+def expect_pinned(result, run: Path) -> None:
     assert result.declared_teachers is not None
     assert [*result.declared_teachers.weights.values()] == [WHO]
     assert result.declared_teachers.shards == {}

@@ -120,7 +120,7 @@ def test_damaged_rounds_are_not_read():
 def test_seeds_do_not_show_in_logs():
     played = played_until(2)
     state = played.rounds["clinic-0"]
-    for secret in (state.seed, state.key, state.kept, *state.received.values()):
+    for secret in (state.seed, state.key, state.own_shares, *state.received.values()):
         # All of it: two bytes of a secret may well stand in the digest by chance.
         assert repr(secret)[2:-1] not in repr(state)
 

@@ -20,7 +20,7 @@ from fedtranscribe.releases import make_release, verify
 from fedtranscribe.runs.preparation import prepare
 from fedtranscribe.runs.transcription import transcribe
 from fedtranscribe.trainers.preparation import prepare as prepare_synthesis
-from fedtranscribe.trainers.samples import GivenGenerator, open_generator
+from fedtranscribe.trainers.samples import ExistingGenerator, open_generator
 from fedtranscribe.trainers.synthesize import synthesize
 
 CPU = torch.device("cpu")
@@ -64,7 +64,7 @@ def asked(tiny_settings: TranscribeSettings, place: Path) -> TranscribeSettings:
     return tiny_settings.model_copy(update={"data": data, "rows": 10, "shards": 5})
 
 
-def opened(path: Path) -> GivenGenerator:
+def opened(path: Path) -> ExistingGenerator:
     return open_generator(path, 12, CPU)
 
 

@@ -61,11 +61,11 @@ def test_the_same_seed_draws_the_same_images(run: Path):
     assert (first.dtype, tuple(first.shape)) == (torch.uint8, (3, 1, 16, 16))
     assert torch.equal(first, model.draw(labels, seed=0))
     assert not torch.equal(first, model.draw(labels, seed=1))
-    assert not torch.equal(first, model.told(steps=3, guidance=None).draw(labels, seed=0))
+    assert not torch.equal(first, model.with_sampling(steps=3, guidance=None).draw(labels, seed=0))
     with pytest.raises(ConfigError, match="steps=1001 <= T=1000"):
-        model.told(steps=1001, guidance=None)
+        model.with_sampling(steps=1001, guidance=None)
     with pytest.raises(ConfigError, match="guidance=-1"):
-        model.told(steps=None, guidance=-1.0)
+        model.with_sampling(steps=None, guidance=-1.0)
 
 
 def test_an_archive_can_be_read_as_data(tmp_path: Path):

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.methods.dpsd import DPSD
-from fedtranscribe.methods.method import Combined, Kept, Show
+from fedtranscribe.methods.method import Combined, Show, StateStore
 from fedtranscribe.methods.sums import SumsMethod
 from fedtranscribe.models import Classifier, Generator
 from fedtranscribe.models.inference import as_bytes
@@ -51,8 +51,8 @@ class TeachersAfterMoments(DPSD):
         rows = self._rows_of(self._replay.images)
         self._sums.fit(MomentSums(rows.T @ rows, rows.T @ labels))
         show("student on all answers", 1, 1)
-        said = self._logits(self._replay.images).softmax(-1).double()
-        return float((said - labels).square().sum(1).mean())
+        taught = self._logits(self._replay.images).softmax(-1).double()
+        return float((taught - labels).square().sum(1).mean())
 
     def _rows_of(self, images: Tensor) -> Tensor:
         """Features of images, float64 [n, k]."""
@@ -65,14 +65,14 @@ class TeachersAfterMoments(DPSD):
         return torch.cat(parts).double()
 
 
-class Started:
+class SumsThenTeachers:
     """Sums over records, then teachers; a `Method`.
 
     Args:
         sums: ask first.
         teachers: asks then, about images of the same generator.
         show: receives the generator's training between the two.
-        kept: where that training lies, so that an interrupted one goes on.
+        store: where that training lies, so that an interrupted one goes on.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class Started:
         sums: SumsMethod,
         teachers: TeachersAfterMoments,
         show: Show,
-        kept: Kept,
+        store: StateStore,
     ) -> None:
         self._sums = sums
         self._teachers = teachers
         self._show = show
-        self._kept = kept
+        self._store = store
         self._has_generator = False
 
     @property
@@ -131,7 +131,7 @@ class Started:
     def ask(self) -> SumQuery | ImageQuery:
         """The next query; the generator is trained before the first one about images."""
         if self._sums.finished and not self._has_generator:
-            self._sums.finish_generator(self._show, self._kept)
+            self._sums.finish_generator(self._show, self._store)
             self._has_generator = True
             self._show_images()
         return self._now.ask()
@@ -145,10 +145,10 @@ class Started:
         if self._teachers.rows:
             self._teachers.finish(show)
 
-    def finish_generator(self, show: Show, kept: Kept) -> None:
+    def finish_generator(self, show: Show, store: StateStore) -> None:
         """What it lacks if nothing was asked of teachers: a run may stop before."""
         if not self._has_generator:
-            self._sums.finish_generator(show, kept)
+            self._sums.finish_generator(show, store)
 
     def _show_images(self) -> None:
         """Have teachers asked about a mixture's images; the same ones after an interrupt."""
