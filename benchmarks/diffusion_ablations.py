@@ -23,7 +23,7 @@ from fedtranscribe.evaluation.evaluate import evaluate
 from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.noise.sources import BitSource, NoiseSource
 from fedtranscribe.runs.finished import FinishedRun
-from fedtranscribe.trainers.preparation import Prepared, prepare
+from fedtranscribe.trainers.preparation import PreparedTraining, prepare
 from fedtranscribe.trainers.private_start import MIXTURE, TrainerWithStart
 from fedtranscribe.trainers.stages import Trainer
 from fedtranscribe.trainers.synthesize import synthesize
@@ -54,7 +54,7 @@ class Change:
 
 
 @dataclass(frozen=True, eq=False)
-class Forked(Prepared):
+class Forked(PreparedTraining):
     """A training that goes on where another one's pre-training was about to end.
 
     Attributes:
@@ -209,7 +209,7 @@ def _trained(case: Case, options: Options) -> FinishedRun:
     return FinishedRun.open(folder)
 
 
-def _begun(prepared: Prepared, path: Path) -> dict[str, Any]:
+def _begun(prepared: PreparedTraining, path: Path) -> dict[str, Any]:
     """The state a step before pre-training ends; from a file, if another case left it there."""
     if not path.exists():
         # Public data: each case books its whole plan, this part included, when it goes on.

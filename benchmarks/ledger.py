@@ -16,7 +16,7 @@ from pathlib import Path
 
 from benchmarks.harness import Benchmark, Case, Line, Options, grid, page, select
 from fedtranscribe.privacy.budget import Budget, release_of
-from fedtranscribe.privacy.chain import Kind, canonical
+from fedtranscribe.privacy.chain import EntryKind, canonical
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import Release
@@ -95,7 +95,7 @@ def _make(path: Path, entries: int, per_run: int, releases: int) -> None:
                     if releases < per_run:
                         content = canonical(_release(asked % releases).to_json()).decode()
                     query = f"run-{run}-{asked}"
-                    book.append(Kind.RESERVE, content, f"run-{run}", query, "0" * 64)
+                    book.append(EntryKind.RESERVE, content, f"run-{run}", query, "0" * 64)
                     book.append_answer(query, f"run-{run}", ANSWER)
                     asked += 1
                     if book.totals.head.sequence >= entries:

@@ -32,8 +32,8 @@ from fedtranscribe.noise.masks import (
     split,
     tag,
 )
-from fedtranscribe.noise.secagg import Holder, Task, survivors_statement
-from fedtranscribe.noise.secagg_server import Server
+from fedtranscribe.noise.secagg import MaskingHolder, Task, survivors_statement
+from fedtranscribe.noise.secagg_server import MaskingServer
 from fedtranscribe.rounds.round_state import VectorFile
 
 TASK = Task("query", "bound", 130_761, 64)
@@ -68,7 +68,7 @@ class Run:
     cohort: Cohort
     signers: dict[str, ec.EllipticCurvePrivateKey]
     keys: dict[str, RunKey]
-    server: Server
+    server: MaskingServer
 
     @classmethod
     def make(cls, m: int, dropouts: int) -> "Run":
@@ -76,7 +76,7 @@ class Run:
         roster = {name: signer.public_key() for name, signer in signers.items()}
         cohort = Cohort("run", roster, dropouts, 1)
         made = {name: RunKey.make(cohort, name, signer) for name, signer in signers.items()}
-        server = Server(cohort.members, {name: key.drawn for name, key in made.items()})
+        server = MaskingServer(cohort.members, {name: key.drawn for name, key in made.items()})
         return cls(cohort, signers, made, server)
 
 
@@ -121,7 +121,7 @@ def one_holder(run: Run, name: str, gone: set[str]) -> dict[str, float]:
     for other in book.others:
         book.shared_with(other)
     lap("keys")
-    holder = Holder(book, run.signers[name])
+    holder = MaskingHolder(book, run.signers[name])
     state = holder.open(TASK)
     lap("open")
     books = {
@@ -135,7 +135,7 @@ def one_holder(run: Run, name: str, gone: set[str]) -> dict[str, float]:
         for other in book.others
     }
     inbox = {
-        other: Holder(books[other], run.signers[other]).open(TASK).sent[name]
+        other: MaskingHolder(books[other], run.signers[other]).open(TASK).sent[name]
         for other in book.others
     }
     values = np.arange(TASK.length, dtype=residue_type(TASK.word))

@@ -33,7 +33,7 @@ from fedtranscribe.privacy.chain import read_head
 from fedtranscribe.questions.messages import MOST_TERMS, unpack
 from fedtranscribe.questions.refusals import Refusal
 from fedtranscribe.results.result import Result
-from fedtranscribe.rounds.round_state import Progress
+from fedtranscribe.rounds.round_state import RoundProgress
 from fedtranscribe.trainers.samples import _releases
 
 # Too deep for the parser; and parsed, but too deep for whoever walks it.
@@ -78,7 +78,7 @@ def test_every_reader_of_a_file_or_message_bears_it(tmp_path: Path, text: str):
     with pytest.raises(FedtranscribeError):
         Round.from_bytes(text.encode())
     with pytest.raises(FedtranscribeError):
-        Progress.load(path, "q")
+        RoundProgress.load(path, "q")
     (tmp_path / "config.toml").touch()
     names = ("metrics.json", "events.jsonl", "manifest.json", "ledger.head", "roster.json")
     for name in names:

@@ -21,8 +21,8 @@ from fedtranscribe.results.parts import (
     Federation,
     LedgerFacts,
     LedgerLimit,
-    Part,
     PublishedFigure,
+    ResultPart,
     StatedGuarantee,
     Whole,
     listed,
@@ -282,10 +282,10 @@ def test_no_key_has_two_reasons():
 
 
 def test_a_field_has_to_say_why_it_may_be_told():
-    class Careless(Part):
+    class Careless(ResultPart):
         ensemble: float
 
-    class Twice(Part):
+    class Twice(ResultPart):
         rows: Annotated[int, Why.COST, Why.PROGRESS]
 
     for kind in (Careless, Twice):
@@ -294,7 +294,7 @@ def test_a_field_has_to_say_why_it_may_be_told():
 
 
 def test_a_part_is_there_if_one_of_its_keys_is():
-    class Inner(Part):
+    class Inner(ResultPart):
         size: Annotated[int | None, Why.SETTING] = None
 
     class Outer(Whole):

@@ -9,7 +9,7 @@ import typer
 from fedtranscribe.cli.options import Json, group
 from fedtranscribe.cli.output import emit, show_table, warn
 from fedtranscribe.errors import ConfigError
-from fedtranscribe.flower.folders import Kind
+from fedtranscribe.flower.folders import FolderKind
 
 certs_app = group("Certificates of the server and of the authority that holders trust.")
 keys_app = group("Key pairs by which the server knows the holders' nodes.")
@@ -235,7 +235,7 @@ yourself only.
 
 @deploy_app.command("init", help=_INIT)
 def init_command(
-    kind: Annotated[Kind, typer.Argument(help="Whose folder.", metavar="client|server")],
+    kind: Annotated[FolderKind, typer.Argument(help="Whose folder.", metavar="client|server")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="New folder.")],
     as_json: Json = False,
 ) -> None:
@@ -249,7 +249,7 @@ def init_command(
 
 @deploy_app.command("check", help=_CHECK)
 def check_command(
-    kind: Annotated[Kind, typer.Argument(help="Whose folder.", metavar="client|server")],
+    kind: Annotated[FolderKind, typer.Argument(help="Whose folder.", metavar="client|server")],
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder.")],
     name: Annotated[
         list[str] | None,
@@ -264,7 +264,7 @@ def check_command(
     require_cryptography()
     from fedtranscribe.flower.folder_check import check_client, check_server, first_fault
 
-    if kind is Kind.CLIENT:
+    if kind is FolderKind.CLIENT:
         if name:
             raise ConfigError("--name belongs to `check server`; a holder's server is in .env.")
         checks = check_client(folder, connect)
@@ -305,9 +305,9 @@ def join_command(
     """Start a SuperNode."""
     require_cryptography()
     from fedtranscribe.flower.folders import SOCKET, read_environment
-    from fedtranscribe.flower.launch import Node, join
+    from fedtranscribe.flower.launch import NodeProcess, join
 
-    node = Node(
+    node = NodeProcess(
         folder,
         superlink or read_environment(folder).get("SUPERLINK", ""),
         socket or folder / SOCKET / "holder.sock",
@@ -328,9 +328,9 @@ def serve_command(
 ) -> None:
     """Start a SuperLink."""
     require_cryptography()
-    from fedtranscribe.flower.launch import Server, serve
+    from fedtranscribe.flower.launch import ServerProcess, serve
 
-    serve(Server(folder, host, port, health), _warn)
+    serve(ServerProcess(folder, host, port, health), _warn)
 
 
 def _warn(words: str) -> None:

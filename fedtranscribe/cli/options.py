@@ -13,8 +13,8 @@ from typer.core import TyperCommand
 
 from fedtranscribe.config import (
     FederationSettings,
-    Form,
     Mark,
+    Metavar,
     RunOptions,
     Settings,
     StudentSettings,
@@ -168,7 +168,7 @@ def _option(name: str, field: FieldInfo, flag: str | None, table: str | None) ->
 
 
 def _form(field: FieldInfo) -> str | None:
-    return next((mark.words for mark in field.metadata if isinstance(mark, Form)), None)
+    return next((mark.words for mark in field.metadata if isinstance(mark, Metavar)), None)
 
 
 def _kind(annotation: Any) -> tuple[type, tuple[str, ...]]:

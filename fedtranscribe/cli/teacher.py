@@ -19,7 +19,7 @@ from fedtranscribe.results.stage_bars import StageBars
 
 if TYPE_CHECKING:
     from fedtranscribe.data import DataSplit
-    from fedtranscribe.models.teacher_import import Networks
+    from fedtranscribe.models.teacher_import import ImportedNetworks
 
 teacher_app = group(
     "Train teachers on disjoint shards of private records, import and describe them."
@@ -199,7 +199,7 @@ def _forecast(settings: TranscribeSettings, teachers: int, classes: int) -> Fore
 
 def _alone(
     path: Path, arch: str | None, settings: TranscribeSettings, force: bool, as_json: bool
-) -> "Networks":
+) -> "ImportedNetworks":
     """One network, if it is insisted on; otherwise what to do instead.
 
     Raises:

@@ -12,8 +12,8 @@ evaluation  what is done with finished runs: evaluations and audits; not importe
 
 from fedtranscribe.config.base import (
     CIRCUMSTANCE,
-    Form,
     Mark,
+    Metavar,
     Settings,
     Topic,
     build,
@@ -68,9 +68,9 @@ __all__ = [
     "DpSadOptions",
     "DpsdSettings",
     "FederationSettings",
-    "Form",
     "LedgerOptions",
     "Mark",
+    "Metavar",
     "OwnData",
     "Place",
     "RecordOptions",

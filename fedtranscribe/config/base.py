@@ -42,7 +42,7 @@ class Topic(StrEnum):
 
 
 @dataclass(frozen=True)
-class Form:
+class Metavar:
     """What a text can be, as a command's help shows it: NAME, FILE, a|b|…."""
 
     words: str

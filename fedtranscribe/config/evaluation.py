@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, field_validator, model_validator
 
-from fedtranscribe.config.base import Form, Mark, Topic
+from fedtranscribe.config.base import Mark, Metavar, Topic
 from fedtranscribe.config.run import Place
 
 # Ten parts of six for the Inception Score, and a sixth of it to choose networks by.
@@ -70,7 +70,7 @@ class EvaluationSettings(Place):
         description="Synthetic images to draw; default: 20,000, for a diffusion model as many "
         "as its run drew.",
     )
-    classifiers: Annotated[tuple[str, ...], Form("[all|quick|none|NAMES]")] = Field(
+    classifiers: Annotated[tuple[str, ...], Metavar("[all|quick|none|NAMES]")] = Field(
         default=_QUICK, description="all, quick, none, or names by commas."
     )
     max_train: int = Field(
@@ -113,7 +113,7 @@ class EvaluationSettings(Place):
 class AuditSettings(Place):
     """Settings of `fedtranscribe audit`; all of them are public."""
 
-    attacks: Annotated[tuple[str, ...], Form("[all|none|NAMES]")] = Field(
+    attacks: Annotated[tuple[str, ...], Metavar("[all|none|NAMES]")] = Field(
         default=_ALL, description=f"all, none, or some of {', '.join(ATTACKS)}."
     )
     confidence: float = Field(

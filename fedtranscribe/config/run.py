@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from fedtranscribe.config.base import CIRCUMSTANCE, Form, Mark, Settings, Topic
+from fedtranscribe.config.base import CIRCUMSTANCE, Mark, Metavar, Settings, Topic
 
 PUBLIC_SHAPES = "shapes"
 MOST_CLASSES = 65_536
@@ -33,23 +33,23 @@ class OwnData(Settings):
     Data sets known by name state their classes themselves.
     """
 
-    classes: Annotated[int | tuple[str, ...] | None, Topic.DATA, Form("N|NAMES")] = Field(
+    classes: Annotated[int | tuple[str, ...] | None, Topic.DATA, Metavar("N|NAMES")] = Field(
         default=None, description="Own data: number of classes, or their names with commas."
     )
     ids: Annotated[Path | None, Mark.UNTOLD, Topic.DATA] = Field(
         default=None, description="Image folder: CSV file with path and id of each image."
     )
-    id_pattern: Annotated[str | None, Topic.DATA, Form("REGEX")] = Field(
+    id_pattern: Annotated[str | None, Topic.DATA, Metavar("REGEX")] = Field(
         default=None,
         description="Image folder: regular expression for paths; its group is the id.",
     )
-    image_column: Annotated[str | None, Mark.UNTOLD, Topic.DATA, Form("NAME")] = Field(
+    image_column: Annotated[str | None, Mark.UNTOLD, Topic.DATA, Metavar("NAME")] = Field(
         default=None, description="Folder saved by datasets: column of images, if not clear."
     )
-    label_column: Annotated[str | None, Mark.UNTOLD, Topic.DATA, Form("NAME")] = Field(
+    label_column: Annotated[str | None, Mark.UNTOLD, Topic.DATA, Metavar("NAME")] = Field(
         default=None, description="Folder saved by datasets: column of labels, if not clear."
     )
-    id_column: Annotated[str | None, Mark.UNTOLD, Topic.DATA, Form("NAME")] = Field(
+    id_column: Annotated[str | None, Mark.UNTOLD, Topic.DATA, Metavar("NAME")] = Field(
         default=None, description="Folder saved by datasets: column of lasting ids, or patients."
     )
     image_size: Annotated[int | None, Topic.DATA] = Field(
@@ -61,7 +61,7 @@ class OwnData(Settings):
         le=16,
         description="Bits that 16-bit grey values use: 12 for many DICOM exports.",
     )
-    channels: Annotated[int | None, Topic.DATA, Form("1|3")] = Field(
+    channels: Annotated[int | None, Topic.DATA, Metavar("1|3")] = Field(
         default=None,
         ge=1,
         le=3,
@@ -147,7 +147,7 @@ class Place(Settings):
     data_root: Annotated[Path | None, CIRCUMSTANCE, Topic.DATA] = Field(
         default=None, description="Folder of the data sets that have a name."
     )
-    device: Annotated[str, CIRCUMSTANCE, Topic.RUN, Form("[auto|cpu|cuda|…]")] = Field(
+    device: Annotated[str, CIRCUMSTANCE, Topic.RUN, Metavar("[auto|cpu|cuda|…]")] = Field(
         default="auto", description="Device to compute on; auto takes a GPU if there is one."
     )
 
@@ -158,7 +158,7 @@ class TrackingOptions(Settings):
     tensorboard: Annotated[bool, CIRCUMSTANCE, Topic.RUN] = Field(
         default=False, description="Write TensorBoard event files too."
     )
-    tracker: Annotated[str | None, CIRCUMSTANCE, Topic.RUN, Form("[mlflow|wandb|NAME]")] = Field(
+    tracker: Annotated[str | None, CIRCUMSTANCE, Topic.RUN, Metavar("[mlflow|wandb|NAME]")] = Field(
         default=None, description="Report progress to mlflow, wandb, or another installed tracker."
     )
 

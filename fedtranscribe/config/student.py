@@ -5,7 +5,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fedtranscribe.config.base import CIRCUMSTANCE, Form, Mark, Settings, Topic
+from fedtranscribe.config.base import CIRCUMSTANCE, Mark, Metavar, Settings, Topic
 from fedtranscribe.config.run import (
     DATA,
     LONGEST_NAME,
@@ -89,27 +89,27 @@ class DpsdSettings(Settings):
 class StudentSettings(RunOptions):
     """Settings of the student side of every run; `None` means: chosen from public facts."""
 
-    student: Annotated[str | None, Form("NAME")] = Field(
+    student: Annotated[str | None, Metavar("NAME")] = Field(
         default=None, description="Student architecture."
     )
-    features: Annotated[str | None, Form("NAME")] = Field(
+    features: Annotated[str | None, Metavar("NAME")] = Field(
         default=None,
         description="Public network (resnet18, timm/…) whose features the student is linear in.",
     )
-    features_weights: Annotated[str | None, CIRCUMSTANCE, Form("FILE|imagenet|hub:…")] = Field(
+    features_weights: Annotated[str | None, CIRCUMSTANCE, Metavar("FILE|imagenet|hub:…")] = Field(
         default=None,
         description="Its weights: a file, imagenet (torchvision's), or hub:OWNER/NAME/FILE.",
     )
     features_side: int | None = Field(
         default=None, gt=0, description="Pixels a side that it sees; default: by image size."
     )
-    features_declared_by: Annotated[str | None, Form("WHO")] = Field(
+    features_declared_by: Annotated[str | None, Metavar("WHO")] = Field(
         default=None,
         min_length=1,
         max_length=LONGEST_NAME,
         description="Who declares that these weights never saw the private records; on the card.",
     )
-    public_data: Annotated[str | None, Topic.DATA, Form("[shapes|none|NAME]")] = Field(
+    public_data: Annotated[str | None, Topic.DATA, Metavar("[shapes|none|NAME]")] = Field(
         default=PUBLIC_SHAPES, description=PUBLIC_IMAGES
     )
     privacy: Annotated[Literal["data", "label", "vote"], Topic.PRIVACY] = Field(
@@ -151,7 +151,7 @@ class StudentSettings(RunOptions):
         description="Share of the sums' budget for a mixture, the usual generator; default: by "
         "colour or grey, 0 without a generator.",
     )
-    ask: Annotated[str | None, Topic.PRIVACY, Form("NAMES")] = Field(
+    ask: Annotated[str | None, Topic.PRIVACY, Metavar("NAMES")] = Field(
         default=None,
         description="Questions that other packages bring, by name, to ask as well; answers.json "
         "gets what comes back.",
@@ -183,14 +183,14 @@ class StudentSettings(RunOptions):
 class TranscribeSettings(StudentSettings, LedgerOptions):
     """Settings of `fedtranscribe transcribe`."""
 
-    teacher: Annotated[str | None, Form("NAME|FOLDER")] = Field(
+    teacher: Annotated[str | None, Metavar("NAME|FOLDER")] = Field(
         default=None,
         description="Architecture (cnn, resnet50, …), or folder of `teacher train` or `import`.",
     )
-    teacher_weights: Annotated[str | None, Mark.UNTOLD, Form("imagenet|FILE")] = Field(
+    teacher_weights: Annotated[str | None, Mark.UNTOLD, Metavar("imagenet|FILE")] = Field(
         default=None, description="Public weights that teachers start from: imagenet, or a file."
     )
-    teacher_weights_declared_by: Annotated[str | None, Form("WHO")] = Field(
+    teacher_weights_declared_by: Annotated[str | None, Metavar("WHO")] = Field(
         default=None,
         min_length=1,
         max_length=LONGEST_NAME,
@@ -200,7 +200,7 @@ class TranscribeSettings(StudentSettings, LedgerOptions):
         default=None, description="What the student learns from: noisy sums (moments), or teachers."
     )
     # None: the teachers' own, or the packaged digits.
-    data: Annotated[str | None, Mark.UNTOLD, Topic.DATA, Form("NAME|PATH")] = Field(
+    data: Annotated[str | None, Mark.UNTOLD, Topic.DATA, Metavar("NAME|PATH")] = Field(
         default=None, description=DATA
     )
     declared: Annotated[int | None, Topic.DATA] = Field(

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fedtranscribe.config.base import Form, Mark, Settings, Topic
+from fedtranscribe.config.base import Mark, Metavar, Settings, Topic
 from fedtranscribe.config.run import DATA, PUBLIC_IMAGES, LedgerOptions, RunOptions
 
 # No training needs more; a server that asks a data holder for absurd ones is refused by them.
@@ -118,7 +118,7 @@ class TrainingOptions(Settings):
         lt=1,
         description="Share of the budget (μ²) for the mixture; the rest is for training.",
     )
-    pretrain_data: Annotated[str | None, Form("[shapes|none|NAME]")] = Field(
+    pretrain_data: Annotated[str | None, Metavar("[shapes|none|NAME]")] = Field(
         default=None, description=PUBLIC_IMAGES
     )
     pretrain_epochs: float | None = Field(
@@ -146,7 +146,7 @@ class SynthesizeSettings(TrainingOptions, RunOptions, LedgerOptions):
     method: Literal["dp-promise", "dp-sad"] = Field(
         default="dp-promise", description="Training algorithm."
     )
-    data: Annotated[str, Mark.UNTOLD, Topic.DATA, Form("NAME|PATH")] = Field(
+    data: Annotated[str, Mark.UNTOLD, Topic.DATA, Metavar("NAME|PATH")] = Field(
         default="digits", description=DATA
     )
     noise: Annotated[bool, Topic.PRIVACY] = Field(

@@ -13,7 +13,7 @@ from fedtranscribe.files import read_json_lines
 from fedtranscribe.models.teacher_training import shard_file
 from fedtranscribe.models.teachers import load_manifest
 from fedtranscribe.privacy.accountant import guarantee
-from fedtranscribe.privacy.chain import Kind
+from fedtranscribe.privacy.chain import EntryKind
 from fedtranscribe.privacy.events import Event
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
@@ -188,7 +188,7 @@ def check_ledger(
     except LedgerError as error:
         return Check("ledger", False, str(error))
     mine = [entry for entry in ledger.entries() if entry.run == run]
-    reserved = [entry for entry in mine if entry.kind == Kind.RESERVE]
+    reserved = [entry for entry in mine if entry.kind == EntryKind.RESERVE]
     charged = sum(release.rows for release in ledger.releases(run))
     if charged != rows:
         return Check(

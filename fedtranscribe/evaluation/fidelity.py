@@ -117,7 +117,7 @@ def _extractor(network: FeatureNetwork) -> type:
     """A network as a class that torch-fidelity can build."""
     from torch_fidelity import FeatureExtractorBase
 
-    class PublicFeatures(FeatureExtractorBase):
+    class PublicNetworkFeatures(FeatureExtractorBase):
         def __init__(self, name: str, features_list: list[str], **_: object) -> None:
             super().__init__(name, features_list)
             self.network = network
@@ -139,7 +139,7 @@ def _extractor(network: FeatureNetwork) -> type:
             values = {"features": features, "logits": logits}
             return tuple(values[name] for name in self.features_list)
 
-    return PublicFeatures
+    return PublicNetworkFeatures
 
 
 # For runs without a labelled public set; the second where the first are the private records.

@@ -136,7 +136,7 @@ class ServerSide:
 
 
 @dataclass(frozen=True)
-class MaskedSum:
+class MaskedSumGame:
     """A masked sum, opened with as few shares of noise as are counted on."""
 
     mechanism: MaskedShare
@@ -201,7 +201,7 @@ def play_run(
         return None
     claim = _claim(result, (release.with_rows(rows),), adjacency)
     if source is None:
-        source = OsBits() if isinstance(mechanism, MaskedSum) else OsNoise()
+        source = OsBits() if isinstance(mechanism, MaskedSumGame) else OsNoise()
     asked = result.rows or rows
     return play(
         mechanism,
@@ -285,7 +285,7 @@ def _gaussian(
         mechanism: Privatiser = ServerSide(CentralNoise(bound, std, holders))
     elif mode is NoiseMode.SECAGG:
         # However few shares are counted on, they add up to the same noise.
-        mechanism = MaskedSum(MaskedShare(bound, std, holders, 0))
+        mechanism = MaskedSumGame(MaskedShare(bound, std, holders, 0))
     else:
         mechanism = LocalNoise(bound, std, holders)
     return mechanism, rows, first, second

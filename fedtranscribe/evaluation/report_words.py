@@ -179,7 +179,7 @@ _STRONG, _MODERATE = 0.65, 0.85
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ReportVerdict:
     """What stands on top of a page.
 
     Attributes:
@@ -199,24 +199,24 @@ class Verdict:
         return self.banner is None
 
 
-def judge(facts: RunFacts) -> Verdict:
+def judge(facts: RunFacts) -> ReportVerdict:
     """The verdict on a run."""
     contradicted = facts.audit.get("sound") is False
     stated = facts.result.guarantee
     if stated.epsilon is None:
-        return Verdict(
+        return ReportVerdict(
             f"NOT PRIVATE: method {facts.method} gives no guarantee for this unit.",
             "Nothing limits what this run reveals about the records it was learned from.",
             _usefulness(facts),
         )
     if stated.private is None:
-        return Verdict(
+        return ReportVerdict(
             "NOT PRIVATE: the run does not say where its noise came from.",
             "Without that no figure of privacy holds.",
             ("It was made by an older version, or changed by hand. Repeat it.",),
         )
     if not stated.private:
-        return Verdict(
+        return ReportVerdict(
             "NOT PRIVATE: the noise came from a seed.",
             "Anyone who knows the seed can remove the noise, so no figure of privacy holds.",
             ("Runs like this are for tests. Repeat it without a seed for the noise.",),
@@ -228,8 +228,8 @@ def judge(facts: RunFacts) -> Verdict:
     )
     if contradicted:
         banner = "AN AUDIT CONTRADICTS THE GUARANTEE: do not release this run."
-        return Verdict(banner, f"Claimed, but contradicted: {headline}", sentences)
-    return Verdict(None, headline, sentences)
+        return ReportVerdict(banner, f"Claimed, but contradicted: {headline}", sentences)
+    return ReportVerdict(None, headline, sentences)
 
 
 def tiny(delta: float) -> str:

@@ -75,7 +75,7 @@ class Opened:
 
 
 @dataclass(frozen=True)
-class Together:
+class SumsTogether:
     """Several answers about one record, side by side."""
 
     answers: tuple[Opened, ...]
@@ -100,7 +100,7 @@ class SumsGame:
         words: which they are.
     """
 
-    mechanism: Together
+    mechanism: SumsTogether
     first: Tensor
     second: Tensor
     weights: Tensor
@@ -129,7 +129,7 @@ def sums_game(result: Result, releases: Sequence[Release], adjacency: Adjacency)
     worlds = [_worst_records(answer.bound, adjacency) for answer in opened]
     beside = "" if len(sums) == len(releases) else ". Other answers were not played"
     return SumsGame(
-        Together(opened),
+        SumsTogether(opened),
         torch.cat([first for first, _ in worlds], -1),
         torch.cat([second for _, second in worlds], -1),
         torch.cat([_weights(answer) for answer in opened]),

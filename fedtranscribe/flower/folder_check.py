@@ -41,7 +41,7 @@ _ASK_CA = "ask the operator for the ca.crt of the federation"
 _NEW_KEY = "fedtranscribe deploy keys create {path}, and have {path}.pub registered"
 
 
-class Verdict(StrEnum):
+class FolderVerdict(StrEnum):
     """How a check ended; a warning is no fault yet."""
 
     OK = "ok"
@@ -50,7 +50,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True)
-class Check:
+class FolderCheck:
     """One check.
 
     Attributes:
@@ -61,12 +61,12 @@ class Check:
     """
 
     name: str
-    verdict: Verdict
+    verdict: FolderVerdict
     found: str
     fix: str = ""
 
 
-def check_client(folder: Path, connect: bool = False) -> list[Check]:
+def check_client(folder: Path, connect: bool = False) -> list[FolderCheck]:
     """Check a data holder's folder.
 
     Args:
@@ -76,7 +76,7 @@ def check_client(folder: Path, connect: bool = False) -> list[Check]:
     return list(_client(folder, connect))
 
 
-def check_server(folder: Path, names: Sequence[str] = ()) -> list[Check]:
+def check_server(folder: Path, names: Sequence[str] = ()) -> list[FolderCheck]:
     """Check a server's folder.
 
     Args:
@@ -89,28 +89,30 @@ def check_server(folder: Path, names: Sequence[str] = ()) -> list[Check]:
 # -------------------------------------------------------------------- a data holder's
 
 
-def check_node(folder: Path, superlink: str) -> list[Check]:
+def check_node(folder: Path, superlink: str) -> list[FolderCheck]:
     """Check what a SuperNode needs, in a folder that has nothing of the holder service's.
 
     A server that does not answer yet is a warning: the SuperNode will wait for it.
     """
-    return [*_credentials(folder), *_server_of(folder, superlink, Verdict.WARNING)]
+    return [*_credentials(folder), *_server_of(folder, superlink, FolderVerdict.WARNING)]
 
 
-def _client(folder: Path, connect: bool) -> Iterator[Check]:
+def _client(folder: Path, connect: bool) -> Iterator[FolderCheck]:
     yield from _policy(folder / folders.POLICY)
     yield from _credentials(folder)
     superlink = folders.read_environment(folder).get("SUPERLINK", "")
-    yield from _server_of(folder, superlink, Verdict.FAULT if connect else None)
+    yield from _server_of(folder, superlink, FolderVerdict.FAULT if connect else None)
 
 
-def _credentials(folder: Path) -> Iterator[Check]:
+def _credentials(folder: Path) -> Iterator[FolderCheck]:
     roots = folder / folders.CERTIFICATES / CA_CERTIFICATE
     yield from _certificate(roots, authority=True, fix=_ASK_CA)
     yield from _node_key(folder / folders.KEYS / folders.NODE_KEY)
 
 
-def _server_of(folder: Path, address: str, unreachable: Verdict | None) -> Iterator[Check]:
+def _server_of(
+    folder: Path, address: str, unreachable: FolderVerdict | None
+) -> Iterator[FolderCheck]:
     """The address, and what the server there presents; None: do not ask it."""
     host, _, port = address.rpartition(":")
     named = bool(host) and port.isdecimal() and 0 < int(port) < 65_536
@@ -127,37 +129,39 @@ def _server_of(folder: Path, address: str, unreachable: Verdict | None) -> Itera
     try:
         fault = fault_of_server(host.strip("[]"), int(port), roots)
     except UnreachableError as error:
-        yield Check(name, unreachable, f"nobody answers: {error}", "check address and firewall")
+        yield FolderCheck(
+            name, unreachable, f"nobody answers: {error}", "check address and firewall"
+        )
         return
     yield _verdict(name, fault, "the server's certificate is trusted", fix)
 
 
-def _policy(path: Path) -> Iterator[Check]:
+def _policy(path: Path) -> Iterator[FolderCheck]:
     # The policy's types come with torch, which takes seconds to import.
     from fedtranscribe.holder.holder_file import HolderFile
 
     try:
         file = HolderFile.read(path)
     except ConfigError as error:
-        yield Check("policy", Verdict.FAULT, str(error), f"correct {path}")
+        yield FolderCheck("policy", FolderVerdict.FAULT, str(error), f"correct {path}")
         return
     limits = f"ε {file.epsilon:g} at δ {file.delta:g} per {file.unit}, {file.noise} noise"
-    yield Check("policy", Verdict.OK, f"{file.holder.name}: {limits}")
+    yield FolderCheck("policy", FolderVerdict.OK, f"{file.holder.name}: {limits}")
     place = file.holder
     if place.teachers is not None:
-        yield _folder("teachers", place.teachers, Verdict.FAULT, writable=False)
+        yield _folder("teachers", place.teachers, FolderVerdict.FAULT, writable=False)
     if place.records is not None and (file.needs_records or file.summed is not None):
         yield _private("records", place.records)
-    yield _folder("ledger's folder", place.ledger.parent, Verdict.FAULT)
+    yield _folder("ledger's folder", place.ledger.parent, FolderVerdict.FAULT)
     yield _folder("socket's folder", place.socket.parent)
 
 
-def _node_key(path: Path) -> Iterator[Check]:
+def _node_key(path: Path) -> Iterator[FolderCheck]:
     fix = _NEW_KEY.format(path=path)
     try:
         key = read_private(path)
     except ConfigError as error:
-        yield Check("node key", Verdict.FAULT, str(error), fix)
+        yield FolderCheck("node key", FolderVerdict.FAULT, str(error), fix)
         return
     fault = None if key.usable else f"{key.kind}, expected ecdsa-sha2-nistp384"
     yield _verdict("node key", fault, f"{key.kind} {key.fingerprint}", fix)
@@ -165,7 +169,7 @@ def _node_key(path: Path) -> Iterator[Check]:
     try:
         public = read_public(public_path(path))
     except ConfigError as error:
-        yield Check("node key's public half", Verdict.FAULT, str(error), fix)
+        yield FolderCheck("node key's public half", FolderVerdict.FAULT, str(error), fix)
         return
     yield _verdict(
         "node key's public half",
@@ -178,7 +182,7 @@ def _node_key(path: Path) -> Iterator[Check]:
 # -------------------------------------------------------------------- a server's
 
 
-def _server(folder: Path, names: Sequence[str]) -> Iterator[Check]:
+def _server(folder: Path, names: Sequence[str]) -> Iterator[FolderCheck]:
     home = folder / folders.CERTIFICATES
     roots, certificate, key = (
         home / name for name in (CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY)
@@ -196,13 +200,15 @@ def _server(folder: Path, names: Sequence[str]) -> Iterator[Check]:
         f"{home / CA_KEY} lies on the server" if (home / CA_KEY).exists() else None,
         "not on the server",
         "keep it elsewhere: anyone who has it can pose as the server",
-        fault_is=Verdict.WARNING,
+        fault_is=FolderVerdict.WARNING,
     )
-    yield _folder("state", folder / folders.STATE, Verdict.WARNING)
+    yield _folder("state", folder / folders.STATE, FolderVerdict.WARNING)
     yield _folder("runs", folder / folders.RUNS)
 
 
-def _trusted(certificate: Path, key: Path, roots: Path, names: Sequence[str]) -> Iterator[Check]:
+def _trusted(
+    certificate: Path, key: Path, roots: Path, names: Sequence[str]
+) -> Iterator[FolderCheck]:
     """Whether holders will trust the server: at all, then under each name."""
     try:
         own = read_certificate(certificate).names
@@ -231,39 +237,45 @@ def _trusted(certificate: Path, key: Path, roots: Path, names: Sequence[str]) ->
 # -------------------------------------------------------------------- what both share
 
 
-def _certificate(path: Path, authority: bool, fix: str) -> Iterator[Check]:
+def _certificate(path: Path, authority: bool, fix: str) -> Iterator[FolderCheck]:
     try:
         found = read_certificate(path)
     except ConfigError as error:
-        yield Check(path.name, Verdict.FAULT, str(error), fix)
+        yield FolderCheck(path.name, FolderVerdict.FAULT, str(error), fix)
         return
     if authority and not found.authority:
-        yield Check(path.name, Verdict.FAULT, "it is not an authority's certificate", fix)
+        yield FolderCheck(
+            path.name, FolderVerdict.FAULT, "it is not an authority's certificate", fix
+        )
         return
-    yield Check(path.name, Verdict.OK, f"{found.subject}, {found.fingerprint[:23]}…")
+    yield FolderCheck(path.name, FolderVerdict.OK, f"{found.subject}, {found.fingerprint[:23]}…")
     yield _expiry(found, fix if authority else _RENEW)
 
 
-def _expiry(found: Certificate, fix: str) -> Check:
+def _expiry(found: Certificate, fix: str) -> FolderCheck:
     name, day, left = f"{found.path.name}'s end", f"{found.not_after:%Y-%m-%d}", found.days_left()
     if left < 0:
-        return Check(name, Verdict.FAULT, f"it expired on {day}", fix)
+        return FolderCheck(name, FolderVerdict.FAULT, f"it expired on {day}", fix)
     if left <= SOON_DAYS:
-        return Check(name, Verdict.WARNING, f"it expires on {day}, in {counted(left, 'day')}", fix)
-    return Check(name, Verdict.OK, f"good until {day}")
+        return FolderCheck(
+            name, FolderVerdict.WARNING, f"it expires on {day}, in {counted(left, 'day')}", fix
+        )
+    return FolderCheck(name, FolderVerdict.OK, f"good until {day}")
 
 
-def _mode(name: str, path: Path) -> Check:
+def _mode(name: str, path: Path) -> FolderCheck:
     def fault(found: os.stat_result) -> _Wrong | None:
         # A cluster hands secrets to a group, as files of root's.
         ours = found.st_uid == os.geteuid()
         forbidden = stat.S_IRWXO | (stat.S_IRWXG if ours else 0)
-        return _too_open(found, forbidden, f"chmod 600 {path}", Verdict.FAULT)
+        return _too_open(found, forbidden, f"chmod 600 {path}", FolderVerdict.FAULT)
 
     return _guarded(name, path, fault)
 
 
-def _folder(name: str, path: Path, open_is: Verdict | None = None, writable: bool = True) -> Check:
+def _folder(
+    name: str, path: Path, open_is: FolderVerdict | None = None, writable: bool = True
+) -> FolderCheck:
     """A folder that this user can use; `open_is` is what it means that others or its group may.
 
     One that is only read has to hold something already.
@@ -284,7 +296,7 @@ def _folder(name: str, path: Path, open_is: Verdict | None = None, writable: boo
     return _guarded(name, path, fault)
 
 
-def _private(name: str, path: Path) -> Check:
+def _private(name: str, path: Path) -> FolderCheck:
     """A file or folder that this user can read, and nobody else."""
 
     def fault(found: os.stat_result) -> _Wrong | None:
@@ -293,44 +305,56 @@ def _private(name: str, path: Path) -> Check:
         if not os.access(path, wanted):
             return _Wrong("this user may not read it", f"give it to the service's user: {path}")
         who = who_may_reach(path)
-        return None if who is None else _open_to(who, found, f"chmod -R go= {path}", Verdict.FAULT)
+        return (
+            None
+            if who is None
+            else _open_to(who, found, f"chmod -R go= {path}", FolderVerdict.FAULT)
+        )
 
     return _guarded(name, path, fault)
 
 
-def _too_open(found: os.stat_result, forbidden: int, fix: str, verdict: Verdict) -> "_Wrong | None":
+def _too_open(
+    found: os.stat_result, forbidden: int, fix: str, verdict: FolderVerdict
+) -> "_Wrong | None":
     wrong = stat.S_IMODE(found.st_mode) & forbidden
     return _open_to("others", found, fix, verdict) if wrong else None
 
 
-def _open_to(who: str, found: os.stat_result, fix: str, verdict: Verdict) -> "_Wrong":
+def _open_to(who: str, found: os.stat_result, fix: str, verdict: FolderVerdict) -> "_Wrong":
     mode = stat.S_IMODE(found.st_mode)
     return _Wrong(f"{who} may open it (mode {mode:o})", fix, verdict)
 
 
-def _guarded(name: str, path: Path, fault: "Callable[[os.stat_result], _Wrong | None]") -> Check:
+def _guarded(
+    name: str, path: Path, fault: "Callable[[os.stat_result], _Wrong | None]"
+) -> FolderCheck:
     try:
         wrong = fault(path.stat())
     except OSError as error:
         words = (error.strerror or "its mode cannot be read").lower()
         wrong = _Wrong(words, f"make {path}, or correct its path")
     if wrong is None:
-        return Check(name, Verdict.OK, str(path))
-    return Check(name, wrong.verdict, f"{path}: {wrong.words}", wrong.fix)
+        return FolderCheck(name, FolderVerdict.OK, str(path))
+    return FolderCheck(name, wrong.verdict, f"{path}: {wrong.words}", wrong.fix)
 
 
 class _Wrong(NamedTuple):
     words: str
     fix: str
-    verdict: Verdict = Verdict.FAULT
+    verdict: FolderVerdict = FolderVerdict.FAULT
 
 
 def _verdict(
-    name: str, fault: str | None, good: str, fix: str, fault_is: Verdict = Verdict.FAULT
-) -> Check:
-    return Check(name, Verdict.OK, good) if fault is None else Check(name, fault_is, fault, fix)
+    name: str, fault: str | None, good: str, fix: str, fault_is: FolderVerdict = FolderVerdict.FAULT
+) -> FolderCheck:
+    return (
+        FolderCheck(name, FolderVerdict.OK, good)
+        if fault is None
+        else FolderCheck(name, fault_is, fault, fix)
+    )
 
 
-def first_fault(checks: Iterable[Check]) -> Check | None:
+def first_fault(checks: Iterable[FolderCheck]) -> FolderCheck | None:
     """The first check that failed; a warning has not."""
-    return next((check for check in checks if check.verdict is Verdict.FAULT), None)
+    return next((check for check in checks if check.verdict is FolderVerdict.FAULT), None)

@@ -32,7 +32,7 @@ _OPEN, _GROUP, _CLOSED = 0o755, 0o750, 0o700
 _NOT_COPIED = shutil.ignore_patterns("__pycache__", "*.pyc", WHEELS, ENVIRONMENT)
 
 
-class Kind(StrEnum):
+class FolderKind(StrEnum):
     """Whose folder it is."""
 
     CLIENT = "client"
@@ -40,7 +40,7 @@ class Kind(StrEnum):
 
 
 _FOLDERS = {
-    Kind.CLIENT: {
+    FolderKind.CLIENT: {
         CERTIFICATES: _OPEN,
         KEYS: _CLOSED,
         TEACHERS: _CLOSED,
@@ -48,14 +48,14 @@ _FOLDERS = {
         SOCKET: _GROUP,
         WHEELS: _OPEN,
     },
-    Kind.SERVER: {CERTIFICATES: _OPEN, STATE: _CLOSED, RUNS: _CLOSED, WHEELS: _OPEN},
+    FolderKind.SERVER: {CERTIFICATES: _OPEN, STATE: _CLOSED, RUNS: _CLOSED, WHEELS: _OPEN},
 }
 
 _ENVIRONMENT = {
-    Kind.CLIENT: """# Address of the server, that its operator gave you: host:port.
+    FolderKind.CLIENT: """# Address of the server, that its operator gave you: host:port.
 SUPERLINK=
 """,
-    Kind.SERVER: """# Port on which the SuperNodes and `flwr` reach the server.
+    FolderKind.SERVER: """# Port on which the SuperNodes and `flwr` reach the server.
 PORT=8000
 """,
 }
@@ -66,7 +66,7 @@ FEDTRANSCRIBE_VERSION={own}
 """
 
 
-def template(kind: Kind) -> Path:
+def template(kind: FolderKind) -> Path:
     """Where the files of a kind lie: in the installed package, or in a checkout beside it.
 
     Raises:
@@ -79,7 +79,7 @@ def template(kind: Kind) -> Path:
     raise ConfigError(f"This installation lacks the files of {kind}/; install fedtranscribe again.")
 
 
-def init(kind: Kind, folder: Path) -> Path:
+def init(kind: FolderKind, folder: Path) -> Path:
     """Write a ready folder.
 
     Raises:
@@ -94,7 +94,7 @@ def init(kind: Kind, folder: Path) -> Path:
         for name, mode in _FOLDERS[kind].items():
             (folder / name).mkdir(exist_ok=True)
             (folder / name).chmod(mode)
-        if kind is Kind.CLIENT:
+        if kind is FolderKind.CLIENT:
             shutil.copyfile(folder / POLICY_EXAMPLE, folder / POLICY)
         (folder / ENVIRONMENT).write_text(_ENVIRONMENT[kind] + _versions(), encoding="utf-8")
     except OSError as error:

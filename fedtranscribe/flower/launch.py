@@ -16,7 +16,13 @@ from typing import NoReturn
 
 from fedtranscribe.errors import ConfigError, FederationError
 from fedtranscribe.flower.certificates import CA_CERTIFICATE, SERVER_CERTIFICATE, SERVER_KEY
-from fedtranscribe.flower.folder_check import Check, Verdict, check_node, check_server, first_fault
+from fedtranscribe.flower.folder_check import (
+    FolderCheck,
+    FolderVerdict,
+    check_node,
+    check_server,
+    first_fault,
+)
 from fedtranscribe.flower.folders import CERTIFICATES, KEYS, NODE_KEY, STATE
 
 SUPERNODE, SUPERLINK = "flower-supernode", "flower-superlink"
@@ -33,7 +39,7 @@ Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Node:
+class NodeProcess:
     """A SuperNode to be started.
 
     Attributes:
@@ -71,7 +77,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Server:
+class ServerProcess:
     """A SuperLink to be started.
 
     Attributes:
@@ -101,8 +107,8 @@ class Server:
         ]
 
 
-def join(node: Node, wait: float, say: Say) -> NoReturn:
-    """Check, wait for the holder service, and become the SuperNode.
+def join(node: NodeProcess, wait: float, say: Say) -> NoReturn:
+    """FolderCheck, wait for the holder service, and become the SuperNode.
 
     Args:
         node: what to start.
@@ -119,8 +125,8 @@ def join(node: Node, wait: float, say: Say) -> NoReturn:
     _become(command, {})
 
 
-def serve(server: Server, say: Say) -> NoReturn:
-    """Check, and become the SuperLink.
+def serve(server: ServerProcess, say: Say) -> NoReturn:
+    """FolderCheck, and become the SuperLink.
 
     Raises:
         ConfigError: something that it needs is wrong; names it and the fix.
@@ -131,14 +137,14 @@ def serve(server: Server, say: Say) -> NoReturn:
     _become(server.command(), places)
 
 
-def _insist(checks: Iterable[Check], say: Say) -> None:
+def _insist(checks: Iterable[FolderCheck], say: Say) -> None:
     checks = list(checks)
     fault = first_fault(checks)
     if fault is not None:
         found = fault.found.rstrip(".")
         raise ConfigError(f"Not starting ({fault.name}): {found}. Fix: {fault.fix}.")
     for check in checks:
-        if check.verdict is Verdict.WARNING:
+        if check.verdict is FolderVerdict.WARNING:
             say(f"{check.name}: {check.found}; {check.fix}")
 
 

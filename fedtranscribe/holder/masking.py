@@ -14,7 +14,7 @@ from fedtranscribe.files import parse_json, unwritable
 from fedtranscribe.noise.key_files import Identity
 from fedtranscribe.noise.mask_keys import Advert, Cohort, RunKey
 from fedtranscribe.noise.masks import Residues
-from fedtranscribe.noise.secagg import Holder, Round, Task
+from fedtranscribe.noise.secagg import MaskingHolder, Round, Task
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS runs (key TEXT PRIMARY KEY, state BLOB NOT NULL) STRICT;
@@ -231,7 +231,7 @@ class Masking:
             values: gives the residues of what the ledger stored for the query.
 
         Raises:
-            ProtocolError: see `secagg.protocol.Holder.mask`.
+            ProtocolError: see `secagg.protocol.MaskingHolder.mask`.
         """
         holder, state, stored = self._round(run, query)
         masked = holder.mask(state, inbox, values(state.task))
@@ -245,7 +245,7 @@ class Masking:
         """Stage 3: a signature under whose vectors make the sum.
 
         Raises:
-            ProtocolError: see `secagg.protocol.Holder.sign`.
+            ProtocolError: see `secagg.protocol.MaskingHolder.sign`.
         """
         holder, state, stored = self._round(run, query)
         signed = holder.sign(state, survivors, tags)
@@ -257,7 +257,7 @@ class Masking:
         """Stage 4: shares that open the masks of that one sum, by owner.
 
         Raises:
-            ProtocolError: see `secagg.protocol.Holder.reveal`.
+            ProtocolError: see `secagg.protocol.MaskingHolder.reveal`.
         """
         holder, state, _ = self._round(run, query)
         return holder.reveal(state, signatures)
@@ -295,15 +295,15 @@ class Masking:
         own.check(cohort)
         return _Run(stored, RunKey(cohort, secret, own, drawn), adverts)
 
-    def _holder(self, run: str) -> Holder:
+    def _holder(self, run: str) -> MaskingHolder:
         known = self._known_run(run)
         if known.holder is None:
             if known.adverts is None:
                 raise ProtocolError(f"The keys of run {run} are not agreed on yet; send them.")
-            known.holder = Holder(known.key.agree(known.adverts), self.identity.signer)
+            known.holder = MaskingHolder(known.key.agree(known.adverts), self.identity.signer)
         return known.holder
 
-    def _round(self, run: str, query: str) -> tuple[Holder, Round, bytes]:
+    def _round(self, run: str, query: str) -> tuple[MaskingHolder, Round, bytes]:
         stored = self._store.round(query)
         if stored is None:
             raise ProtocolError(f"No round of query {query[:80]!r} was opened here.")
@@ -321,7 +321,7 @@ class _Run:
     stored: bytes
     key: RunKey
     adverts: list[Advert] | None
-    holder: Holder | None = None
+    holder: MaskingHolder | None = None
 
 
 def _run_to_bytes(key: RunKey, adverts: Sequence[Advert] | None) -> bytes:

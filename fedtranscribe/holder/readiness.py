@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Finding:
+class ReadinessFinding:
     """One thing that was looked at.
 
     Attributes:
@@ -40,7 +40,7 @@ class Finding:
     words: str
 
 
-def examine(path: Path) -> list[Finding]:
+def examine(path: Path) -> list[ReadinessFinding]:
     """Look at a holder's file and all that it names; writes nothing, serves nothing."""
     file, finding = _attempt("policy", lambda: HolderFile.read(path))
     if file is None:
@@ -49,7 +49,10 @@ def examine(path: Path) -> list[Finding]:
     limits = (
         f"ε ≤ {policy.epsilon:g} at δ = {policy.delta:g} per {policy.unit}, noise {policy.noise}"
     )
-    findings = [Finding("policy", True, limits), Finding("answers", True, _answers(file))]
+    findings = [
+        ReadinessFinding("policy", True, limits),
+        ReadinessFinding("answers", True, _answers(file)),
+    ]
     findings += _held(file)
     if file.holder.features:
         findings.append(_attempt("features", lambda: _features(file))[1])
@@ -111,12 +114,12 @@ def quotas(file: HolderFile, ledger: Ledger) -> dict[str, dict[str, int]]:
     }
 
 
-def _attempt(name: str, do: Callable[[], T]) -> tuple[T | None, Finding]:
+def _attempt(name: str, do: Callable[[], T]) -> tuple[T | None, ReadinessFinding]:
     try:
         found = do()
     except FedtranscribeError as error:
-        return None, Finding(name, False, str(error))
-    return found, Finding(name, True, found if isinstance(found, str) else "")
+        return None, ReadinessFinding(name, False, str(error))
+    return found, ReadinessFinding(name, True, found if isinstance(found, str) else "")
 
 
 def _answers(file: HolderFile) -> str:
@@ -128,7 +131,7 @@ def _answers(file: HolderFile) -> str:
     return words
 
 
-def _held(file: HolderFile) -> list[Finding]:
+def _held(file: HolderFile) -> list[ReadinessFinding]:
     """Device, teachers, records and ledger; what rests on something wrong is not looked at."""
     device, finding = _attempt("device", lambda: str(pick_device(file.holder.device)))
     findings = [finding]
@@ -138,7 +141,7 @@ def _held(file: HolderFile) -> list[Finding]:
     if not finding.ok:
         return [*findings, finding]
     if teachers is not None:
-        findings.append(Finding("teachers", True, _of_teachers(teachers.manifest)))
+        findings.append(ReadinessFinding("teachers", True, _of_teachers(teachers.manifest)))
     records, finding = _attempt("records", lambda: open_records(file, teachers))
     if not finding.ok:
         return [*findings, finding]
@@ -197,27 +200,29 @@ def _booked(holding: Holding) -> str:
         return f"{entries} proved, booked per {unit}: {booked}"
 
 
-def _not_for_others(name: str, folder: Path) -> Finding:
+def _not_for_others(name: str, folder: Path) -> ReadinessFinding:
     """The SuperNode's user is one of the others, as far as file modes go."""
     if not folder.is_dir():
-        return Finding(name, False, f"{folder} is no folder; make it, for the holder's user only.")
+        return ReadinessFinding(
+            name, False, f"{folder} is no folder; make it, for the holder's user only."
+        )
     mode = stat.S_IMODE(folder.stat().st_mode)
     who = who_may_open(folder)
     if who is not None:
         words = f"{folder} is open to {who} (mode {mode:o}); chmod 700 {folder}."
-        return Finding(name, False, words)
-    return Finding(name, True, f"mode {mode:o}")
+        return ReadinessFinding(name, False, words)
+    return ReadinessFinding(name, True, f"mode {mode:o}")
 
 
-def _out_of_reach(name: str, path: Path) -> list[Finding]:
+def _out_of_reach(name: str, path: Path) -> list[ReadinessFinding]:
     """What other users may read; nothing of files that cannot be seen, which may be elsewhere."""
     try:
         who = who_may_reach(path)
     except OSError:
         return []
     if who is None:
-        return [Finding(name, True, "closed to other users")]
-    return [Finding(name, False, f"{path} is open to {who}; chmod -R go= {path}.")]
+        return [ReadinessFinding(name, True, "closed to other users")]
+    return [ReadinessFinding(name, False, f"{path} is open to {who}; chmod -R go= {path}.")]
 
 
 def expect_closed(path: Path, socket: Path) -> None:

@@ -66,12 +66,12 @@ class Journal:
         """What puts the package's own log lines here too, as events of the name `log`."""
         journal = self
 
-        class _Lines(logging.Handler):
+        class _ErrorLines(logging.Handler):
             def emit(self, record: logging.LogRecord) -> None:
                 words = record.getMessage()[:_LONGEST_WORDS]
                 journal._log("log", {"level": record.levelname, "words": words})
 
-        return _Lines()
+        return _ErrorLines()
 
     def close(self) -> None:
         """Let go of the file."""

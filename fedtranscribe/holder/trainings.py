@@ -31,7 +31,7 @@ from fedtranscribe.privacy.units import Adjacency
 from fedtranscribe.questions.training_messages import TrainedNetwork, TrainingProgress
 from fedtranscribe.results.result import Result, TrainedFacts
 from fedtranscribe.results.run_directory import DENOISER, RunDirectory
-from fedtranscribe.trainers.preparation import Prepared, prepare
+from fedtranscribe.trainers.preparation import PreparedTraining, prepare
 from fedtranscribe.trainers.synthesize import describe
 from fedtranscribe.trainers.training import Training
 
@@ -45,7 +45,7 @@ CHOSEN = frozenset({"method", "epsilon", "delta", "seed", *TrainingOptions.model
 
 @dataclass
 class _Open:
-    prepared: Prepared
+    prepared: PreparedTraining
     training: Training
     run: RunDirectory
     saved: int | None = None
@@ -110,7 +110,7 @@ class Trainings:
         own = {"data": self._records().name, "ledger": self._ledger, "device": self._device}
         return build(SynthesizeSettings, {**asked, **own})
 
-    def prepare(self, settings: SynthesizeSettings) -> Prepared:
+    def prepare(self, settings: SynthesizeSettings) -> PreparedTraining:
         """Plan a training on the holder's records; nothing is written or spent.
 
         Raises:

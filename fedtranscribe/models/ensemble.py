@@ -15,7 +15,7 @@ from fedtranscribe.config.facts import Facts
 from fedtranscribe.errors import ConfigError, CorruptWeightsError, ModelMismatchError, StorageError
 from fedtranscribe.models import Classifier, build, is_small, load_state, restore
 from fedtranscribe.models.registry import expect_classifier
-from fedtranscribe.models.teacher_training import FrozenBackbone, load_backbone, shard_file
+from fedtranscribe.models.teacher_training import FrozenFeatures, load_backbone, shard_file
 from fedtranscribe.models.teachers import Manifest, load_manifest
 from fedtranscribe.models.weights import State
 
@@ -256,7 +256,7 @@ class Ensemble:
         if device.type == "cpu":
             keep_freed_memory()
         self._network: nn.Linear | Classifier
-        self._backbone: FrozenBackbone | None = None
+        self._backbone: FrozenFeatures | None = None
         if m.mode == "heads":
             self._backbone = load_backbone(m, folder).to(device)
             self._network = nn.Linear(self._backbone.width, m.classes).to(device)
@@ -355,7 +355,7 @@ class Ensemble:
         return run_stacked(self.way, self._network, stacked, images, self._rows, self.device)
 
     @torch.no_grad()
-    def _features(self, backbone: FrozenBackbone, images: Tensor) -> Tensor:
+    def _features(self, backbone: FrozenFeatures, images: Tensor) -> Tensor:
         parts = images.split(self._rows)
         return torch.cat([backbone(part.to(self.device).float() / 255) for part in parts])
 

@@ -123,7 +123,7 @@ class Declaration(Settings):
 
 
 @dataclass(frozen=True)
-class Networks:
+class ImportedNetworks:
     """Networks that may become teachers: files, and all that a manifest says of them.
 
     Attributes:
@@ -135,7 +135,9 @@ class Networks:
     manifest: Manifest
 
 
-def read_networks(folder: Path, split: DataSplit | None, settings: TranscribeSettings) -> Networks:
+def read_networks(
+    folder: Path, split: DataSplit | None, settings: TranscribeSettings
+) -> ImportedNetworks:
     """The networks in a folder, as its declaration describes them; no network is loaded yet.
 
     Args:
@@ -173,7 +175,7 @@ def read_networks(folder: Path, split: DataSplit | None, settings: TranscribeSet
         )
     facts = (declared.classes, declared.channels, declared.size)
     positional = declared.assigned_by == "index" or (split is not None and split.train.positional)
-    return Networks(
+    return ImportedNetworks(
         files,
         _manifest(
             declared.architecture,
@@ -188,7 +190,7 @@ def read_networks(folder: Path, split: DataSplit | None, settings: TranscribeSet
     )
 
 
-def one_network(path: Path, split: DataSplit, settings: TranscribeSettings) -> Networks:
+def one_network(path: Path, split: DataSplit, settings: TranscribeSettings) -> ImportedNetworks:
     """One network that was trained on all records, as an ensemble of one.
 
     Args:
@@ -209,10 +211,10 @@ def one_network(path: Path, split: DataSplit, settings: TranscribeSettings) -> N
         Imported(),
         settings,
     )
-    return Networks((path,), manifest)
+    return ImportedNetworks((path,), manifest)
 
 
-def import_networks(networks: Networks, out: Path, progress: Progress) -> None:
+def import_networks(networks: ImportedNetworks, out: Path, progress: Progress) -> None:
     """Make a folder of teachers; it appears whole or not at all.
 
     Args:

@@ -32,7 +32,7 @@ class _Reached(Exception):  # noqa: N818 (no error: the tapped map is all that i
         self.found = found
 
 
-class FrozenBackbone(nn.Module):
+class FrozenFeatures(nn.Module):
     """Images [n, ch, s, s] in [0, 1] -> features [n, d], standardised on public shapes.
 
     Args:
@@ -207,7 +207,7 @@ def _train_and_save(
     shard: int,
     manifest: Manifest,
     folder: Path,
-    backbone: FrozenBackbone | None,
+    backbone: FrozenFeatures | None,
     device: torch.device,
 ) -> None:
     part = torch.from_numpy(images), torch.from_numpy(labels)
@@ -251,7 +251,7 @@ def _train_shard(
     labels: Tensor,
     shard: int,
     manifest: Manifest,
-    backbone: FrozenBackbone | None,
+    backbone: FrozenFeatures | None,
     device: torch.device,
 ) -> nn.Module:
     seed = manifest.seed * _SEED_STRIDE + shard
@@ -306,7 +306,7 @@ def _fit(
 # ---------------------------------------------------------------- frozen backbone, a head per shard
 
 
-def load_backbone(manifest: Manifest, folder: Path) -> FrozenBackbone:
+def load_backbone(manifest: Manifest, folder: Path) -> FrozenFeatures:
     """The folder's frozen backbone; made and saved there if it is not there yet.
 
     Raises:
@@ -323,7 +323,7 @@ def load_backbone(manifest: Manifest, folder: Path) -> FrozenBackbone:
         weights=weights,
         seed=manifest.seed,
     )
-    backbone = FrozenBackbone(network, pretrained=manifest.weights is not None, seed=manifest.seed)
+    backbone = FrozenFeatures(network, pretrained=manifest.weights is not None, seed=manifest.seed)
     if path.exists():
         restore(backbone, load_state(path), path)
     else:
@@ -332,7 +332,7 @@ def load_backbone(manifest: Manifest, folder: Path) -> FrozenBackbone:
 
 
 def _views(
-    backbone: FrozenBackbone,
+    backbone: FrozenFeatures,
     images: Tensor,
     labels: Tensor,
     manifest: Manifest,

@@ -147,7 +147,7 @@ Named = Mapping[str, bytes]
 
 
 @dataclass(frozen=True)
-class Holder:
+class MaskingHolder:
     """One holder's steps within a run.
 
     Every step is a function of a `Round`: asked again for the same it gives an equal one, asked

@@ -22,7 +22,7 @@ from fedtranscribe.noise.secagg import KEY_BYTES, Named, Task
 
 
 @dataclass(frozen=True)
-class Server:
+class MaskingServer:
     """The server's steps within a run.
 
     Attributes:

@@ -18,8 +18,8 @@ from fedtranscribe.privacy import ledger_file, proofs
 from fedtranscribe.privacy.chain import (
     START,
     Entry,
+    EntryKind,
     Head,
-    Kind,
     canonical,
     changed,
     head_path,
@@ -104,7 +104,7 @@ class Book:
             )
         ledger_file.create_schema(self._connection)
         content = {"data_id": data_id, "format": ledger_file.FORMAT}
-        self._add(Totals(), Kind.CREATED, canonical(content).decode())
+        self._add(Totals(), EntryKind.CREATED, canonical(content).decode())
 
     # Reading
 
@@ -129,7 +129,7 @@ class Book:
         """Bytes of the database and its log on disk."""
         return ledger_file.size(self.path)
 
-    def entries(self, kind: Kind | None = None, run: str | None = None) -> list[Entry]:
+    def entries(self, kind: EntryKind | None = None, run: str | None = None) -> list[Entry]:
         """All entries, or those of a kind or a run, oldest first; proves the whole chain."""
         with self.reading() as totals:
             found = list(walk(self._store.after(START)))
@@ -137,7 +137,7 @@ class Book:
                 raise proofs.lost(self.path, totals.head.sequence)
         return [e for e in found if kind in (None, e.kind) and run in (None, e.run)]
 
-    def find(self, query_id: str, kind: Kind) -> Entry | None:
+    def find(self, query_id: str, kind: EntryKind) -> Entry | None:
         """The entry of that kind for a query, proved to be in the chain; there is at most one.
 
         That there is none is proved for entries since the last checkpoint, not for older ones.
@@ -160,10 +160,10 @@ class Book:
         For a reservation before the last checkpoint that takes a proof of the whole book.
         """
         with self.reading() as totals:
-            commit = self.find(query_id, Kind.COMMIT)
+            commit = self.find(query_id, EntryKind.COMMIT)
             if commit is not None:
                 return self._store.answer(commit)
-            reserved = self.find(query_id, Kind.RESERVE)
+            reserved = self.find(query_id, EntryKind.RESERVE)
             if reserved is not None and reserved.sequence <= totals.checkpoint:
                 self._prove(self._known, whole=True)
             return None
@@ -213,7 +213,7 @@ class Book:
         self._publish()
 
     def append(
-        self, kind: Kind, content: str, run: str = "", query_id: str = "", query_hash: str = ""
+        self, kind: EntryKind, content: str, run: str = "", query_id: str = "", query_hash: str = ""
     ) -> None:
         """Add an entry after the last; only inside `writing`."""
         totals = self._follow()
@@ -224,12 +224,12 @@ class Book:
     def append_answer(self, query_id: str, run: str, answer: bytes) -> None:
         """Store an answer and the entry that binds it; only inside `writing`."""
         self._store.add_answer(query_id, answer)
-        self.append(Kind.COMMIT, canonical(seal(answer)).decode(), run, query_id)
+        self.append(EntryKind.COMMIT, canonical(seal(answer)).decode(), run, query_id)
 
     def _add(
         self,
         totals: Totals,
-        kind: Kind,
+        kind: EntryKind,
         content: str,
         run: str = "",
         query_id: str = "",
@@ -250,7 +250,7 @@ class Book:
     def _checkpoint(self, *, proved: bool) -> None:
         totals = self._follow()
         text = totals.text()
-        self._add(totals, Kind.CHECKPOINT, sealed(text, proved=proved))
+        self._add(totals, EntryKind.CHECKPOINT, sealed(text, proved=proved))
         self._store.put_totals(totals.checkpoint, text)
 
     def _publish(self) -> None:

@@ -18,7 +18,7 @@ GENESIS = "0" * 64
 """What stands for the previous hash in the first entry."""
 
 
-class Kind(StrEnum):
+class EntryKind(StrEnum):
     """What an entry records."""
 
     CREATED = "created"
@@ -43,7 +43,7 @@ class Entry:
     Attributes:
         sequence: 1, 2, 3, ... without a gap.
         time: UTC, ISO 8601 with microseconds.
-        kind: a value of `Kind`.
+        kind: a value of `EntryKind`.
         run: the run that asked (`reserve`, `commit`).
         query_id: the query (`reserve`, `commit`).
         query_hash: the hash that the query id is bound to (`reserve`).

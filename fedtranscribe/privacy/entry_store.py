@@ -10,7 +10,7 @@ from sqlite3 import Connection
 
 from fedtranscribe.errors import CorruptLedgerError
 from fedtranscribe.privacy import ledger_file
-from fedtranscribe.privacy.chain import START, Entry, Head, Kind, canonical, seal
+from fedtranscribe.privacy.chain import START, Entry, EntryKind, Head, canonical, seal
 from fedtranscribe.privacy.totals import Totals, noted, sealed
 
 _COLUMNS = "sequence, time, kind, run, query_id, query_hash, content, previous, hash"
@@ -37,7 +37,7 @@ class EntryStore:
         """The entry of that sequence, as it is."""
         return self._one("WHERE sequence = ?", sequence)
 
-    def find(self, query_id: str, kind: Kind) -> Entry | None:
+    def find(self, query_id: str, kind: EntryKind) -> Entry | None:
         """The entry of that kind for a query, as it is; there is at most one.
 
         Raises:
@@ -146,7 +146,7 @@ class EntryStore:
             stray = self._connection.execute(
                 "SELECT query_id FROM answers WHERE query_id IS NULL OR query_id NOT IN "
                 "(SELECT query_id FROM entries WHERE kind = ?)",
-                (Kind.COMMIT,),
+                (EntryKind.COMMIT,),
             ).fetchone()
             raise _bad_answer(stray[0])
 
@@ -161,7 +161,7 @@ class EntryStore:
 
 def _of_checkpoint(entry: Entry, text: str) -> bool:
     try:
-        sealing = entry.kind == Kind.CHECKPOINT and sealed(text, proved=noted(entry.content))
+        sealing = entry.kind == EntryKind.CHECKPOINT and sealed(text, proved=noted(entry.content))
     except (ValueError, KeyError, TypeError):
         return False
     return entry.content == sealing

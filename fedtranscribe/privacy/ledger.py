@@ -69,7 +69,7 @@ from fedtranscribe.errors import BudgetExhaustedError, ConfigError, LedgerError,
 from fedtranscribe.files import parse_json
 from fedtranscribe.privacy.book import Book
 from fedtranscribe.privacy.budget import Budget, Costs, content_of, release_of, room_words, settle
-from fedtranscribe.privacy.chain import Entry, Head, Kind, canonical
+from fedtranscribe.privacy.chain import Entry, EntryKind, Head, canonical
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit, expect_delta, expect_epsilon
 from fedtranscribe.text import expect_name
@@ -85,43 +85,25 @@ ACCOUNTANT = "privacy filter"
 
 @dataclass(frozen=True)
 class Reservation:
-    """A query that is paid for.
-
-    Attributes:
-        query_id: the query.
-        answer: the stored private answer, to be given again as it is; None if the query has to
-            be computed (for the first time, or again after a crash).
-    """
+    """A query that is paid for."""
 
     query_id: str
-    answer: bytes | None
+    answer: bytes | None  # stored, to be given again as it is; None: to be computed (again)
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What one run has reserved.
-
-    Attributes:
-        run: the run's id.
-        first: UTC time of its first reservation, ISO 8601.
-        rows: rows reserved in all.
-        queries: reserved in all.
-    """
+    """What one run has reserved."""
 
     run: str
-    first: str
+    first: str  # UTC time of its first reservation, ISO 8601
     rows: int
     queries: int
 
 
 @dataclass(frozen=True)
 class Usage:
-    """How much a ledger keeps.
-
-    Attributes:
-        runs: that reserved anything.
-        queries: that one run reserved.
-    """
+    """How much a ledger holds: runs that reserved anything, queries that one of them reserved."""
 
     runs: int
     queries: int
@@ -174,12 +156,8 @@ class Ledger:
     def open_read_only(cls, path: Path, data_id: str | None = None) -> Self:
         """The same without ever writing or creating a file; None accepts any data.
 
-        Methods that book raise StorageError.
-
-        Raises:
-            ForeignLedgerError: it belongs to other data.
-            CorruptLedgerError: it is damaged, edited, cut or rolled back.
-            StorageError: it is absent, or cannot be read without writing.
+        Methods that book raise StorageError; so does a ledger that is absent, or that cannot be
+        read without writing. Other errors are those of `open`.
         """
         return cls(Book.open_read_only(path, data_id))
 
@@ -211,10 +189,10 @@ class Ledger:
             expect_name(what, name)
         content = content_of(release)
         with self._book.writing():
-            known = self._book.find(query_id, Kind.RESERVE)
+            known = self._book.find(query_id, EntryKind.RESERVE)
             if known is None:
                 self._afford(release)
-                self._book.append(Kind.RESERVE, content, run, query_id, query_hash)
+                self._book.append(EntryKind.RESERVE, content, run, query_id, query_hash)
             elif (known.query_hash, known.content, known.run) != (query_hash, content, run):
                 raise QueryConflictError(
                     f"Query {query_id} is bound for ever to what was first asked under it, and "
@@ -238,7 +216,7 @@ class Ledger:
             QueryConflictError: another answer is stored already.
         """
         with self._book.writing():
-            reserved = self._book.find(query_id, Kind.RESERVE)
+            reserved = self._book.find(query_id, EntryKind.RESERVE)
             if reserved is None:
                 raise LedgerError(f"Query {query_id} has no reservation; reserve it first.")
             stored = self._book.answer(query_id)
@@ -276,16 +254,12 @@ class Ledger:
                     f"under it: only its epsilon can be changed, not to {budget.unit.value}, "
                     f"{budget.adjacency.value}, delta={budget.delta:g}."
                 )
-            self._book.append(Kind.BUDGET, canonical(budget.to_json()).decode())
+            self._book.append(EntryKind.BUDGET, canonical(budget.to_json()).decode())
 
     def note_ids(self, ids: str) -> None:
         """Note beside the ledger how ids of the records are made, before the first is booked.
 
-        Args:
-            ids: such as `ImageSet.ids_by`.
-
-        Raises:
-            ConfigError, StorageError: as `record_note.settle`.
+        `ids` is such as `ImageSet.ids_by`; errors are those of `record_note.settle`.
         """
         with self._book.writing():  # of two processes one sees the note of the other
             settle(self._book.path, ids)
@@ -388,7 +362,7 @@ class Ledger:
 
         It reads and proves the whole chain, however old the run is.
         """
-        return [release_of(entry.content) for entry in self._book.entries(Kind.RESERVE, run)]
+        return [release_of(entry.content) for entry in self._book.entries(EntryKind.RESERVE, run)]
 
     def runs(self) -> list[RunSummary]:
         """Every run that reserved anything, in the order of their first reservations."""
@@ -419,13 +393,13 @@ class Ledger:
 
     def knows(self, query_id: str) -> bool:
         """Whether a query is paid for."""
-        return self._book.find(query_id, Kind.RESERVE) is not None
+        return self._book.find(query_id, EntryKind.RESERVE) is not None
 
     def rows(self, run: str, besides: str = "") -> int:
         """Rows that a run has been charged for; a repeated query leaves itself out."""
         total = self._book.totals.runs.get(run)
         rows = 0 if total is None else total.rows
-        own = self._book.find(besides, Kind.RESERVE) if besides else None
+        own = self._book.find(besides, EntryKind.RESERVE) if besides else None
         return rows if own is None or own.run != run else rows - release_of(own.content).rows
 
     def total(self, delta: float, unit: Unit, adjacency: Adjacency) -> Guarantee:

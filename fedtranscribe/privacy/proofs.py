@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from fedtranscribe.errors import CorruptLedgerError
-from fedtranscribe.privacy.chain import START, Entry, Head, Kind, changed, head_path, walk
+from fedtranscribe.privacy.chain import START, Entry, EntryKind, Head, changed, head_path, walk
 from fedtranscribe.privacy.entry_store import EntryStore
 from fedtranscribe.privacy.totals import Totals, noted
 
@@ -44,7 +44,7 @@ def count(
         totals.add(entry)
         if not whole and claims_proof(entry, known):
             return count(store, known, stored=stored, whole=True)
-        if entry.kind == Kind.COMMIT:
+        if entry.kind == EntryKind.COMMIT:
             store.answer(entry)
             commits += 1
     if whole:
@@ -54,7 +54,9 @@ def count(
 
 def claims_proof(entry: Entry, known: Head | None) -> bool:
     """Whether an entry notes a proof, and stands after the head file's, where anybody may write."""
-    if entry.kind != Kind.CHECKPOINT or (known is not None and entry.sequence <= known.sequence):
+    if entry.kind != EntryKind.CHECKPOINT or (
+        known is not None and entry.sequence <= known.sequence
+    ):
         return False
     try:
         return noted(entry.content)

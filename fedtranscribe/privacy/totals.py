@@ -15,7 +15,7 @@ import numpy as np
 from fedtranscribe.errors import CorruptLedgerError, LedgerError
 from fedtranscribe.files import parse_json
 from fedtranscribe.privacy import renyi
-from fedtranscribe.privacy.chain import START, Entry, Head, Kind, canonical, seal
+from fedtranscribe.privacy.chain import START, Entry, EntryKind, Head, canonical, seal
 from fedtranscribe.privacy.closed_forms import ORDERS, order_costs
 from fedtranscribe.privacy.events import Event, PoissonGaussian, flat
 from fedtranscribe.privacy.released_images import ReleasedImages
@@ -203,7 +203,7 @@ class Totals:
                 a book.
         """
         try:
-            if entry.kind == Kind.CHECKPOINT:
+            if entry.kind == EntryKind.CHECKPOINT:
                 if entry.content != sealed(self.text(), proved=noted(entry.content)):
                     raise CorruptLedgerError(
                         f"The totals at checkpoint {entry.sequence} are not what the entries "
@@ -228,7 +228,7 @@ class Totals:
         self.recent.clear()
         self.head = entry.head
 
-    def remembered(self, query_id: str, kind: Kind) -> Entry | None:
+    def remembered(self, query_id: str, kind: EntryKind) -> Entry | None:
         """The entry of that kind for a query, if it came after the last checkpoint."""
         mine = (e for e in self.recent if e.query_id == query_id and e.kind == kind)
         return next(mine, None)
@@ -241,18 +241,18 @@ class Totals:
 
     def _count(self, entry: Entry) -> None:
         content = entry.content
-        if (entry.kind == Kind.CREATED) != (entry.sequence == 1):
+        if (entry.kind == EntryKind.CREATED) != (entry.sequence == 1):
             raise ValueError
-        if entry.kind == Kind.RESERVE:
+        if entry.kind == EntryKind.RESERVE:
             rows = _rows(content)
             run = self.runs.setdefault(entry.run, RunTotal(entry.time, 0, 0))
             run.queries, run.rows = run.queries + 1, run.rows + rows
             self.tally[content] = self.tally.get(content, 0) + 1
-        elif entry.kind == Kind.BUDGET:
+        elif entry.kind == EntryKind.BUDGET:
             if not self.tally:
                 self.limits.clear()  # replaced before anything was booked
             self.limits.append((entry.time, content))
-        elif entry.kind == Kind.CREATED:
+        elif entry.kind == EntryKind.CREATED:
             self.data_id = parse_json(content)["data_id"]
 
     def text(self) -> str:

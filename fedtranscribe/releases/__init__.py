@@ -14,16 +14,16 @@ pushing      that folder -> a repository on the Hugging Face hub
 from fedtranscribe.releases.loading import Release, load
 from fedtranscribe.releases.pushing import PushPlan, plan_push, push
 from fedtranscribe.releases.statement import PrivacyStatement
-from fedtranscribe.releases.verification import Check, Verification, verify
+from fedtranscribe.releases.verification import Verification, VerificationStep, verify
 from fedtranscribe.releases.writing import MadeRelease, make_release
 
 __all__ = [
-    "Check",
     "MadeRelease",
     "PrivacyStatement",
     "PushPlan",
     "Release",
     "Verification",
+    "VerificationStep",
     "load",
     "make_release",
     "plan_push",

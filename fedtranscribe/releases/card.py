@@ -18,10 +18,10 @@ from fedtranscribe.releases.recomputed import agree
 from fedtranscribe.releases.statement import (
     LOUD,
     Choice,
-    DeclaredTeachers,
     LedgerTotal,
     PrivacyStatement,
     PublicWeights,
+    StatedTeachers,
 )
 from fedtranscribe.results.parts import OWN_LABELS, Diffusion
 from fedtranscribe.results.result import Result
@@ -211,7 +211,7 @@ def _vouched(used: PublicWeights) -> str:
     )
 
 
-def _declared(teachers: DeclaredTeachers) -> list[str]:
+def _declared(teachers: StatedTeachers) -> list[str]:
     """On whose word the guarantee of teachers rests."""
     shards = [
         f"The teachers of {_escaped(holder)} were trained elsewhere. {_escaped(by)} declares that "

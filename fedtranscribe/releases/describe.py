@@ -16,13 +16,13 @@ from fedtranscribe.releases.statement import (
     COMPOSITION,
     SCHEMA,
     Choice,
-    DeclaredTeachers,
     HolderRelease,
     LedgerTotal,
     PrivacyStatement,
     PublicWeights,
-    Published,
     ReleaseRecord,
+    StatedPublished,
+    StatedTeachers,
     stamp_of,
 )
 from fedtranscribe.results.parts import Answers, Federation, LedgerFacts
@@ -120,7 +120,7 @@ def _public_weights(result: Result) -> PublicWeights | None:
     return None if used is None else PublicWeights.model_validate(used.model_dump())
 
 
-def _declared_teachers(result: Result) -> DeclaredTeachers | None:
+def _declared_teachers(result: Result) -> StatedTeachers | None:
     declared = result.declared_teachers
     if declared is None:
         return None
@@ -130,7 +130,7 @@ def _declared_teachers(result: Result) -> DeclaredTeachers | None:
         shards, weights = (
             dict(zip([THE_HOLDER], by.values(), strict=False)) for by in (shards, weights)
         )
-    return DeclaredTeachers(shards=shards, weights=weights)
+    return StatedTeachers(shards=shards, weights=weights)
 
 
 def is_public(run: FinishedRun) -> bool:
@@ -212,11 +212,11 @@ def _audit(run: FinishedRun, path: Path) -> dict[str, Any] | None:
     return audit
 
 
-def _published(run: FinishedRun) -> Published | None:
+def _published(run: FinishedRun) -> StatedPublished | None:
     figure = run.result.guarantee.published
     if figure is None:
         return None
-    return Published(
+    return StatedPublished(
         epsilon=figure.epsilon,
         reason=figure.reason,
         used_for_calibration=run.result.asked.calibrate_by == "published",

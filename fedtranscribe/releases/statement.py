@@ -98,7 +98,7 @@ class HolderRelease(_Part):
     release: ReleaseRecord
 
 
-class Published(_Part):
+class StatedPublished(_Part):
     """The paper's own figure, which is no guarantee."""
 
     epsilon: float | None = Field(description="null where the formula has no finite value")
@@ -133,7 +133,7 @@ class PublicWeights(_Part):
         return f"{self.network}/{self.side}@{self.sha256}"
 
 
-class DeclaredTeachers(_Part):
+class StatedTeachers(_Part):
     """On whose word teachers rest, by holder; the guarantee of their answers needs it."""
 
     shards: dict[_Name, _Name] = Field(
@@ -144,7 +144,7 @@ class DeclaredTeachers(_Part):
     )
 
 
-class LedgerLimit(_Part):
+class StatedLimit(_Part):
     """The ε of all runs on the same data together, whatever was chosen by what was seen."""
 
     epsilon: _Epsilon = Field(description="the highest limit that the ledger ever had")
@@ -161,7 +161,7 @@ class LedgerTotal(_Part):
         "be chosen; null where an earlier run has no cost in this unit and adjacency"
     )
     accountant: _Name
-    limit: LedgerLimit | None = Field(description="null: the ledger answered without a limit")
+    limit: StatedLimit | None = Field(description="null: the ledger answered without a limit")
 
 
 class PrivacyStatement(_Part):
@@ -181,7 +181,7 @@ class PrivacyStatement(_Part):
     composition: Literal["answers of one holder add up; of several holders the worst one counts"]
     sound: dict[Adjacency, _Epsilon] = Field(description="ε for `unit`, by adjacency")
     units: dict[Unit, _Epsilon] = Field(description="ε under `adjacency`, by unit")
-    published: Published | None
+    published: StatedPublished | None
     answers: _Word | None = Field(description="what holders answered: vote, data or label")
     noise_std: Annotated[float, Field(gt=0)] | None
     noise_mode: Literal["local", "central", "secagg", "none"]
@@ -201,7 +201,7 @@ class PrivacyStatement(_Part):
     public_weights: PublicWeights | None = Field(
         default=None, description="null: no network was used that had learned from data"
     )
-    declared_teachers: DeclaredTeachers | None = Field(
+    declared_teachers: StatedTeachers | None = Field(
         default=None, description="null: of the teachers that were asked nothing was declared"
     )
     class_names: tuple[_ClassName, ...] | None = Field(

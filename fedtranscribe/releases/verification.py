@@ -30,7 +30,7 @@ from fedtranscribe.results.run_directory import DENOISER, STUDENT
 
 
 @dataclass(frozen=True)
-class Check:
+class VerificationStep:
     """One question and its answer.
 
     Attributes:
@@ -48,7 +48,7 @@ class Check:
 class Verification:
     """All checks of a release, in the order they were made."""
 
-    checks: tuple[Check, ...]
+    checks: tuple[VerificationStep, ...]
 
     @property
     def ok(self) -> bool:
@@ -56,7 +56,7 @@ class Verification:
         return all(check.ok for check in self.checks)
 
     @property
-    def first_failure(self) -> Check | None:
+    def first_failure(self) -> VerificationStep | None:
         """The first that was not passed."""
         return next((check for check in self.checks if not check.ok), None)
 
@@ -66,18 +66,18 @@ class _FailedError(Exception):
 
 
 def verify(folder: Path) -> Verification:
-    """Check a release; a failed check is a result, not an error.
+    """Verify a release; a failed check is a result, not an error.
 
     Raises:
         StorageError: there is no release in the folder.
     """
-    checks: list[Check] = []
+    checks: list[VerificationStep] = []
 
     def check(name: str, ask: Callable[[], str]) -> bool:
         try:
-            checks.append(Check(name, True, ask()))
+            checks.append(VerificationStep(name, True, ask()))
         except (_FailedError, FedtranscribeError) as error:
-            checks.append(Check(name, False, str(error).rstrip(".")))
+            checks.append(VerificationStep(name, False, str(error).rstrip(".")))
         return checks[-1].ok
 
     expect_release(folder)

@@ -22,10 +22,10 @@ from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.results.allowed import Listed, Why
 
 FLAT: Final = "its keys are stored among those of the whole"
-"""Marks a field, `Annotated[Part, FLAT]`, whose part has no key of its own in JSON."""
+"""Marks a field, `Annotated[ResultPart, FLAT]`, whose part has no key of its own in JSON."""
 
 
-class Part(BaseModel):
+class ResultPart(BaseModel):
     """Base of all: immutable, and names that it does not know are passed over."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -35,7 +35,7 @@ class Part(BaseModel):
         return self.model_dump(mode="json", exclude_unset=True)
 
 
-class Whole(Part):
+class Whole(ResultPart):
     """Base of types with flat parts; a part is there if one of its keys is."""
 
     @model_validator(mode="before")
@@ -59,7 +59,7 @@ class Whole(Part):
         return spread
 
 
-def listed(kind: type[Part]) -> Listed:
+def listed(kind: type[ResultPart]) -> Listed:
     """Keys of a type's JSON by the reason that its fields give, as `allowed.why` reads them.
 
     Raises:
@@ -71,7 +71,7 @@ def listed(kind: type[Part]) -> Listed:
     return {reason: " ".join(patterns) for reason, patterns in found.items()}
 
 
-def _patterns(kind: type[Part], above: str) -> Iterator[tuple[str, Why]]:
+def _patterns(kind: type[ResultPart], above: str) -> Iterator[tuple[str, Why]]:
     for name, field in kind.model_fields.items():
         part = _part_of(field.annotation)
         if part is not None:
@@ -83,17 +83,17 @@ def _patterns(kind: type[Part], above: str) -> Iterator[tuple[str, Why]]:
         yield f"{above}{name}{_below(field.annotation)}", reasons[0]
 
 
-def _flat_parts(kind: type[BaseModel]) -> Iterator[tuple[str, type[Part]]]:
+def _flat_parts(kind: type[BaseModel]) -> Iterator[tuple[str, type[ResultPart]]]:
     for name, field in kind.model_fields.items():
         part = _part_of(field.annotation)
         if part is not None and FLAT in field.metadata:
             yield name, part
 
 
-def _part_of(annotation: Any) -> type[Part] | None:
+def _part_of(annotation: Any) -> type[ResultPart] | None:
     """The type of a part, be it optional or not."""
     kinds = (kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type))
-    return next((kind for kind in kinds if issubclass(kind, Part)), None)
+    return next((kind for kind in kinds if issubclass(kind, ResultPart)), None)
 
 
 def _below(annotation: Any) -> str:
@@ -108,7 +108,7 @@ OWN_LABELS = "those of the records"
 """What a result says of labels that mean classes; anything else is no task to be tested on."""
 
 
-class PublishedFigure(Part):
+class PublishedFigure(ResultPart):
     """The paper's own figure for the same noise, and why it is no guarantee."""
 
     epsilon: Annotated[float | None, Why.COST]
@@ -121,7 +121,7 @@ class PublishedFigure(Part):
         return value if value is not None and math.isfinite(value) else None
 
 
-class StatedGuarantee(Part):
+class StatedGuarantee(ResultPart):
     """What a run cost the records that it learned from.
 
     Attributes:
@@ -179,7 +179,7 @@ class StatedGuarantee(Part):
         return stated if self.private is not False else f"NOT PRIVATE; its plan costs {stated}"
 
 
-class Answers(Part):
+class Answers(ResultPart):
     """What was asked of teachers, or of sums over records, and the noise on it.
 
     Attributes:
@@ -201,7 +201,7 @@ class Answers(Part):
     teachers: Annotated[int | None, Why.SETTING] = None
 
 
-class MixtureFacts(Part):
+class MixtureFacts(ResultPart):
     """The generator that sums over the records made.
 
     Attributes:
@@ -213,7 +213,7 @@ class MixtureFacts(Part):
     components: Annotated[int, Why.SETTING]
 
 
-class PublicFeatures(Part):
+class PublicFeatures(ResultPart):
     """The public network that a student's features are of.
 
     Attributes:
@@ -229,7 +229,7 @@ class PublicFeatures(Part):
     declared_by: Annotated[str, Why.SETTING]
 
 
-class DeclaredTeachers(Part):
+class DeclaredTeachers(ResultPart):
     """On whose word the guarantee of answers of teachers rests, by holder.
 
     Attributes:
@@ -241,7 +241,7 @@ class DeclaredTeachers(Part):
     weights: Annotated[dict[str, str], Why.SETTING] = Field(default_factory=dict)
 
 
-class Federation(Part):
+class Federation(ResultPart):
     """Who took part in a federated run, and what went over the wire.
 
     Attributes:
@@ -267,7 +267,7 @@ class Federation(Part):
     holder: Annotated[str | None, Why.SETTING] = None
 
 
-class PrivateStart(Part):
+class PrivateStart(ResultPart):
     """What a training on private records began with.
 
     Attributes:
@@ -287,7 +287,7 @@ class PrivateStart(Part):
     epsilon_of_training: Annotated[float, Why.COST]
 
 
-class Diffusion(Part):
+class Diffusion(ResultPart):
     """A diffusion model that was trained on the records themselves.
 
     Attributes:
@@ -316,7 +316,7 @@ class Diffusion(Part):
     private_start: PrivateStart | None = None
 
 
-class CountedGenerator(Part):
+class CountedGenerator(ResultPart):
     """The run whose samples a student learned from as well.
 
     Attributes:
@@ -331,7 +331,7 @@ class CountedGenerator(Part):
     epsilon_of_answers: Annotated[float, Why.COST]
 
 
-class LedgerLimit(Part):
+class LedgerLimit(ResultPart):
     """The ε of all runs on the data: the highest limit that their ledger had."""
 
     epsilon: Annotated[float | None, Why.COST]
@@ -340,7 +340,7 @@ class LedgerLimit(Part):
     adjacency: Annotated[Adjacency, Why.COST]
 
 
-class LedgerFacts(Part):
+class LedgerFacts(ResultPart):
     """What the ledger of the data said when a run ended.
 
     Attributes:
@@ -366,7 +366,7 @@ class LedgerFacts(Part):
         return cls(booked=booked, accountant=ACCOUNTANT, limit=limit)
 
 
-class Accuracy(Part):
+class Accuracy(ResultPart):
     """On a benchmark's public test set: of students, and of what learned from released images.
 
     Teachers and ensembles have no field. They are functions of private records that nobody was
@@ -383,7 +383,7 @@ class Accuracy(Part):
         return cls.model_validate(scores)
 
 
-class Confusion(Part):
+class Confusion(ResultPart):
     """What a student takes for what on a benchmark's public test set, and what follows from it.
 
     Attributes:
@@ -424,7 +424,7 @@ class Confusion(Part):
         )
 
 
-class AccuracyCurve(Part):
+class AccuracyCurve(ResultPart):
     """Accuracy over answered rows; empty where it may not be told."""
 
     rows: Annotated[tuple[int, ...], Why.BENCHMARK] = ()

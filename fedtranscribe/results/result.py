@@ -30,8 +30,8 @@ from fedtranscribe.results.parts import (
     Federation,
     LedgerFacts,
     MixtureFacts,
-    Part,
     PublicFeatures,
+    ResultPart,
     StatedGuarantee,
     Whole,
     listed,
@@ -46,7 +46,7 @@ VERSION = 1
 """Of the keys and what they mean; larger where an older reader would misread them."""
 
 
-class RunSettings(Part):
+class RunSettings(ResultPart):
     """Those settings of a run that its readers need by name; others differ from kind to kind."""
 
     data: str = "none"

@@ -21,7 +21,7 @@ from fedtranscribe.errors import ProtocolError, QuorumError
 from fedtranscribe.files import write_atomically
 from fedtranscribe.noise.mask_keys import Advert
 from fedtranscribe.noise.secagg import Task
-from fedtranscribe.noise.secagg_server import Server
+from fedtranscribe.noise.secagg_server import MaskingServer
 from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.questions import masked_messages as masked
 from fedtranscribe.questions import messages as wire
@@ -33,7 +33,7 @@ from fedtranscribe.rounds.plan import Part, Plan
 from fedtranscribe.rounds.roster import Complaint
 from fedtranscribe.rounds.round_state import (
     Named,
-    Progress,
+    RoundProgress,
     VectorFile,
     of_another_version,
     read_json,
@@ -101,13 +101,13 @@ class MaskedSum:
         self._keys_file = folder / "secagg-keys.json"
         self._round_file = folder / "secagg-round.json"
         self._vector_file = folder / "secagg-vectors.bin"
-        self._server: Server | None = None
+        self._server: MaskingServer | None = None
         self._watch = watch
         self._query: Query | None = None
 
     def began(self, query_id: str) -> bool:
         """Whether holders may have been asked this query already."""
-        return Progress.load(self._round_file, query_id) is not None
+        return RoundProgress.load(self._round_file, query_id) is not None
 
     def settle(self, query: Query, part: Part, present: Sequence[str]) -> tuple[Tensor, list[str]]:
         """The noisy sum over the survivors of a round, float64 [rows, width], and who they are.
@@ -122,7 +122,7 @@ class MaskedSum:
         """
         grid, self._query = part.grid(self._plan.facts), query
         task = Task(query.id, query.digest(), query.rows * query.width, grid.word)
-        now = Progress.load(self._round_file, query.id) or Progress(query.id)
+        now = RoundProgress.load(self._round_file, query.id) or RoundProgress(query.id)
         vectors = VectorFile(self._vector_file, self._members.names, task.size, now.vectors)
         if not now.sent:
             now.save(self._round_file)
@@ -145,10 +145,12 @@ class MaskedSum:
     # ---------------------------------------------------------------- stages
 
     @property
-    def _knowing(self) -> Server:
+    def _knowing(self) -> MaskingServer:
         """The server's steps, who knows whom the holders drew; they have keys by now."""
         if self._server is None:
-            self._server = Server(self._members, {n: d for n, (_, d) in self._keys().items()})
+            self._server = MaskingServer(
+                self._members, {n: d for n, (_, d) in self._keys().items()}
+            )
         return self._server
 
     def _keys(self) -> dict[str, tuple[Advert, list[str]]]:
@@ -214,7 +216,7 @@ class MaskedSum:
         self._expect(sent, "sent shares")
         return sent
 
-    def _mask(self, task: Task, now: Progress, vectors: VectorFile) -> None:
+    def _mask(self, task: Task, now: RoundProgress, vectors: VectorFile) -> None:
         inboxes = self._knowing.inboxes(now.sent)
 
         def ask(number: int, name: str) -> Message:
@@ -243,7 +245,7 @@ class MaskedSum:
         # From here on there is no other set.
         now.save(self._round_file)
 
-    def _sign(self, now: Progress) -> None:
+    def _sign(self, now: RoundProgress) -> None:
         """Ask every survivor that has not signed; a late one helps as well as another."""
 
         def ask(number: int, name: str) -> Message:
@@ -260,7 +262,7 @@ class MaskedSum:
         now.save(self._round_file)
         self._expect(now.signatures, "signed")
 
-    def _reveal(self, now: Progress) -> None:
+    def _reveal(self, now: RoundProgress) -> None:
         def ask(number: int, name: str) -> Message:
             signatures = self._knowing.signatures(now.signatures, name)
             return masked.ask_reveal(number, self._run, now.query, signatures)

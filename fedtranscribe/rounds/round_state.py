@@ -19,7 +19,7 @@ _MOST_BYTES = 2**30
 
 
 @dataclass
-class Progress:
+class RoundProgress:
     """What has been heard in a round.
 
     Attributes:

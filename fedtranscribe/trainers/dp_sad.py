@@ -114,16 +114,15 @@ class DpSadSettings(TrainerSettings):
     def __post_init__(self) -> None:
         """Refuse what no run could do."""
         rates = ("lr", "teacher_lr", "discriminator_lr", "pretrain_lr")
-        self._expect_counts("batch", "pretrain_batch", "discriminator_batch")
-        self._expect_counts("copies", "synthetic_images")
+        batches = ("batch", "pretrain_batch", "discriminator_batch")
+        self._expect_counts(*batches, "copies", "synthetic_images")
         self._expect_positive("epochs", "pretrain_epochs", "clip", *rates)
         weights = ("teacher_weight", "data_weight", "adversarial_weight")
         self._expect_not_negative("noise_multiplier", "guidance", *weights)
         self._expect_shares("label_drop", "student_label_drop", "ema_decay")
         if not self.teacher_weight + self.data_weight + self.adversarial_weight:
             raise ConfigError(
-                "Expected teacher_weight, data_weight or adversarial_weight > 0: with none of "
-                "them the student has nothing to learn."
+                "Expected teacher_weight, data_weight or adversarial_weight > 0: nothing to learn."
             )
         if self.guidance and not self.label_drop:
             raise ConfigError(
@@ -168,8 +167,7 @@ class DpSadSettings(TrainerSettings):
         private = self.privacy_plan(records).training.steps
         if not public_images and not self.private_teacher:
             raise ConfigError(
-                "Expected public images for teacher=public; name some by --pretrain-data, or take "
-                "--teacher dp."
+                "Expected public images for teacher=public: --pretrain-data, or take --teacher dp."
             )
         return {
             SadStage.PRETRAINING: self.pretrain_steps(public_images),
@@ -436,8 +434,8 @@ class DpSad(StageTrainer[SadStage, DpSadSettings]):
         judge.requires_grad_(False)
 
     def _parts(self) -> dict[str, Any]:
-        networks = {"teacher": self._teacher, "discriminator": self._discriminator}
-        return super()._parts() | networks | {"teacher_ema": self._teacher_ema}
+        own = {"teacher": self._teacher, "teacher_ema": self._teacher_ema}
+        return super()._parts() | own | {"discriminator": self._discriminator}
 
     def _own_state(self) -> dict[str, Any]:
         return {"drawn": self._pool if self.settings.private_teacher else None}
@@ -446,9 +444,7 @@ class DpSad(StageTrainer[SadStage, DpSadSettings]):
         self._pool = self._pool or state["drawn"]
 
     def _step(self) -> tuple[Callable[[], None], str]:
-        steps = {
-            SadStage.PRETRAINING: (self._pretraining_step, "pretrain_batch"),
-            SadStage.TEACHER: (self._teacher_step, "physical_batch"),
-            SadStage.STUDENT: (self._student_step, "physical_batch"),
-        }
-        return steps[self.stage]
+        if self.stage is SadStage.PRETRAINING:
+            return self._pretraining_step, "pretrain_batch"
+        teaching = self.stage is SadStage.TEACHER
+        return self._teacher_step if teaching else self._student_step, "physical_batch"

@@ -43,7 +43,7 @@ class Cost:
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class PreparedTraining:
     """A training whose public part is settled and has been found sound; nothing is spent.
 
     Attributes:
@@ -160,7 +160,7 @@ def prepare(
     say: Say = lambda _: None,
     *,
     asked_by_server: bool = False,
-) -> Prepared:
+) -> PreparedTraining:
     """Load and check everything public, choose the plan and find its noise.
 
     Args:
@@ -204,7 +204,7 @@ def prepare(
         after = start.samples, start.release
         plan = start.before(plan_training(recipe, settings, facts, *after))
     cost = _cost(settings, plan)
-    return Prepared(settings, split, public, plan, start, cost, device, digest)
+    return PreparedTraining(settings, split, public, plan, start, cost, device, digest)
 
 
 def _clustered(

@@ -44,7 +44,7 @@ from fedtranscribe.results.parts import (
 from fedtranscribe.results.progress import Progress, Tracker, silent
 from fedtranscribe.results.result import Result, ScoredResult, with_private_scores
 from fedtranscribe.results.run_directory import RunDirectory, check_writable
-from fedtranscribe.trainers.preparation import Prepared, Say
+from fedtranscribe.trainers.preparation import PreparedTraining, Say
 from fedtranscribe.trainers.samples import ALL, chosen_labels
 from fedtranscribe.trainers.training import OpenLedger, Trained, Training, forget_checkpoint
 
@@ -56,7 +56,7 @@ NOT_PRIVATE = "NOT PRIVATE"
 _GRID = 50
 
 
-def show_plan(prepared: Prepared, say: Say = lambda _: None) -> StatedGuarantee:
+def show_plan(prepared: PreparedTraining, say: Say = lambda _: None) -> StatedGuarantee:
     """Say what a prepared synthesis would train and cost; nothing is spent or written.
 
     Args:
@@ -73,7 +73,7 @@ def show_plan(prepared: Prepared, say: Say = lambda _: None) -> StatedGuarantee:
 
 
 def synthesize(
-    prepared: Prepared,
+    prepared: PreparedTraining,
     out: Path,
     *,
     resume: bool = False,
@@ -135,7 +135,7 @@ def synthesize(
     return with_private_scores(run.path, result)
 
 
-def _begun(out: Path, prepared: Prepared, say: Say) -> RunDirectory:
+def _begun(out: Path, prepared: PreparedTraining, say: Say) -> RunDirectory:
     """A new run, where the folder is free and the ledger has room; neither is left half begun."""
     run = RunDirectory.create(out, prepared.settings)
     try:
@@ -147,7 +147,7 @@ def _begun(out: Path, prepared: Prepared, say: Say) -> RunDirectory:
     return run
 
 
-def opened_ledger(prepared: Prepared, run: str, say: Say = lambda _: None) -> Ledger:
+def opened_ledger(prepared: PreparedTraining, run: str, say: Say = lambda _: None) -> Ledger:
     """The ledger of the data, which has room for the run or has booked it; raises as that may.
 
     Args:
@@ -163,7 +163,7 @@ def opened_ledger(prepared: Prepared, run: str, say: Say = lambda _: None) -> Le
     return open_for_run(prepared.ledger, ids, run, settings.budget, usual, [release], say)
 
 
-def _say_plan(prepared: Prepared, caveats: tuple[str, ...], say: Say) -> StatedGuarantee:
+def _say_plan(prepared: PreparedTraining, caveats: tuple[str, ...], say: Say) -> StatedGuarantee:
     """What is trained, both figures and every caveat, before anything is spent."""
     steps = ", ".join(f"{stage} {count:,}" for stage, count in prepared.plan.steps.items())
     for line in (*prepared.plan.words, f"steps: {steps}", prepared.memory):
@@ -179,7 +179,11 @@ def _say_plan(prepared: Prepared, caveats: tuple[str, ...], say: Say) -> StatedG
 
 
 def _show(
-    prepared: Prepared, run: RunDirectory, trained: Trained, judge: Judge | None, progress: Progress
+    prepared: PreparedTraining,
+    run: RunDirectory,
+    trained: Trained,
+    judge: Judge | None,
+    progress: Progress,
 ) -> dict[str, float]:
     """Draw samples from the file that may be released, and measure them."""
     settings, plan = prepared.settings, prepared.plan
@@ -203,7 +207,7 @@ def _show(
 
 
 def describe(
-    prepared: Prepared,
+    prepared: PreparedTraining,
     run: RunDirectory,
     caveats: tuple[str, ...],
     trained: Trained,
@@ -234,7 +238,7 @@ def describe(
     )
 
 
-def _guarantee(prepared: Prepared, caveats: tuple[str, ...]) -> StatedGuarantee:
+def _guarantee(prepared: PreparedTraining, caveats: tuple[str, ...]) -> StatedGuarantee:
     settings, published, stated = prepared.settings, prepared.plan.published, prepared.cost.stated
     private = stated is not None and not caveats
     return StatedGuarantee(
@@ -251,7 +255,7 @@ def _guarantee(prepared: Prepared, caveats: tuple[str, ...]) -> StatedGuarantee:
     )
 
 
-def _diffusion(prepared: Prepared, trained: Trained) -> Diffusion:
+def _diffusion(prepared: PreparedTraining, trained: Trained) -> Diffusion:
     plan, facts = prepared.plan, prepared.facts
     return Diffusion(
         sigma=plan.settings.noise_multiplier,
@@ -269,7 +273,7 @@ def _diffusion(prepared: Prepared, trained: Trained) -> Diffusion:
     )
 
 
-def _private_start(prepared: Prepared) -> PrivateStart | None:
+def _private_start(prepared: PreparedTraining) -> PrivateStart | None:
     settings, plan = prepared.settings, prepared.plan
     if plan.start is None or plan.release is None:
         return None
@@ -279,7 +283,7 @@ def _private_start(prepared: Prepared) -> PrivateStart | None:
     return PrivateStart(**plan.start, epsilon_of_start=start, epsilon_of_training=training)
 
 
-def _labels(prepared: Prepared) -> str:
+def _labels(prepared: PreparedTraining) -> str:
     """What the labels mean, as the card says it."""
     if not prepared.plan.conditional:
         return "none"
@@ -291,7 +295,7 @@ def _labels(prepared: Prepared) -> str:
     )
 
 
-def _ledger_facts(prepared: Prepared, open_ledger: OpenLedger) -> LedgerFacts | None:
+def _ledger_facts(prepared: PreparedTraining, open_ledger: OpenLedger) -> LedgerFacts | None:
     """What the ledger has booked for all runs, and its limit; None where this one is not in it."""
     if prepared.plan.release is None:
         return None

@@ -39,7 +39,7 @@ from fedtranscribe.questions.training_messages import TrainingProgress
 from fedtranscribe.results.progress import Report, ignore
 from fedtranscribe.results.run_directory import DENOISER, RunDirectory
 from fedtranscribe.text import expect_name
-from fedtranscribe.trainers.preparation import Prepared
+from fedtranscribe.trainers.preparation import PreparedTraining
 from fedtranscribe.trainers.stages import Trainer
 
 OpenLedger = Callable[[], AbstractContextManager[Ledger]]
@@ -75,7 +75,7 @@ class Training:
 
     def __init__(
         self,
-        prepared: Prepared,
+        prepared: PreparedTraining,
         trainer: Trainer,
         run: RunDirectory,
         open_ledger: OpenLedger,
@@ -252,7 +252,7 @@ def _read(path: Path) -> dict[str, Any]:
         ) from None
 
 
-def _with_physical_batch(state: dict[str, Any], prepared: Prepared) -> dict[str, Any]:
+def _with_physical_batch(state: dict[str, Any], prepared: PreparedTraining) -> dict[str, Any]:
     """A state with the physical batch that was asked for: where memory ran out it has to change."""
     asked = prepared.settings.physical_batch
     if asked is None:

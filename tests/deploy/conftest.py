@@ -12,7 +12,7 @@ import pytest
 
 from fedtranscribe.flower import certificates
 from fedtranscribe.flower.certificates import make_authority, make_node_key, make_server
-from fedtranscribe.flower.folders import Kind, init
+from fedtranscribe.flower.folders import FolderKind, init
 
 NAME = "superlink.example.org"
 
@@ -42,7 +42,7 @@ def authority(tmp_path: Path) -> Path:
 @pytest.fixture
 def server(tmp_path: Path, authority: Path) -> Path:
     """A server's folder in which nothing is wrong."""
-    folder = init(Kind.SERVER, tmp_path / "server")
+    folder = init(FolderKind.SERVER, tmp_path / "server")
     make_server(folder / "certificates", authority, [NAME])
     return folder
 
@@ -50,7 +50,7 @@ def server(tmp_path: Path, authority: Path) -> Path:
 @pytest.fixture
 def client(tmp_path: Path, authority: Path) -> Path:
     """A holder's folder in which nothing is wrong, but that its records are empty."""
-    folder = init(Kind.CLIENT, tmp_path / "client")
+    folder = init(FolderKind.CLIENT, tmp_path / "client")
     (folder / "certificates" / "ca.crt").write_bytes((authority / "ca.crt").read_bytes())
     make_node_key(folder / "keys" / "node", "hospital")
     (folder / "ledger" / "records.npz").write_bytes(b"")

@@ -11,8 +11,8 @@ import pytest
 from fedtranscribe.cli import run
 from fedtranscribe.flower.certificates import make_authority, make_node_key, make_server
 from fedtranscribe.flower.folder_check import (
-    Check,
-    Verdict,
+    FolderCheck,
+    FolderVerdict,
     check_client,
     check_server,
     first_fault,
@@ -20,9 +20,9 @@ from fedtranscribe.flower.folder_check import (
 from tests.deploy.conftest import NAME
 
 
-def wrong(checks: list[Check]) -> dict[str, str]:
-    assert all(check.fix for check in checks if check.verdict is not Verdict.OK)
-    return {check.name: check.found for check in checks if check.verdict is not Verdict.OK}
+def wrong(checks: list[FolderCheck]) -> dict[str, str]:
+    assert all(check.fix for check in checks if check.verdict is not FolderVerdict.OK)
+    return {check.name: check.found for check in checks if check.verdict is not FolderVerdict.OK}
 
 
 def test_sound_folders_are_sound(client: Path, server: Path) -> None:

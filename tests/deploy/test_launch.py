@@ -16,7 +16,7 @@ from fedtranscribe.errors import ConfigError, FederationError
 from fedtranscribe.flower import launch
 from fedtranscribe.flower.certificates import make_authority
 from fedtranscribe.flower.health import is_healthy
-from fedtranscribe.flower.launch import Node, Server, join, serve
+from fedtranscribe.flower.launch import NodeProcess, ServerProcess, join, serve
 from fedtranscribe.holder.link import is_reachable
 
 
@@ -80,7 +80,7 @@ def test_a_sound_node_becomes_a_supernode(
     address = f"localhost:{tls_server(server / 'certificates')}"
     said: list[str] = []
     with pytest.raises(BecameError):
-        join(Node(client, address, service[0], 9096, "127.0.0.1:9097"), 5, said.append)
+        join(NodeProcess(client, address, service[0], 9096, "127.0.0.1:9097"), 5, said.append)
     program, command, environment = became
     assert Path(program).name == command[0] == "flower-supernode"
     assert option(command, "--superlink") == address
@@ -99,13 +99,13 @@ def test_a_server_that_is_not_there_yet_is_waited_for_by_flower(
 ) -> None:
     said: list[str] = []
     with pytest.raises(BecameError):
-        join(Node(client, "127.0.0.1:1", service[0]), 5, said.append)
+        join(NodeProcess(client, "127.0.0.1:1", service[0]), 5, said.append)
     assert "nobody answers" in said[0]
 
 
 def test_without_a_holder_service_nothing_joins(client: Path, became: list[Any]) -> None:
     with pytest.raises(FederationError, match="fedtranscribe holder serve"):
-        join(Node(client, "127.0.0.1:1", client / "socket" / "h.sock"), 0, print)
+        join(NodeProcess(client, "127.0.0.1:1", client / "socket" / "h.sock"), 0, print)
     assert became == []
 
 
@@ -114,7 +114,7 @@ def test_what_is_wrong_is_told_before_anything_is_waited_for(
 ) -> None:
     (client / "keys" / "node").unlink()
     with pytest.raises(ConfigError, match=r"Not starting \(node key\).*deploy keys create"):
-        join(Node(client, "127.0.0.1:1", client / "h.sock"), 1e9, print)
+        join(NodeProcess(client, "127.0.0.1:1", client / "h.sock"), 1e9, print)
     assert became == []
 
 
@@ -124,12 +124,12 @@ def test_a_server_of_another_authority_is_not_joined(
     address = f"localhost:{tls_server(server / 'certificates')}"
     shutil.copy(make_authority(tmp_path / "other"), client / "certificates" / "ca.crt")
     with pytest.raises(ConfigError, match=r"Not starting \(TLS with .*issuer"):
-        join(Node(client, address, client / "h.sock"), 0, print)
+        join(NodeProcess(client, address, client / "h.sock"), 0, print)
 
 
 def test_a_socket_that_would_change_the_nodes_settings_is_refused() -> None:
     with pytest.raises(ConfigError, match="without quotes"):
-        Node(Path("x"), "a:1", Path('/run/h" other="y')).command()
+        NodeProcess(Path("x"), "a:1", Path('/run/h" other="y')).command()
 
 
 def test_a_sound_server_becomes_a_superlink(
@@ -137,7 +137,7 @@ def test_a_sound_server_becomes_a_superlink(
 ) -> None:
     monkeypatch.delenv("FLWR_HOME", raising=False)
     with pytest.raises(BecameError):
-        serve(Server(server, "0.0.0.0", 8123), print)
+        serve(ServerProcess(server, "0.0.0.0", 8123), print)
     program, command, environment = became
     assert Path(program).name == command[0] == "flower-superlink"
     assert {"--enable-supernode-auth", "--disable-runtime-dependency-installation"} <= set(command)
@@ -153,5 +153,5 @@ def test_a_sound_server_becomes_a_superlink(
 def test_a_server_with_a_wrong_certificate_does_not_start(server: Path, became: list[Any]) -> None:
     (server / "certificates" / "server.crt").write_text("nonsense")
     with pytest.raises(ConfigError, match=r"Not starting \(server\.crt\)"):
-        serve(Server(server), print)
+        serve(ServerProcess(server), print)
     assert became == []

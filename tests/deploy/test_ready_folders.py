@@ -13,13 +13,13 @@ from packaging.requirements import Requirement
 import fedtranscribe
 from fedtranscribe.config import read_toml
 from fedtranscribe.errors import StorageError
-from fedtranscribe.flower.folders import Kind, init, read_environment, template
+from fedtranscribe.flower.folders import FolderKind, init, read_environment, template
 from fedtranscribe.holder.holder_file import HolderFile, HolderPlace
 from fedtranscribe.holder.link import health_socket
 from fedtranscribe.holder.policy import HolderPolicy
 
 ROOT = Path(__file__).parents[2]
-KINDS = list(Kind)
+KINDS = list(FolderKind)
 DOCKERFILES = [
     (kind, path.name) for kind in KINDS for path in sorted(template(kind).glob("Dockerfile*"))
 ]
@@ -31,7 +31,7 @@ def load_all(path: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_file_of_the_template_is_there(kind: Kind, tmp_path: Path) -> None:
+def test_every_file_of_the_template_is_there(kind: FolderKind, tmp_path: Path) -> None:
     made = init(kind, tmp_path / "made")
     source = template(kind)
     for path in source.rglob("*"):
@@ -47,25 +47,25 @@ def test_private_folders_are_closed(tmp_path: Path) -> None:
 
 
 def test_a_folder_in_use_is_left_alone(tmp_path: Path) -> None:
-    made = init(Kind.CLIENT, tmp_path / "made")
+    made = init(FolderKind.CLIENT, tmp_path / "made")
     (made / "policy.toml").write_text("mine")
     with pytest.raises(StorageError, match="not an empty folder"):
-        init(Kind.CLIENT, made)
+        init(FolderKind.CLIENT, made)
     assert (made / "policy.toml").read_text() == "mine"
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageError, match="not an empty folder"):
-        init(Kind.SERVER, tmp_path / "file")
+        init(FolderKind.SERVER, tmp_path / "file")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_versions_are_those_of_this_installation(kind: Kind, tmp_path: Path) -> None:
+def test_versions_are_those_of_this_installation(kind: FolderKind, tmp_path: Path) -> None:
     settings = read_environment(init(kind, tmp_path / "made"))
     assert settings["FEDTRANSCRIBE_VERSION"] == fedtranscribe.__version__
     assert re.fullmatch(r"\d+\.\d+\.\d+", settings["FLWR_VERSION"])
 
 
 def test_the_policy_is_one_and_explains_every_field(tmp_path: Path) -> None:
-    path = init(Kind.CLIENT, tmp_path / "made") / "policy.toml"
+    path = init(FolderKind.CLIENT, tmp_path / "made") / "policy.toml"
     file = HolderFile.read(path)
     assert file.policy == HolderPolicy(epsilon=file.epsilon)
     assert file.holder.records == path.parent / "ledger" / "records.npz"
@@ -83,7 +83,7 @@ def test_the_policy_is_one_and_explains_every_field(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_container_has_the_least_that_it_needs(kind: Kind) -> None:
+def test_every_container_has_the_least_that_it_needs(kind: FolderKind) -> None:
     (compose,) = load_all(template(kind) / "compose.yaml")
     for name, service in compose["services"].items():
         assert service["read_only"] is True, name
@@ -97,7 +97,7 @@ def test_every_container_has_the_least_that_it_needs(kind: Kind) -> None:
 
 
 def test_the_supernode_sees_the_socket_and_nothing_else_of_the_holders() -> None:
-    (compose,) = load_all(template(Kind.CLIENT) / "compose.yaml")
+    (compose,) = load_all(template(FolderKind.CLIENT) / "compose.yaml")
     holder, node = compose["services"]["holder"], compose["services"]["supernode"]
     assert holder["network_mode"] == "none"
     assert "ports" not in node
@@ -108,13 +108,13 @@ def test_the_supernode_sees_the_socket_and_nothing_else_of_the_holders() -> None
     (user, group), (other, _) = (s["user"].split(":") for s in (holder, node))
     assert user != other
     assert node["group_add"] == [group]
-    owner = (template(Kind.CLIENT) / "Dockerfile").read_text()
+    owner = (template(FolderKind.CLIENT) / "Dockerfile").read_text()
     assert f"--gid {group} socket" in owner
     assert f"--uid {user} --gid socket" in owner
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_gpu_is_reserved_in_a_file_of_its_own(kind: Kind) -> None:
+def test_the_gpu_is_reserved_in_a_file_of_its_own(kind: FolderKind) -> None:
     (plain,) = load_all(template(kind) / "compose.yaml")
     (gpu,) = load_all(template(kind) / "compose.cuda.yaml")
     assert set(gpu["services"]) <= set(plain["services"])
@@ -126,7 +126,7 @@ def test_the_gpu_is_reserved_in_a_file_of_its_own(kind: Kind) -> None:
 
 def test_metrics_are_mounted_in_a_file_of_their_own() -> None:
     """The holder service alone writes them; the SuperNode sees nothing of them."""
-    (metrics,) = load_all(template(Kind.CLIENT) / "compose.metrics.yaml")
+    (metrics,) = load_all(template(FolderKind.CLIENT) / "compose.metrics.yaml")
     assert set(metrics["services"]) == {"holder"}
     assert set(metrics["services"]["holder"]) == {"volumes"}
     (volume,) = metrics["services"]["holder"]["volumes"]
@@ -134,11 +134,13 @@ def test_metrics_are_mounted_in_a_file_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("kind", "name"), DOCKERFILES)
-def test_images_are_pinned_unprivileged_and_asked_for_their_health(kind: Kind, name: str) -> None:
+def test_images_are_pinned_unprivileged_and_asked_for_their_health(
+    kind: FolderKind, name: str
+) -> None:
     text = (template(kind) / name).read_text().replace("\\\n", " ")
     words = [line.split(None, 1) for line in text.splitlines() if line and line[0] not in "# "]
     base = [rest for word, rest in words if word == "FROM"]
-    official = "supernode" if kind is Kind.CLIENT else "superlink"
+    official = "supernode" if kind is FolderKind.CLIENT else "superlink"
     chosen = f"${{BASE:-flwr/{official}:${{FLWR_VERSION}}-py3.13-ubuntu24.04}}"
     assert base == [f"{chosen} AS build", chosen], "what pip needs stays behind"
     user = [rest for word, rest in words if word == "USER"][-1]
@@ -152,7 +154,9 @@ def test_images_are_pinned_unprivileged_and_asked_for_their_health(kind: Kind, n
 
 
 @pytest.mark.parametrize(("kind", "name"), DOCKERFILES)
-def test_versions_in_the_images_are_those_that_the_package_allows(kind: Kind, name: str) -> None:
+def test_versions_in_the_images_are_those_that_the_package_allows(
+    kind: FolderKind, name: str
+) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     listed = [*project["dependencies"], *extras["federation"], *extras["dev"]]
@@ -166,13 +170,13 @@ def test_versions_in_the_images_are_those_that_the_package_allows(kind: Kind, na
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nothing_private_goes_to_whoever_builds_the_image(kind: Kind) -> None:
+def test_nothing_private_goes_to_whoever_builds_the_image(kind: FolderKind) -> None:
     rules = (template(kind) / ".dockerignore").read_text().split("\n")
     assert [rule for rule in rules if rule and rule[0] != "#"] == ["*", "!wheels"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_pods_are_locked_too(kind: Kind) -> None:
+def test_pods_are_locked_too(kind: FolderKind) -> None:
     (manifest,) = (template(kind) / "kubernetes").glob("*.yaml")
     (pod,) = (
         d["spec"]["template"]["spec"] for d in load_all(manifest) if d["kind"] == "Deployment"
@@ -186,19 +190,19 @@ def test_pods_are_locked_too(kind: Kind) -> None:
         assert context["capabilities"] == {"drop": ["ALL"]}
         assert container["image"].endswith(f":{fedtranscribe.__version__}")
     mounts = {c["name"]: {m["name"] for m in c["volumeMounts"]} for c in pod["containers"]}
-    if kind is Kind.CLIENT:
+    if kind is FolderKind.CLIENT:
         assert mounts["supernode"] & mounts["holder"] == {"socket"}
         assert {"policy", "teachers", "ledger"}.isdisjoint(mounts["supernode"])
 
 
 def test_the_connection_example_is_what_flower_reads() -> None:
-    example = tomllib.loads((template(Kind.SERVER) / "connection.example.toml").read_text())
+    example = tomllib.loads((template(FolderKind.SERVER) / "connection.example.toml").read_text())
     connection = example["superlink"]["fedtranscribe"]
     assert set(connection) == {"address", "root-certificates"}
 
 
 def test_every_health_check_asks_where_the_holder_service_tells_it() -> None:
-    home = template(Kind.CLIENT)
+    home = template(FolderKind.CLIENT)
     socket = health_socket(Path("/holder/socket/holder.sock"))
     files = [*home.glob("Dockerfile*"), home / "kubernetes" / "node.yaml"]
     for path in files:

@@ -204,7 +204,7 @@ def test_every_setting_is_there(site: Path):
 def test_public_rooms_are_there(site: Path):
     wanted = {
         "privacy": ("Guarantee", "Ledger", "gaussian_epsilon", "published.dpsd_theorem1"),
-        "noise": ("gaussian.LocalNoise", "masked.MaskedShare", "secagg_server.Server"),
+        "noise": ("gaussian.LocalNoise", "masked.MaskedShare", "secagg_server.MaskingServer"),
         "questions": ("rows.ImageQuery", "moments.MomentsQuery", "statistic.Statistic"),
         "runs": ("transcription.transcribe", "finished.FinishedRun"),
         "trainers": ("synthesize.synthesize", "private_steps.DpSgdStep"),

@@ -20,7 +20,7 @@ from fedtranscribe.holder.node import Node, reply_to
 from fedtranscribe.holder.policy import HolderPolicy
 from fedtranscribe.noise.mask_graph import Graph
 from fedtranscribe.noise.mask_keys import Members
-from fedtranscribe.noise.secagg_server import Server
+from fedtranscribe.noise.secagg_server import MaskingServer
 from fedtranscribe.noise.sources import SeededBits
 from fedtranscribe.privacy.calibrate import EnsembleLayout
 from fedtranscribe.privacy.ledger import Ledger
@@ -33,7 +33,7 @@ from fedtranscribe.questions.refusals import Refusal, RefusalCode
 from fedtranscribe.questions.rows import ImageQuery
 from fedtranscribe.results.result import Result
 from fedtranscribe.results.run_directory import STUDENT, RunDirectory
-from fedtranscribe.rounds.round_state import Progress
+from fedtranscribe.rounds.round_state import RoundProgress
 from fedtranscribe.runs.transports import InProcess
 from tests.federation.local_grid import LocalGrid
 from tests.federation.runs import go, ledger_file, start
@@ -248,8 +248,8 @@ def test_what_another_version_stored_of_a_round_gives_a_clear_error(masked, open
     path = tmp_path / "secagg-round.json"
     path.write_text(json.dumps(old))
     with pytest.raises(StorageError, match="another version"):
-        Progress.load(path, "q")
-    assert Progress.load(path, "another") is None
+        RoundProgress.load(path, "q")
+    assert RoundProgress.load(path, "another") is None
     nodes = open_nodes(masked)
     adverts(nodes)
     store = nodes[0]._masking._store
@@ -441,9 +441,9 @@ def adverts(nodes, run="run-a"):
     return [node.advertise(run, NAMES, 1, 1)[0] for node in nodes]
 
 
-def server() -> Server:
+def server() -> MaskingServer:
     drawn = {name: [other for other in NAMES if other != name] for name in NAMES}
-    return Server(Members(tuple(NAMES), 1, 1), drawn)
+    return MaskingServer(Members(tuple(NAMES), 1, 1), drawn)
 
 
 def opened(nodes, asked):

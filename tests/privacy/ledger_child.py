@@ -57,7 +57,7 @@ def die_inside(path: Path) -> None:
     ledger = Ledger.open(path, DATA, BUDGET)
     content = canonical(release().to_json()).decode()
     with ledger._book.writing():
-        ledger._book.append(book.Kind.RESERVE, content, "run", "half", "h")
+        ledger._book.append(book.EntryKind.RESERVE, content, "run", "half", "h")
         os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -20,7 +20,7 @@ from fedtranscribe.errors import (
 )
 from fedtranscribe.privacy.accountant import epsilon_filter
 from fedtranscribe.privacy.budget import Budget
-from fedtranscribe.privacy.chain import Kind, canonical
+from fedtranscribe.privacy.chain import EntryKind, canonical
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.label_events import RandomizedResponse
 from fedtranscribe.privacy.ledger import Ledger
@@ -146,7 +146,7 @@ def test_every_budget_change_is_an_entry(path: Path) -> None:
     with open_ledger(path) as ledger:
         answered(ledger, "q1")
     with open_ledger(path) as ledger:
-        assert [entry.kind for entry in ledger.entries()].count(Kind.BUDGET) == 1
+        assert [entry.kind for entry in ledger.entries()].count(EntryKind.BUDGET) == 1
     with open_ledger(path, low) as ledger:
         ledger.reserve("q2", "h", make_release(0.01), "run")
         with pytest.raises(BudgetExhaustedError):
@@ -155,7 +155,7 @@ def test_every_budget_change_is_an_entry(path: Path) -> None:
         assert ledger.budget == low
         ledger.set_budget(Budget(20.0, DELTA, RECORD, ZERO_OUT))
         ledger.reserve("q3", "h", make_release(0.5), "run")
-        written = [entry.content for entry in ledger.entries() if entry.kind == Kind.BUDGET]
+        written = [entry.content for entry in ledger.entries() if entry.kind == EntryKind.BUDGET]
         assert [content.split('"epsilon":')[1].split(",")[0] for content in written] == [
             "10",
             "0.5",
@@ -271,10 +271,10 @@ def test_thousands_of_entries_stay_fast(path: Path) -> None:
         equal = canonical(make_release(0.01, 256).to_json()).decode()
         with ledger._book.writing():
             for i in range(4_000):
-                ledger._book.append(Kind.RESERVE, equal, "run", f"q{i}", "h")
+                ledger._book.append(EntryKind.RESERVE, equal, "run", f"q{i}", "h")
             for i in range(1_000):
                 different = canonical(make_release(0.01 + i * 1e-6, 1).to_json()).decode()
-                ledger._book.append(Kind.RESERVE, different, "run", f"d{i}", "h")
+                ledger._book.append(EntryKind.RESERVE, different, "run", f"d{i}", "h")
         start = time.process_time()
         total = epsilon_of(ledger)
         warm = time.process_time()

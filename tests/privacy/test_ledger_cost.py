@@ -9,7 +9,7 @@ import pytest
 from ledger_cases import BUDGET, DATA, epsilon_of, release
 
 from fedtranscribe.privacy import ledger_file
-from fedtranscribe.privacy.chain import Entry, Kind, canonical
+from fedtranscribe.privacy.chain import Entry, EntryKind, canonical
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.totals import EVERY
 
@@ -22,7 +22,7 @@ def _made(path: Path, entries: int) -> Path:
     with Ledger.open(path, DATA, BUDGET) as ledger, ledger._book.writing():
         for i in range((entries - 2) // 2):
             run = f"run-{i // 50}"
-            ledger._book.append(Kind.RESERVE, contents[i % 5], run, f"q{i}", "h")
+            ledger._book.append(EntryKind.RESERVE, contents[i % 5], run, f"q{i}", "h")
             ledger._book.append_answer(f"q{i}", run, b"answer")
     return path
 

@@ -11,7 +11,7 @@ import pytest
 from ledger_cases import DELTA, RACE, epsilon_of, open_ledger, release
 
 from fedtranscribe.privacy.accountant import epsilon_filter
-from fedtranscribe.privacy.chain import Head, Kind, read_head
+from fedtranscribe.privacy.chain import EntryKind, Head, read_head
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.ledger import Ledger
 
@@ -71,7 +71,7 @@ def test_killed_in_the_middle_of_many_commits(path: Path) -> None:
             reader.confirm(Head(int(sequence), digest))
     with open_ledger(path) as ledger:
         kinds = [entry.kind for entry in ledger.entries()]
-        reserved, committed = kinds.count(Kind.RESERVE), kinds.count(Kind.COMMIT)
+        reserved, committed = kinds.count(EntryKind.RESERVE), kinds.count(EntryKind.COMMIT)
         assert reserved - committed in (0, 1)
         assert committed >= len(released) >= 40
         for query_id, digest, *_ in released:
@@ -125,8 +125,8 @@ def test_processes_together_never_exceed_the_budget(path: Path) -> None:
     booked = sorted(fact for facts in said for fact in facts if fact != "exhausted")
     assert len(booked) == 24
     with open_ledger(path, None) as ledger:
-        in_book = [e.query_id for e in ledger.entries() if e.kind == Kind.RESERVE]
+        in_book = [e.query_id for e in ledger.entries() if e.kind == EntryKind.RESERVE]
         assert sorted(in_book) == booked
         assert epsilon_of(ledger) == pytest.approx(RACE.epsilon)
-        assert [entry.kind for entry in ledger.entries()].count(Kind.CREATED) == 1
+        assert [entry.kind for entry in ledger.entries()].count(EntryKind.CREATED) == 1
         assert ledger.verify() == ledger.head == read_head(path)

@@ -10,7 +10,7 @@ from ledger_cases import release as make_release
 
 from fedtranscribe.errors import BudgetExhaustedError, ConfigError, UnsupportedAdjacencyError
 from fedtranscribe.privacy.budget import Budget
-from fedtranscribe.privacy.chain import Kind, canonical
+from fedtranscribe.privacy.chain import EntryKind, canonical
 from fedtranscribe.privacy.closed_forms import gaussian_epsilon
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
@@ -90,7 +90,7 @@ def test_the_highest_limit_counts_and_every_change_is_an_entry(path: Path) -> No
         assert ledger.budget == limit(7)
         assert ledger.highest == limit(12)
         assert [budget.epsilon for _, budget in ledger.limits] == [5, 12, 7]
-        assert sum(entry.kind == Kind.BUDGET for entry in ledger.entries()) == 3
+        assert sum(entry.kind == EntryKind.BUDGET for entry in ledger.entries()) == 3
         assert ledger.verify() == ledger.head
     with Ledger.open_read_only(path) as reader:
         assert reader.highest == limit(12)
@@ -125,7 +125,7 @@ def test_a_ledger_of_an_early_version_opens_and_is_bounded_by_nothing(path: Path
     """Early versions wrote an infinite limit where none was named."""
     with open_ledger(path, None) as ledger:
         with ledger._book.writing():
-            ledger._book.append(Kind.BUDGET, canonical(limit(math.inf).to_json()).decode())
+            ledger._book.append(EntryKind.BUDGET, canonical(limit(math.inf).to_json()).decode())
         ledger.reserve("q1", "h", make_release(5.0, rows=100), "run")
     with open_ledger(path, limit(1e6)) as ledger:
         assert ledger.budget == limit(1e6)

@@ -44,8 +44,8 @@ from fedtranscribe.privacy.accountant import epsilon_filter
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.chain import (
     Entry,
+    EntryKind,
     Head,
-    Kind,
     canonical,
     head_path,
     read_head,
@@ -77,7 +77,7 @@ def original(tmp_path_factory: pytest.TempPathFactory, often: None) -> Path:
     with open_ledger(path) as ledger:
         for i in range(QUERIES):
             answered(ledger, f"q{i}", b"answer %d" % i)
-        checkpoints = [e.sequence for e in ledger.entries() if e.kind == Kind.CHECKPOINT]
+        checkpoints = [e.sequence for e in ledger.entries() if e.kind == EntryKind.CHECKPOINT]
         assert (checkpoints, ledger.head.sequence) == ([9, 18, 27], 35)
     return path
 
@@ -154,7 +154,7 @@ def test_totals_are_those_of_all_entries(
             ledger.close()
             ledger = Ledger.open(path, DATA)
     with ledger:
-        reserved = [entry for entry in ledger.entries() if entry.kind == Kind.RESERVE]
+        reserved = [entry for entry in ledger.entries() if entry.kind == EntryKind.RESERVE]
         tally = Counter(entry.content for entry in reserved)
         events = []
         for n, (content, count) in enumerate(tally.items()):
@@ -173,7 +173,7 @@ def test_totals_are_those_of_all_entries(
             ]
         firsts = list(dict.fromkeys(entry.run for entry in reserved))
         assert [run.run for run in ledger.runs()] == firsts
-        told = [entry.content for entry in ledger.entries() if entry.kind == Kind.BUDGET]
+        told = [entry.content for entry in ledger.entries() if entry.kind == EntryKind.BUDGET]
         assert [canonical(limit.to_json()).decode() for _, limit in ledger.limits] == told
         before = ledger._book.totals.text()
         assert ledger.verify() == ledger.head
@@ -202,7 +202,7 @@ def test_totals_follow_what_others_add(path: Path) -> None:
 def _add_and_fail(ledger: Ledger) -> None:
     with ledger._book.writing():
         for _ in range(2 * EVERY):
-            ledger._book.append(Kind.BUDGET, canonical(BUDGET.to_json()).decode())
+            ledger._book.append(EntryKind.BUDGET, canonical(BUDGET.to_json()).decode())
         raise ZeroDivisionError
 
 
@@ -478,7 +478,7 @@ def test_a_checkpoint_put_behind_the_head_file_is_counted_again(path: Path, stor
     text = json.dumps(told, separators=(",", ":"))
     empty = dict.fromkeys(("run", "query_id", "query_hash"), "")
     forged = Entry.after(
-        head, time="t", kind=Kind.CHECKPOINT.value, content=sealed(text, proved=False), **empty
+        head, time="t", kind=EntryKind.CHECKPOINT.value, content=sealed(text, proved=False), **empty
     )
     values = ", ".join(f"'{value}'" for value in vars(forged).values())
     tamper(
@@ -501,7 +501,9 @@ def test_a_checkpoint_put_in_before_the_head_file_is_written(
         text = json.dumps(told | {"head": [head.sequence, head.hash]}, separators=(",", ":"))
         empty = dict.fromkeys(("run", "query_id", "query_hash"), "")
         content = sealed(text, proved=False)
-        forged = Entry.after(head, time="t", kind=Kind.CHECKPOINT.value, content=content, **empty)
+        forged = Entry.after(
+            head, time="t", kind=EntryKind.CHECKPOINT.value, content=content, **empty
+        )
         _insert(path, forged)
         tamper(path, f"UPDATE totals SET sequence = {forged.sequence}, content = '{text}'")
         publish(self)
@@ -805,14 +807,14 @@ def test_every_entry_is_found_in_the_chain(path: Path) -> None:
     with open_ledger(path) as ledger:
         for entry in ledger.entries():
             if entry.query_id:
-                assert ledger._book.find(entry.query_id, Kind(entry.kind)) == entry
+                assert ledger._book.find(entry.query_id, EntryKind(entry.kind)) == entry
 
 
 def test_reservations_of_a_run_are_those_of_the_chain(path: Path) -> None:
     """Old ones are made cheap, each with a hash that fits its content."""
     cheap = canonical(release(1e-6).to_json()).decode()
     with Ledger.open_read_only(path) as ledger:
-        old = [e for e in ledger.entries() if e.kind == Kind.RESERVE and e.sequence < 27]
+        old = [e for e in ledger.entries() if e.kind == EntryKind.RESERVE and e.sequence < 27]
     forged = [_rewritten(entry, content=cheap) for entry in old]
     assert all(entry.intact() for entry in forged)
     tamper(
@@ -857,7 +859,7 @@ def test_a_proof_is_noted_and_holds_for_a_while(
         assert not ledger.proved
         ledger.prove(day)
         noted = ledger.proved
-        assert ledger.entries()[-1].kind == Kind.CHECKPOINT
+        assert ledger.entries()[-1].kind == EntryKind.CHECKPOINT
     with Ledger.open_read_only(path) as reader:
         assert reader.proved
         assert reader.proved <= noted
@@ -934,7 +936,7 @@ def test_a_kept_ledger_proves_the_whole_at_the_start(path: Path) -> None:
     kept = LazyLedger(path, DATA, BUDGET)
     kept.prove()
     with kept() as ledger:
-        assert ledger.entries()[-1].kind == Kind.CHECKPOINT
+        assert ledger.entries()[-1].kind == EntryKind.CHECKPOINT
     tamper(path, "UPDATE entries SET run = 'other' WHERE sequence = 4")
     kept.prove(timedelta(days=1))
     with pytest.raises(CorruptLedgerError, match="entry 4 "):

@@ -11,7 +11,7 @@ from fedtranscribe.data import load
 from fedtranscribe.data.registry import ledger_of
 from fedtranscribe.errors import BudgetExhaustedError, SecondLedgerError
 from fedtranscribe.privacy.budget import DEFAULT_LIMIT, OWN, Budget
-from fedtranscribe.privacy.chain import Kind, canonical
+from fedtranscribe.privacy.chain import EntryKind, canonical
 from fedtranscribe.privacy.closed_forms import gaussian_mu
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.ledger import Ledger
@@ -139,7 +139,7 @@ def test_a_ledger_of_an_early_version_gets_a_limit_and_no_epsilon(
     with Ledger.open(place.path, place.data_id) as ledger:
         unlimited = {**USUAL.to_json(), "epsilon": None}
         with ledger._book.writing():
-            ledger._book.append(Kind.BUDGET, canonical(unlimited).decode())
+            ledger._book.append(EntryKind.BUDGET, canonical(unlimited).decode())
         ledger.reserve("old/q", "h", planned(15), "old")
     ledger, said = begin("first", 5)
     assert "answered without a limit; from now on it has one, 20" in said

@@ -15,7 +15,7 @@ from fedtranscribe.errors import PrivacyError, StorageError
 from fedtranscribe.releases import make_release, onnx_export, verify, writing
 from fedtranscribe.releases.card import privacy_section
 from fedtranscribe.releases.loading import load, sha256
-from fedtranscribe.releases.statement import Choice, LedgerTotal, Published, read_statement
+from fedtranscribe.releases.statement import Choice, LedgerTotal, StatedPublished, read_statement
 
 
 def failed(folder: Path) -> set[str]:
@@ -367,7 +367,7 @@ def test_no_text_of_a_statement_adds_markup_to_its_card(made_once):
             "trust": hostile,
             "accountant": hostile,
             "ledger": LedgerTotal(booked=1.0, accountant=hostile, limit=None),
-            "published": Published(epsilon=1.0, reason=hostile, used_for_calibration=False),
+            "published": StatedPublished(epsilon=1.0, reason=hostile, used_for_calibration=False),
         }
     )
     for line in privacy_section(said).splitlines():

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from fedtranscribe.noise import mask_keys as keys_module
 from fedtranscribe.noise.mask_graph import Graph
 from fedtranscribe.noise.mask_keys import Cohort, RunKey
-from fedtranscribe.noise.secagg import Holder, Round, Task
-from fedtranscribe.noise.secagg_server import Server
+from fedtranscribe.noise.secagg import MaskingHolder, Round, Task
+from fedtranscribe.noise.secagg_server import MaskingServer
 
 
 @cache
@@ -45,20 +45,24 @@ def run_keys(cohort: Cohort) -> dict[str, RunKey]:
     }
 
 
-def server_of(cohort: Cohort, keys: Mapping[str, RunKey]) -> Server:
-    return Server(cohort.members, {name: key.drawn for name, key in keys.items()})
+def server_of(cohort: Cohort, keys: Mapping[str, RunKey]) -> MaskingServer:
+    return MaskingServer(cohort.members, {name: key.drawn for name, key in keys.items()})
 
 
-def run_of(cohort: Cohort, absent: tuple[str, ...] = ()) -> tuple[Server, dict[str, Holder]]:
+def run_of(
+    cohort: Cohort, absent: tuple[str, ...] = ()
+) -> tuple[MaskingServer, dict[str, MaskingHolder]]:
     keys = {name: key for name, key in run_keys(cohort).items() if name not in absent}
     server, adverts = server_of(cohort, keys), {name: key.advert for name, key in keys.items()}
     return server, {
-        name: Holder(key.agree(server.adverts(name, adverts)), node_key(int(name.split("-")[1])))
+        name: MaskingHolder(
+            key.agree(server.adverts(name, adverts)), node_key(int(name.split("-")[1]))
+        )
         for name, key in keys.items()
     }
 
 
-def holders_of(cohort: Cohort, absent: tuple[str, ...] = ()) -> dict[str, Holder]:
+def holders_of(cohort: Cohort, absent: tuple[str, ...] = ()) -> dict[str, MaskingHolder]:
     return run_of(cohort, absent)[1]
 
 
@@ -66,7 +70,7 @@ def holders_of(cohort: Cohort, absent: tuple[str, ...] = ()) -> dict[str, Holder
 class Played:
     """One round: `gone[stage]` are the holders that fall silent at that stage, 1 to 4."""
 
-    holders: dict[str, Holder]
+    holders: dict[str, MaskingHolder]
     task: Task
     values: dict[str, np.ndarray]
     gone: dict[int, set[str]] = field(default_factory=dict)
@@ -83,8 +87,10 @@ class Played:
         return next(iter(self.holders.values())).book.cohort
 
     @property
-    def server(self) -> Server:
-        return Server(self.cohort.members, {n: h.book.drawn for n, h in self.holders.items()})
+    def server(self) -> MaskingServer:
+        return MaskingServer(
+            self.cohort.members, {n: h.book.drawn for n, h in self.holders.items()}
+        )
 
     @property
     def sent(self) -> dict[str, Mapping[str, bytes]]:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fedtranscribe.errors import ConfigError, ProtocolError
-from fedtranscribe.noise.secagg import Holder, Round, Task
+from fedtranscribe.noise.secagg import MaskingHolder, Round, Task
 from tests.secagg.cohorts import (
     Played,
     cohort_of,
@@ -35,11 +35,13 @@ def test_a_restarted_service_says_the_same_byte_for_byte():
     cohort = cohort_of(4, 1)
     keys = run_keys(cohort)
     adverts = [key.advert for key in keys.values()]
-    holders = {n: Holder(k.agree(adverts), node_key(i)) for i, (n, k) in enumerate(keys.items())}
+    holders = {
+        n: MaskingHolder(k.agree(adverts), node_key(i)) for i, (n, k) in enumerate(keys.items())
+    }
     played = Played(holders, task_of(), random_values(holders), {2: {"clinic-3"}})
     played.play()
     name = "clinic-1"
-    again = Holder(keys[name].agree(reversed(adverts)), node_key(1))
+    again = MaskingHolder(keys[name].agree(reversed(adverts)), node_key(1))
     stored = played.rounds[name].to_bytes()
     state = again.resume(stored, played.task)
     assert state.sent == played.rounds[name].sent

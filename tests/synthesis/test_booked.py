@@ -19,7 +19,7 @@ from fedtranscribe.privacy.diffusion import DpSgdPlan
 from fedtranscribe.privacy.events import Event, flat
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.released_images import ReleasedImages
-from fedtranscribe.trainers.preparation import Prepared, prepare
+from fedtranscribe.trainers.preparation import PreparedTraining, prepare
 from fedtranscribe.trainers.private_steps import DpSgdStep, PoissonBatches
 from fedtranscribe.trainers.synthesize import synthesize
 
@@ -68,7 +68,7 @@ class _Watching(OsNoise):
         return super().gaussian(shape, std)
 
 
-def booked(prepared: Prepared, adjacency: Adjacency) -> list[Event]:
+def booked(prepared: PreparedTraining, adjacency: Adjacency) -> list[Event]:
     with Ledger.open_read_only(prepared.ledger.path) as ledger:
         (release,) = ledger.releases()
     return list(flat(release.event(Unit.RECORD, adjacency)))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedtranscribe.config import DpSadOptions, SynthesizeSettings
-from fedtranscribe.privacy.chain import Kind
+from fedtranscribe.privacy.chain import EntryKind
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.trainers.dp_sad import DpSad
 from fedtranscribe.trainers.preparation import prepare
@@ -49,7 +49,7 @@ def test_an_interrupted_distillation_goes_on_under_its_one_reservation(
     assert set(result["sound"]) == {"zero-out", "replace", "add-remove"}
     assert tiny_sad.ledger is not None
     with Ledger.open_read_only(tiny_sad.ledger) as ledger:
-        assert sum(entry.kind == Kind.RESERVE for entry in ledger.entries()) == 1
+        assert sum(entry.kind == EntryKind.RESERVE for entry in ledger.entries()) == 1
     model, _ = open_run(tmp_path / "run", torch.device("cpu"))
     assert model.schedule.steps == 20
     assert len(model.draw(chosen_labels("all", 3, model.classes, 0), seed=0)) == 3

@@ -17,7 +17,7 @@ from fedtranscribe.errors import BudgetExhaustedError, ConfigError, QueryConflic
 from fedtranscribe.models.diffusion import load_synthesizer
 from fedtranscribe.noise.sources import SeededNoise
 from fedtranscribe.privacy.accountant import sound_table
-from fedtranscribe.privacy.chain import Kind
+from fedtranscribe.privacy.chain import EntryKind
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import Release
 from fedtranscribe.privacy.units import Adjacency, Unit
@@ -44,7 +44,7 @@ def book(settings: SynthesizeSettings) -> Iterator[Ledger]:
 
 def reservations(settings: SynthesizeSettings) -> int:
     with book(settings) as ledger:
-        return sum(entry.kind == Kind.RESERVE for entry in ledger.entries())
+        return sum(entry.kind == EntryKind.RESERVE for entry in ledger.entries())
 
 
 def breaking(monkeypatch: pytest.MonkeyPatch, after: int) -> list[str]:
@@ -84,8 +84,10 @@ def test_a_run_writes_what_it_cost_and_books_it_once(tiny_synthesis, tmp_path: P
     stored = json.loads((tmp_path / "run" / "metrics.json").read_text())
     assert stored | {"not_private": []} == result | {"accuracy": None}
     with book(tiny_synthesis) as ledger:
-        booked = [e.kind for e in ledger.entries() if e.kind in (Kind.RESERVE, Kind.COMMIT)]
-        assert booked == [Kind.RESERVE, Kind.COMMIT]
+        booked = [
+            e.kind for e in ledger.entries() if e.kind in (EntryKind.RESERVE, EntryKind.COMMIT)
+        ]
+        assert booked == [EntryKind.RESERVE, EntryKind.COMMIT]
         assert ledger.answer(f"{result['run']}/training") == result["sha256"].encode()
         total = ledger.total(1e-5, Unit.RECORD, Adjacency.ZERO_OUT)
         assert total.epsilon == pytest.approx(result["epsilon"])
