@@ -24,9 +24,6 @@ def write_atomically(path: Path, content: bytes, mode: int = PRIVATE) -> None:
         path: the file.
         content: all of it.
         mode: who may read it; its owner alone unless given.
-
-    Raises:
-        StorageError: the folder is missing or read-only, or the disk is full.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -56,11 +53,7 @@ def unwritable(path: Path, error: OSError) -> StorageError:
 
 
 def expect_free(out: Path) -> None:
-    """Refuse a path at which something would be overwritten.
-
-    Raises:
-        StorageError: there is a file, or a folder that holds something.
-    """
+    """Refuse a path at which something would be overwritten."""
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise StorageError(f"{out} exists already; choose another --out.")
 
@@ -71,9 +64,6 @@ def open_private(path: Path, flags: int) -> int:
     Args:
         path: the file.
         flags: of `os.open`, such as `os.O_RDWR`.
-
-    Raises:
-        OSError: as `os.open`.
     """
     descriptor = os.open(path, flags | os.O_CREAT, PRIVATE)
     keep_private(path)
@@ -98,9 +88,6 @@ def who_may_open(folder: Path) -> str | None:
     `fsGroup`: it belongs to root, who has given it to a group of ours (setgid) and has left the
     rights that others had. We could not change them, and nobody else has the volume. Even there
     others must not write.
-
-    Raises:
-        OSError: it cannot be looked at.
     """
     found = folder.stat()
     mode, ours = stat.S_IMODE(found.st_mode), found.st_uid == os.geteuid()
@@ -114,9 +101,6 @@ def who_may_reach(path: Path) -> str | None:
 
     Unlike for `who_may_open`, the group counts in folders of others, too: one that is closed to all
     but its group keeps no SuperNode out that is in that group.
-
-    Raises:
-        OSError: it cannot be looked at.
     """
     whole = path.resolve()
     parts = [part.stat() for part in (whole, *whole.parents)]
@@ -153,10 +137,6 @@ def read_bounded(path: Path, most: int = MOST_BYTES) -> bytes:
     Args:
         path: of the file; anything but a regular file is refused, since a pipe would block.
         most: bytes that it may have.
-
-    Raises:
-        OSError: it cannot be read, or is no regular file.
-        ValueError: it is larger.
     """
     if not stat.S_ISREG(path.stat().st_mode):
         raise OSError(errno.EINVAL, "not a regular file", str(path))
@@ -173,9 +153,6 @@ def parse_json(text: str | bytes, most: int = MOST_BYTES) -> Any:
     Args:
         text: the document.
         most: characters or bytes that it may have.
-
-    Raises:
-        ValueError: it is no JSON, too large or nested too deeply.
     """
     if len(text) > most:
         raise ValueError(f"more than {most:,} bytes")
@@ -186,11 +163,7 @@ def parse_json(text: str | bytes, most: int = MOST_BYTES) -> Any:
 
 
 def parse_toml(text: str, most: int = MOST_BYTES) -> dict[str, Any]:
-    """What a TOML document holds.
-
-    Raises:
-        ValueError: it is no TOML, too large or nested too deeply.
-    """
+    """What a TOML document holds."""
     if len(text) > most:
         raise ValueError(f"more than {most:,} bytes")
     try:
@@ -200,22 +173,12 @@ def parse_toml(text: str, most: int = MOST_BYTES) -> dict[str, Any]:
 
 
 def read_json(path: Path, most: int = MOST_BYTES) -> Any:
-    """What a JSON file holds.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is no JSON, too large or nested too deeply.
-    """
+    """What a JSON file holds."""
     return parse_json(read_bounded(path, most), most)
 
 
 def read_json_lines(path: Path) -> list[Any]:
-    """What each line of a file holds.
-
-    Raises:
-        OSError: it cannot be read.
-        ValueError: it is too large, or a line is no JSON or nested too deeply.
-    """
+    """What each line of a file holds."""
     return [parse_json(line) for line in read_bounded(path).splitlines()]
 
 

@@ -91,9 +91,6 @@ def expect_name(what: str, value: str) -> str:
     Args:
         what: what it names, for the error.
         value: the name.
-
-    Raises:
-        ConfigError: it is empty, longer than `LONGEST_NAME` characters, or not printable.
     """
     if not 0 < len(value) <= LONGEST_NAME or not value.isprintable():
         quoted = repr(value[:_QUOTED]) + ("…" if len(value) > _QUOTED else "")
@@ -105,10 +102,6 @@ def expect_name(what: str, value: str) -> str:
 
 
 def expect_repository(name: str) -> None:
-    """Refuse what names no repository on a hub.
-
-    Raises:
-        ConfigError: it is not OWNER/NAME.
-    """
+    """Refuse what names no repository on a hub."""
     if _REPOSITORY.fullmatch(name) is None:
         raise ConfigError(f"Expected the repository as OWNER/NAME, got {name[:200]!r}.")

@@ -92,11 +92,7 @@ def _terminate(number: int, frame: FrameType | None) -> None:
 
 
 def run(arguments: list[str]) -> int:
-    """Run one command line; errors become one line on standard error.
-
-    Returns:
-        The exit code.
-    """
+    """Run one command line; errors become one line on standard error."""
     print_in_any_encoding()
     try:
         code = app(arguments, standalone_mode=False, prog_name="fedtranscribe")

@@ -166,11 +166,7 @@ def _show_certificate(path: Path, as_json: bool) -> None:
 
 
 def require_cryptography() -> None:
-    """See that what makes certificates is installed.
-
-    Raises:
-        ConfigError: says how to install it.
-    """
+    """See that what makes certificates is installed."""
     if importlib.util.find_spec("cryptography") is None:
         raise ConfigError(
             "Certificates need cryptography: pip install 'fedtranscribe[federation]'."

@@ -41,9 +41,6 @@ def expect_known(
         network: an architecture.
         teacher: an architecture, or a folder of teachers, which may say where the data lie.
         public: images.
-
-    Raises:
-        FedtranscribeError: as the run itself would.
     """
     check_tracking(settings)
     folder = Path(teacher) if teacher is not None and Path(teacher).is_dir() else None
@@ -62,11 +59,7 @@ def expect_known(
 
 
 def expect_finished(*runs: Path) -> None:
-    """Refuse folders without a finished run before torch is loaded.
-
-    Raises:
-        StorageError: as `Result.read`.
-    """
+    """Refuse folders without a finished run before torch is loaded."""
     for run in runs:
         Result.read(run)
 

@@ -200,12 +200,7 @@ def _forecast(settings: TranscribeSettings, teachers: int, classes: int) -> Fore
 def _alone(
     path: Path, arch: str | None, settings: TranscribeSettings, force: bool, as_json: bool
 ) -> "ImportedNetworks":
-    """One network, if it is insisted on; otherwise what to do instead.
-
-    Raises:
-        HopelessPlanError: nothing can be learned from it at this ε, and `force` was not given.
-        ConfigError: what it takes to import it is missing.
-    """
+    """One network, if it is insisted on; otherwise what to do instead."""
     from fedtranscribe.models.registry import class_count
     from fedtranscribe.models.teacher_import import one_network
 

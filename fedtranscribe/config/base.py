@@ -68,11 +68,7 @@ def marked(mark: Mark, *kinds: type[Settings]) -> frozenset[str]:
 
 
 def build(kind: type[S], values: dict[str, Any]) -> S:
-    """Validate values into settings.
-
-    Raises:
-        ConfigError: one line that names every wrong value.
-    """
+    """Validate values into settings."""
     try:
         return kind.model_validate(values)
     except ValidationError as error:
@@ -103,11 +99,7 @@ def _names(kind: type[BaseModel], where: tuple[Any, ...]) -> list[str]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """Read a settings file.
-
-    Raises:
-        ConfigError: the file is absent or is not TOML.
-    """
+    """Read a settings file."""
     try:
         return parse_toml(read_bounded(path).decode("utf-8"))
     except OSError as error:

@@ -82,12 +82,7 @@ def torchvision_networks() -> tuple[str, ...]:
 
 
 def expect_data(spec: str) -> None:
-    """Refuse a name that no data set has, and a path to neither an archive nor a full folder.
-
-    Raises:
-        DataNotFoundError: suggests close names, or the folder holds no data.
-        InvalidDataError: a file `.npz` is no archive.
-    """
+    """Refuse a name that no data set has, and a path to neither an archive nor a full folder."""
     if spec in DATA_SETS or spec.startswith(MEDMNIST):
         return
     path = Path(spec).expanduser()
@@ -155,11 +150,7 @@ def absent_data(spec: str, root: Path | None, why: str = "") -> DataNotFoundErro
 
 
 def expect_root(spec: str, root: str | Path | None, download: bool = False) -> None:
-    """Refuse a named set that is in no package, and in no folder that somebody names.
-
-    Raises:
-        DataNotFoundError: says where its files go.
-    """
+    """Refuse a named set that is in no package, and in no folder that somebody names."""
     if files_of(spec) is None:
         return
     if not root:
@@ -170,21 +161,13 @@ def expect_root(spec: str, root: str | Path | None, download: bool = False) -> N
 
 
 def expect_network(name: str) -> None:
-    """Refuse a name that no network has.
-
-    Raises:
-        UnknownArchitectureError: suggests close names.
-    """
+    """Refuse a name that no network has."""
     if name not in NETWORKS and name not in torchvision_networks():
         raise unknown_network(name)
 
 
 def expect_teachers(folder: Path) -> None:
-    """Refuse a folder without teachers.
-
-    Raises:
-        StorageError: it has no manifest.
-    """
+    """Refuse a folder without teachers."""
     if not (folder / MANIFEST).is_file():
         raise no_teachers(folder)
 
@@ -197,11 +180,7 @@ def no_teachers(folder: Path) -> StorageError:
 
 
 def expect_declaration(folder: Path) -> None:
-    """Refuse a folder of networks of which nobody declares anything.
-
-    Raises:
-        ConfigError: says how to begin.
-    """
+    """Refuse a folder of networks of which nobody declares anything."""
     if not (folder / DECLARATION).is_file():
         raise ConfigError(
             f"Expected {DECLARATION} in {folder}: it says on what the networks were trained, and "
@@ -225,11 +204,7 @@ def unknown_network(name: str) -> UnknownArchitectureError:
 
 
 def release_in(path: Path) -> Path:
-    """The folder of a release: the path itself, or the release of a run's folder.
-
-    Raises:
-        StorageError: there is none.
-    """
+    """The folder of a release: the path itself, or the release of a run's folder."""
     inside = path / "release"
     if not (path / STATEMENT).is_file() and (inside / STATEMENT).is_file():
         return inside
@@ -240,11 +215,7 @@ def release_in(path: Path) -> Path:
 
 
 def expect_release(folder: Path) -> None:
-    """Refuse a folder without a release.
-
-    Raises:
-        StorageError: it has no statement.
-    """
+    """Refuse a folder without a release."""
     if not (folder / STATEMENT).is_file():
         raise no_release(folder, "no such file")
 

@@ -176,9 +176,6 @@ def _chosen(
         known: every name.
         groups: words that stand for several names.
         what: one of them is called, for the message.
-
-    Raises:
-        ValueError: a name is unknown; suggests close ones.
     """
     if words in groups:
         return groups[words]

@@ -16,11 +16,7 @@ _PINNED = re.compile(r"(?:timm/)?[A-Za-z0-9_.-]{1,80}@[0-9a-f]{64}")
 
 
 def expect_pinned(name: str) -> None:
-    """Refuse what cannot be a `Backbone.pinned_name`; servers read these off the wire.
-
-    Raises:
-        ConfigError: names it.
-    """
+    """Refuse what cannot be a `Backbone.pinned_name`; servers read these off the wire."""
     if _PINNED.fullmatch(name) is None:
         raise ConfigError(f"Expected features as NETWORK@SHA-256, got {name[:200]!r}.")
 
@@ -52,11 +48,7 @@ class Facts:
     weights_declared_by: str = ""
 
     def __post_init__(self) -> None:
-        """Refuse what no holder's private side can be.
-
-        Raises:
-            ConfigError, ValueError: names the value.
-        """
+        """Refuse what no holder's private side can be."""
         for name in filter(None, (self.shards_declared_by, self.weights_declared_by)):
             expect_name("name", name)
         for name in self.features:

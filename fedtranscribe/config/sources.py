@@ -26,10 +26,6 @@ def layers(config: Path | None, out: Path | None, *, resume: bool, plan: bool = 
         out: the run's folder, which a resumed run was started with.
         resume: whether it goes on.
         plan: whether nothing will be written, so that it may be anybody's folder.
-
-    Raises:
-        ConfigError: nothing says which run to go on with, or a file is absent or is not TOML.
-        StorageError: there is no run to go on with, or no room for a new one.
     """
     if resume and out is None:
         raise ConfigError("Expected --out with --resume: it names the run to go on with.")
@@ -50,9 +46,6 @@ def expect_readable(spec: str, own: OwnData) -> None:
     Args:
         spec: name or path of the data.
         own: what is said about them.
-
-    Raises:
-        ConfigError: columns, but no saved dataset; ids or channels, but no image files.
     """
     columns = {
         "--image-column": own.image_column,
@@ -81,9 +74,6 @@ def expect_new_run(folder: Path) -> None:
     """Refuse a folder in which no run can begin.
 
     A key of noise alone is what is left of a run that was killed before it had a name.
-
-    Raises:
-        StorageError: it holds something.
     """
     key = folder / NOISE_KEY
     if (folder / "config.toml").exists():
@@ -101,9 +91,6 @@ def expect_outside(out: Path, data: str) -> None:
     Args:
         out: the new folder.
         data: name or path of the records.
-
-    Raises:
-        ConfigError: `out` lies in the folder of the records.
     """
     records = Path(data).expanduser()
     if (
@@ -141,9 +128,6 @@ def synthesize_settings(
             stand without it.
         configured: a settings file.
         stored: the settings of the run that is resumed.
-
-    Raises:
-        ConfigError: a wrong name or value, a setting of another method, or ε without noise.
     """
     method = str({"method": _USUAL, **stored, **configured, **named}["method"])
     alone, own = _apart(named, _table_of(method))
@@ -157,11 +141,7 @@ def synthesize_settings(
 
 
 def _apart(named: Mapping[str, Any], own: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What was said for the run, and what for the table of its method.
-
-    Raises:
-        ConfigError: a setting belongs to another method.
-    """
+    """What was said for the run, and what for the table of its method."""
     allowed = _TABLES.get(own, frozenset())
     for table, names in _TABLES.items():
         for name in named:

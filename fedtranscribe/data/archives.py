@@ -48,11 +48,6 @@ def load_archive(path: Path, own: OwnData = UNSTATED) -> DataSplit:
     Args:
         path: the archive.
         own: may state the classes instead.
-
-    Raises:
-        DataNotFoundError: no such file.
-        InvalidDataError: broken, keys missing, classes not stated, or unusable content.
-        ConfigError: `own` contradicts the archive.
     """
     expect_own_ids(path, own)
     arrays = read_arrays(path, keys_read(keys_of(path), path), own.max_gib)
@@ -72,9 +67,6 @@ def keys_read(there: Collection[str], path: Path, train: str = "") -> list[str]:
         there: all its keys.
         path: of the archive, for messages.
         train: what the keys of the training part begin with.
-
-    Raises:
-        InvalidDataError: `test_ids` without `test_images`, say, or `patient_id`.
     """
     parts = (train, "test_") if train or "test_images" in there else (train,)
     each = [part + key for part in parts for key in _EACH]
@@ -87,11 +79,7 @@ def keys_read(there: Collection[str], path: Path, train: str = "") -> list[str]:
 
 
 def expect_own_ids(path: Path, own: OwnData, key: str = "ids") -> None:
-    """Refuse ids that are not in the data themselves, under `key`.
-
-    Raises:
-        ConfigError: the settings say where else they are.
-    """
+    """Refuse ids that are not in the data themselves, under `key`."""
     if own.ids is not None or own.id_pattern is not None:
         raise ConfigError(
             f"Expected ids of {str(path)!r} under its key {key!r}; --ids and --id-pattern are for "
@@ -114,10 +102,6 @@ def stated_classes(
         own: the settings.
         known: what a published set has; the archive's own keys win.
         fix: how to add the key, if not to an archive.
-
-    Raises:
-        InvalidDataError: nobody states them, or the keys make no sense.
-        ConfigError: archive and settings contradict each other.
     """
     count, names = arrays.get("classes"), arrays.get("class_names")
     if count is not None and (count.size != 1 or not np.issubdtype(count.dtype, np.integer)):
@@ -159,9 +143,6 @@ def read_part(
         own: how pixels are read.
         called: name of the set, and its data id unless a key states one; those of the file, if not
             given.
-
-    Raises:
-        InvalidDataError: keys are missing, or their content is unusable.
     """
     name = called or path.name
     images = required(arrays, f"{prefix}images", path)
@@ -204,11 +185,7 @@ def _ids(arrays: Arrays, key: str, n: int, path: Path) -> tuple[str, ...] | None
 def expect_ids(
     shape: tuple[int, ...], dtype: np.dtype[np.generic], key: str, n: int, path: Path
 ) -> None:
-    """Refuse ids that are neither strings nor whole numbers, or not one per image.
-
-    Raises:
-        InvalidDataError: names the key.
-    """
+    """Refuse ids that are neither strings nor whole numbers, or not one per image."""
     expect_one_each(shape, key, n, path)
     if dtype.kind not in "USiu":
         raise InvalidDataError(
@@ -217,11 +194,7 @@ def expect_ids(
 
 
 def expect_one_each(shape: tuple[int, ...], key: str, n: int, path: Path) -> None:
-    """Refuse before converting: a few bytes may claim billions of values.
-
-    Raises:
-        InvalidDataError: names the key.
-    """
+    """Refuse before converting: a few bytes may claim billions of values."""
     if shape not in ((n,), (n, 1)):
         raise InvalidDataError(
             f"Expected one value per image under key {key!r} in {str(path)!r}, [{n}], got shape "
@@ -241,11 +214,7 @@ def data_id_of(arrays: Arrays, path: Path, called: str | None = None) -> str:
 
 
 def ids_made(arrays: Arrays, path: Path) -> str:
-    """How the ids of an archive were made.
-
-    Raises:
-        InvalidDataError: it does not say so in one string.
-    """
+    """How the ids of an archive were made."""
     return _text(arrays, IDS_MADE, path) if IDS_MADE in arrays else OWN
 
 
@@ -260,11 +229,7 @@ def _text(arrays: Arrays, key: str, path: Path) -> str:
 
 
 def required(arrays: Arrays, key: str, path: Path) -> NDArray[np.generic]:
-    """The array under `key`.
-
-    Raises:
-        InvalidDataError: no such key in the archive.
-    """
+    """The array under `key`."""
     if key not in arrays:
         raise InvalidDataError(
             f"Expected key {key!r} in {str(path)!r}, found {', '.join(sorted(arrays)) or 'none'}."
@@ -293,10 +258,6 @@ def load_medmnist(
 
     The official training part is trained on and the official test part tested on; the
     validation part is left alone.
-
-    Raises:
-        DataNotFoundError: no folder given, or no such file in it and no download wanted.
-        InvalidDataError: broken or multi-label content.
     """
     if root is None:
         raise absent_data(f"{MEDMNIST}{flag}", None)
@@ -322,11 +283,6 @@ def read_medmnist(path: Path, own: OwnData = UNSTATED, flag: str | None = None) 
         own: as for `load`.
         flag: its name in MedMNIST; None for a user's file, whose name is that of the file itself:
             a link to the data is no other data set.
-
-    Raises:
-        InvalidDataError: broken or multi-label content, classes that nobody states, or keys as
-            `keys_read` refuses them.
-        ConfigError: `own` contradicts the archive, or states ids.
     """
     expect_own_ids(path, own, "train_ids")
     arrays = read_arrays(path, keys_read(keys_of(path), path, "train_"), own.max_gib)

@@ -60,11 +60,6 @@ def load_array_folder(path: Path, own: OwnData = UNSTATED) -> DataSplit:
     Args:
         path: the folder.
         own: may state the classes.
-
-    Raises:
-        DataNotFoundError: no such folder, or no images in it.
-        InvalidDataError: a file is broken or absent, classes not stated, or unusable content.
-        ConfigError: `own` contradicts the folder.
     """
     expect_own_ids(path, own)
     if own.channels is not None:
@@ -144,14 +139,6 @@ def pack(
         progress: shows how far it is.
         ledger: of the records, where it does not lie beside them.
         say: receives what is left out.
-
-    Returns:
-        Where the ledger of the records is or will be.
-
-    Raises:
-        ConfigError: `out` is there already, or lies in `source`.
-        DataError: as `load_folder`.
-        SecondLedgerError, StorageError: as `LedgerPlace.find`; or `out` cannot be written.
     """
     if out.exists():
         raise ConfigError(

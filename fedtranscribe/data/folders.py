@@ -31,11 +31,6 @@ def image_ids(paths: Sequence[str], own: OwnData) -> tuple[str, ...]:
         paths: relative to the data's folder, with `/`.
         own: `ids` names a CSV file with rows `path,id`; `id_pattern` is searched in each path, and
             its one group is the id. Without either the path is the id.
-
-    Raises:
-        DataNotFoundError: no such CSV file.
-        InvalidDataError: it is no such file, or an image has no id.
-        ConfigError: both are given.
     """
     if own.ids is not None and own.id_pattern is not None:
         raise ConfigError(
@@ -113,13 +108,6 @@ def load_folder(path: Path, own: OwnData = UNSTATED) -> DataSplit:
         path: the folder.
         own: `image_size` brings every image to so many pixels a side (scaled, then cut in the
             middle); without it all images must already be square and of one size.
-
-    Raises:
-        DataNotFoundError: no such folder, or no images in class subfolders.
-        InvalidDataError: unreadable images, several sizes, grey and colour mixed, unusable names,
-            links that lead to images twice, parts or runs where classes belong, or more than one
-            file in a hundred is no image and `own` does not allow that.
-        ConfigError: `own` states other classes than the subfolders.
     """
     train, test, notes = find_pictures(path, own)
     if test is None:
@@ -202,12 +190,7 @@ def _left_out(path: Path, used: set[Path], own: OwnData) -> tuple[str, ...]:
 
 
 def _files(folder: Path) -> Iterator[Path]:
-    """All files below a folder, also behind links to folders; a hidden folder counts as a file.
-
-    Raises:
-        InvalidDataError: a link leads to a folder that is read anyway, so that each image would be
-            two records.
-    """
+    """All files below a folder, also behind links to folders; a hidden folder counts as a file."""
     real = folder.resolve()
     read, above = {real}, {*real.parents}
     waiting = [folder]
@@ -343,9 +326,6 @@ def stacked(pictures: Iterable[tuple[str, NDArray[np.uint8]]], where: str, own: 
         pictures: name and pixels, uint8 [h, w] or [h, w, 3], of each, read one by one.
         where: they are, for messages.
         own: `max_gib` bounds the memory that they take.
-
-    Raises:
-        InvalidDataError: none at all, too many, several sizes, or grey and colour mixed.
     """
     names: list[str] = []
     images: list[NDArray[np.uint8]] = []
@@ -380,9 +360,6 @@ def as_grey(picture: NDArray[np.uint8], name: str, other: str) -> NDArray[np.uin
         picture: uint8 [h, w] or [h, w, 3].
         name: of the picture.
         other: name of a grey one.
-
-    Raises:
-        InvalidDataError: its channels differ.
     """
     if picture.ndim == 2:
         return picture
@@ -396,11 +373,7 @@ def as_grey(picture: NDArray[np.uint8], name: str, other: str) -> NDArray[np.uin
 
 
 def of_one_kind(train: ImageSet, test: ImageSet) -> tuple[ImageSet, ImageSet]:
-    """Two parts of pictures: grey ones make one of colour grey if all of its channels are equal.
-
-    Raises:
-        InvalidDataError: they are not.
-    """
+    """Two parts of pictures: grey ones make one of colour grey if all of its channels are equal."""
     if train.channels < test.channels:
         return train, _as_grey(test, train.ids[0])
     if train.channels > test.channels:

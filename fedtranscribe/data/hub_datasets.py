@@ -49,11 +49,7 @@ class HubDataset(Protocol):
 
 
 def is_hub_dataset(value: Any) -> TypeGuard[HubDataset]:
-    """Whether a value is a `datasets.Dataset`, without importing the package.
-
-    Raises:
-        ConfigError: it is another thing of that package; says what to pass.
-    """
+    """Whether a value is a `datasets.Dataset`, without importing the package."""
     package = sys.modules.get("datasets")
     if package is None or type(value).__module__.split(".")[0] != "datasets":
         return False
@@ -72,11 +68,7 @@ def is_hub_dataset(value: Any) -> TypeGuard[HubDataset]:
 
 
 def column_of(dataset: HubDataset, name: str) -> list[Any]:
-    """The values of one column.
-
-    Raises:
-        ConfigError: there is none of that name.
-    """
+    """The values of one column."""
     if name not in dataset.features:
         columns = ", ".join(map(repr, dataset.features))
         raise ConfigError(f"Expected ids={name!r} as one of the columns {columns}.")
@@ -92,10 +84,6 @@ def columns_of(
         dataset: with one column of images and one of labels.
         name: of the data, for messages.
         ids_needed: whether a column that looks like ids must not be left out.
-
-    Raises:
-        ConfigError: it is not clear which columns are meant.
-        InvalidDataError: there is such a column.
     """
     kinds = sys.modules["datasets"]
     features = dataset.features
@@ -143,12 +131,6 @@ def load_saved_dataset(path: Path, own: OwnData) -> DataSplit:
         path: the folder.
         own: `image_column`, `label_column` and `id_column` name columns; the rest as for folders
             of image files.
-
-    Raises:
-        DataNotFoundError: the package `datasets` is not installed, or there is no split `train`.
-        InvalidDataError: damaged, without pictures, with labels that are no classes, or with ids
-            that nobody names.
-        ConfigError: the settings name no column, the wrong one, or other classes.
     """
     if own.ids is not None or own.id_pattern is not None:
         raise ConfigError(

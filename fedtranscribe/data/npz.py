@@ -43,11 +43,7 @@ class NpyHeader(NamedTuple):
 
 
 def read_header(content: bytes) -> NpyHeader:
-    """The header in the first `LONGEST_HEADER` bytes of a file.
-
-    Raises:
-        Exception: of many kinds, for anything that is no header.
-    """
+    """The header in the first `LONGEST_HEADER` bytes of a file."""
     stream = io.BytesIO(content)
     version = npy.read_magic(stream)
     if version not in _HEADERS:
@@ -66,10 +62,6 @@ class NpyFile:
         path: the file.
         shape: of the array.
         dtype: of its elements.
-
-    Raises:
-        DataNotFoundError: no such file.
-        InvalidDataError: it is no plain array in C order, or its size is not what its header says.
     """
 
     def __init__(self, path: Path) -> None:
@@ -120,11 +112,7 @@ class NpyFile:
         return self.rows(np.arange(self.shape[0]))
 
     def rows(self, numbers: NDArray[np.integer]) -> NDArray[np.generic]:
-        """Some rows, in the order of `numbers`.
-
-        Raises:
-            InvalidDataError: the file has become shorter.
-        """
+        """Some rows, in the order of `numbers`."""
         found = np.empty((len(numbers), *self.shape[1:]), self.dtype)
         order = np.argsort(numbers, kind="stable")
         ascending = numbers[order].astype(np.int64)
@@ -171,10 +159,6 @@ def read_arrays(path: Path, keys: Iterable[str], max_gib: float = MAX_GIB) -> Ar
         path: the archive.
         keys: the arrays that are wanted; all others stay unread.
         max_gib: most memory that these arrays may take together, in GiB.
-
-    Raises:
-        DataNotFoundError: no such file.
-        InvalidDataError: it is not an archive of plain arrays, it is broken, or it is too large.
     """
     with _opened(path) as archive:
         there = [key for key in keys if f"{key}.npy" in archive.namelist()]

@@ -96,9 +96,6 @@ def expect_public(
         public: the set that is called public.
         private: the records.
         fix: what the user can do.
-
-    Raises:
-        ConfigError: the public images are the private ones; names both sets and the fix.
     """
     found = _objection(public, private)
     if found is not None:
@@ -122,10 +119,6 @@ def load_public(
         setting: that named the set, for messages.
         spec: as for `load`; so are `root`, `download` and `own`.
         private: the records; None only at a server, which knows no records to compare with.
-
-    Raises:
-        DataError: as `load`.
-        ConfigError: as `expect_public`.
     """
     if not is_of_files(spec):
         own = own.model_copy(update={"channels": None})  # said of the private image files

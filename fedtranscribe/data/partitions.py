@@ -43,12 +43,6 @@ def dirichlet_partition(
         alpha: concentration, above 0.
         seed: public; the same seed gives the same parts.
         least: drawn again until every part has so many records.
-
-    Returns:
-        One `ImageSet` per holder, together all images, each once, in their original order.
-
-    Raises:
-        ConfigError: a value is out of range, or no draw gives every holder enough records.
     """
     if not (alpha > 0 and np.isfinite(alpha)):
         raise ConfigError(f"Expected alpha={alpha} > 0 and finite.")

@@ -48,11 +48,6 @@ def read_picture(file: Path, own: OwnData = UNSTATED) -> NDArray[np.uint8]:
 
     Returns:
         uint8 [h, w] for grey, [h, w, 3] for colour.
-
-    Raises:
-        DataNotFoundError: Pillow is not installed.
-        InvalidDataError: no regular file, not readable, too large, several frames, transparent, or
-            of a kind whose values cannot be kept.
     """
     return _read(file, lambda image, what: pixels_of(image, own, what))
 
@@ -118,9 +113,6 @@ def pixels_of(image: Any, own: OwnData, what: str) -> NDArray[np.uint8]:
         image: a `PIL.Image.Image`.
         own: as for `read_picture`.
         what: how messages call it.
-
-    Raises:
-        InvalidDataError: of a kind whose values cannot be kept.
     """
     from PIL import Image, ImageOps
 

@@ -24,9 +24,6 @@ def assign_shards(ids: Sequence[str], shards: int, key: bytes) -> NDArray[np.int
 
     Returns:
         int64 [n] in [0, shards).
-
-    Raises:
-        ConfigError: shards < 1, more shards than records, or an unusable key.
     """
     if shards < 1:
         raise ConfigError(f"Expected shards={shards} >= 1.")
@@ -45,9 +42,6 @@ def held_out(ids: Sequence[str], one_in: int = 5) -> NDArray[np.bool_]:
     """True for the records (one in `one_in` on average) that are kept for testing.
 
     The rule is public, fixed and depends on each record's own id alone.
-
-    Raises:
-        ConfigError: one_in < 2.
     """
     if one_in < 2:
         raise ConfigError(f"Expected one_in={one_in} >= 2.")

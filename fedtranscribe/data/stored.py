@@ -23,9 +23,6 @@ class StoredPixels:
         file: uint8, in any layout of `to_images`.
         max_gib: most memory that `whole` may take, in GiB.
         rows: which of the file's images, in order; all, if not given.
-
-    Raises:
-        InvalidDataError: values of another type, or of no shape that images have.
     """
 
     dtype = torch.uint8
@@ -61,11 +58,7 @@ class StoredPixels:
         return StoredPixels(self._file, self._max_gib, _chosen(rows, self._rows))
 
     def whole(self) -> Tensor:
-        """All images, in memory.
-
-        Raises:
-            InvalidDataError: they take more than `max_gib`.
-        """
+        """All images, in memory."""
         size = len(self) * self._file.row_bytes
         if size > self._max_gib * _GIB:
             raise InvalidDataError(

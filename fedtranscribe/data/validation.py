@@ -37,9 +37,6 @@ def expect_read(
         where: they are, for the message.
         fix: what the user can do.
         known: names that are read in other layouts; a final s and capitals do not matter.
-
-    Raises:
-        InvalidDataError: names them.
     """
     near = {name.rstrip("s") for name in known}
     unread = [
@@ -62,9 +59,6 @@ def to_images(raw: NDArray[np.generic], name: str, depth: int | None = None) -> 
             in [0, 1].
         name: how messages call the array.
         depth: integers wider than a byte use so many bits; 8 if not given.
-
-    Raises:
-        InvalidDataError: another shape or type, NaN or infinity, a value out of range.
     """
     if raw.ndim and len(raw) == 0:
         raise InvalidDataError(
@@ -86,11 +80,7 @@ def to_images(raw: NDArray[np.generic], name: str, depth: int | None = None) -> 
 
 
 def from_depth(values: NDArray[np.generic], depth: int, name: str) -> NDArray[np.uint8]:
-    """Integers of so many bits as bytes, by a constant: 0 becomes 0, and 2^depth - 1 becomes 255.
-
-    Raises:
-        InvalidDataError: a value that is out of range.
-    """
+    """Integers of so many bits as bytes, by a constant: 0 becomes 0, and 2^depth - 1 becomes 255."""
     top = 2**depth - 1
     if values.size and (values.min() < 0 or values.max() > top):
         raise InvalidDataError(
@@ -134,9 +124,6 @@ def to_labels(
         raw: [n] or [n, 1]; integers, floats that are whole numbers, or names of classes.
         name: how messages call the array.
         class_names: as they were stated, in the order of their numbers.
-
-    Raises:
-        InvalidDataError: another shape or type, NaN, fractions, or strings that are no class names.
     """
     flat = raw[:, 0] if raw.ndim == 2 and raw.shape[1] == 1 else raw
     if flat.ndim != 1:

@@ -48,11 +48,7 @@ def shared(confidence: float, findings: int) -> float:
 
 
 def clopper_pearson(hits: int, trials: int, confidence: float) -> tuple[float, float]:
-    """Two-sided interval of a probability, exact for independent trials.
-
-    Raises:
-        ConfigError: a confidence outside (0, 1), or more hits than trials.
-    """
+    """Two-sided interval of a probability, exact for independent trials."""
     expect_confidence(confidence)
     if not 0 <= hits <= trials or trials < 1:
         raise ConfigError(f"Expected hits={hits} between 0 and trials={trials} >= 1.")
@@ -94,12 +90,6 @@ def distinguish(first: Numbers, second: Numbers, delta: float, confidence: float
         second: in the other world, [n]; independent of the first.
         delta: δ.
         confidence: of the bound.
-
-    Returns:
-        ε, 0 where nothing is certified.
-
-    Raises:
-        ConfigError: too few trials, worlds of unequal length, or scores that are no numbers.
     """
     expect_confidence(confidence)
     if first.shape != second.shape or len(first) < 4:
@@ -183,9 +173,6 @@ def best_guesses(
         used: the coins, [m].
         delta: δ.
         confidence: of the result.
-
-    Returns:
-        ε that is certified, guesses, and how many of them were right.
     """
     m = len(scores)
     # Ties are broken by chance, so that the order in which records are given cannot win them.
@@ -204,11 +191,7 @@ def best_guesses(
 
 
 def expect_confidence(confidence: float) -> None:
-    """Refuse a confidence that is none.
-
-    Raises:
-        ConfigError: outside (0, 1).
-    """
+    """Refuse a confidence that is none."""
     if not 0 < confidence < 1:
         raise ConfigError(f"Expected 0 < confidence={confidence} < 1.")
 

@@ -37,11 +37,7 @@ EXCHANGED = (Adjacency.REPLACE,)
 
 
 def read_events(folder: Path) -> HolderEvents:
-    """Everything that a run's holders gave away, by holder; empty where it says nothing.
-
-    Raises:
-        StorageError: the file is damaged.
-    """
+    """Everything that a run's holders gave away, by holder; empty where it says nothing."""
     path = folder / EVENTS
     if not path.exists():
         return {}
@@ -85,9 +81,6 @@ def claim_of(
         holder_events: what `events.jsonl` holds.
         adjacencies: the change that the attack is about, or the next best; the first with a
             guarantee counts. Where ids are positional, a record that comes or goes has none.
-
-    Returns:
-        The claim; without ε for runs with seeded noise, or where no adjacency has a guarantee.
     """
     delta = result.guarantee.delta
     if not result.guarantee.private:

@@ -51,11 +51,7 @@ class Canaries:
 
     @classmethod
     def load(cls, path: Path) -> "Canaries":
-        """Read what `save` wrote.
-
-        Raises:
-            DataError: absent, or something else.
-        """
+        """Read what `save` wrote."""
         arrays = read_arrays(path, _FIELDS)
         if (
             set(keys_of(path)) != _FIELDS
@@ -88,12 +84,6 @@ def plant(
         kind: what they look like.
         seed: public randomness of images and labels.
         coins: OS entropy unless a test seeds it.
-
-    Returns:
-        The set to train on, and the secret.
-
-    Raises:
-        ConfigError: count < 2.
     """
     if count < 2:
         raise ConfigError(f"Expected canaries={count} >= 2.")
@@ -132,9 +122,6 @@ def save_planted(split: DataSplit, planted: ImageSet, canaries: Canaries, folder
         planted: to train on.
         canaries: the secret.
         folder: receives both files.
-
-    Raises:
-        StorageError: the folder cannot be written.
     """
     names = planted.class_names
     _write(
@@ -153,11 +140,7 @@ def save_planted(split: DataSplit, planted: ImageSet, canaries: Canaries, folder
 
 
 def check_planted(canaries: Canaries, records: ImageSet) -> None:
-    """Refuse canaries of another set: every guess would be luck, and the audit would be blind.
-
-    Raises:
-        ConfigError: the records hold other canaries than these coins say.
-    """
+    """Refuse canaries of another set: every guess would be luck, and the audit would be blind."""
     there = {record for record in records.ids if record.startswith("canary-")}
     declared = {_ID.format(i) for i in np.flatnonzero(canaries.used).tolist()}
     if there != declared:

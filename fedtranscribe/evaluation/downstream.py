@@ -190,10 +190,6 @@ def downstream(
         settings: which classifiers, how many samples, seed.
         device: for MLP and CNN.
         progress: shows classifiers and epochs.
-
-    Returns:
-        {name: accuracy, …, "mean_sklearn": …, "mean_sklearn_of": how many, "selection": …,
-        "untrained": {name: why}}; the accuracy of what could not be trained is None.
     """
     scores: dict[str, Any] = {}
     selection: dict[str, Any] = {}
@@ -228,14 +224,7 @@ def fit(
     device: torch.device,
     progress: Progress,
 ) -> tuple[Predict, dict[str, Any]]:
-    """Train one classifier on synthetic images.
-
-    Returns:
-        What it predicts for images, and how its epoch was chosen (empty where nothing is).
-
-    Raises:
-        ValueError: it cannot be trained on these; says why.
-    """
+    """Train one classifier on synthetic images."""
     images, labels = synthetic
     present = labels.unique()
     if len(present) < 2:

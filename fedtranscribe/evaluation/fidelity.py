@@ -94,12 +94,6 @@ def registered(name: str, root: Path | None) -> tuple[str, str]:
     Args:
         name: of the public set, which the caller has compared with the private records.
         root: where it lies.
-
-    Returns:
-        The name that torch-fidelity knows it by, and what to call it in a result.
-
-    Raises:
-        DataError: the set is absent or unusable.
     """
     from torch_fidelity import register_feature_extractor
 
@@ -179,11 +173,6 @@ def feature_source(
         settings: of the evaluation.
         run: settings of the run; its public set is used where it has labels.
         private: the records of the run, which no feature network may learn from.
-
-    Raises:
-        ConfigError: the public set holds the private records; see `expect_public`.
-        WeightsNotFoundError: no such weights.
-        CorruptWeightsError: the file does not hold Inception weights.
     """
     if settings.inception is not None:
         digest = check_inception(settings.inception)
@@ -198,15 +187,7 @@ def feature_source(
 
 
 def check_inception(path: Path) -> str:
-    """Read a weights file as tensors alone, before torch-fidelity unpickles it.
-
-    Returns:
-        Its SHA-256.
-
-    Raises:
-        WeightsNotFoundError: absent or unreadable.
-        CorruptWeightsError: not a plain dictionary of Inception's tensors.
-    """
+    """Read a weights file as tensors alone, before torch-fidelity unpickles it."""
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -237,13 +218,6 @@ def measure(
         real: uint8 [m, ch, s, s].
         source: of the features.
         device: where to extract them.
-
-    Returns:
-        fid, inception_score, inception_score_std, precision, recall; all that needs real images
-        is None where there are fewer than four of them.
-
-    Raises:
-        WeightsNotFoundError: the weights cannot be fetched.
     """
     import torch_fidelity
 

@@ -98,11 +98,7 @@ def proved(lower: float) -> str:
 
 
 def expect_sound(findings: Sequence[Finding], checks: Iterable[Check] = ()) -> None:
-    """Stop where an attack or a check contradicts what a run says about its privacy.
-
-    Raises:
-        AuditError: names every contradiction, with both figures.
-    """
+    """Stop where an attack or a check contradicts what a run says about its privacy."""
     wrong = [
         f"{finding.attack}: at least ε = {finding.lower:.4g} with confidence "
         f"{finding.confidence:g}, where ε = {finding.claim.epsilon:.4g} is claimed"

@@ -71,12 +71,6 @@ def play(
         words: what the inputs are, for the reader.
         figures: to go with the bound.
         counts: how often each number counts in a distance (`Bound.counts`); once if not given.
-
-    Returns:
-        The bound; it rests on no record.
-
-    Raises:
-        ConfigError: inputs of different shapes, or that do not differ.
     """
     if first.shape != second.shape or first.ndim != 2 or bool((first == second).all()):
         raise ConfigError(

@@ -61,9 +61,6 @@ def invert(
         starts: searches per class.
         steps: of Adam.
         seed: public randomness.
-
-    Raises:
-        ConfigError: starts or steps below 1.
     """
     if starts < 1 or steps < 1:
         raise ConfigError(f"Expected starts={starts} and steps={steps} to be >= 1.")
@@ -147,9 +144,6 @@ def draw_columns(images: Tensor, starts: int, path: Path) -> None:
         images: uint8 [classes * starts, ch, s, s], class by class; the first twenty are shown.
         starts: images per class.
         path: to write.
-
-    Raises:
-        StorageError: it cannot be written.
     """
     from matplotlib.image import imsave
 

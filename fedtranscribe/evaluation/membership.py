@@ -81,9 +81,6 @@ class Suspects:
             most: pairs, and so suspects.
             rng: public; picks the pairs.
             coins: OS entropy unless a test seeds it.
-
-        Raises:
-            ConfigError: most < 2.
         """
         if most < 2:
             raise ConfigError(f"Expected records={most} >= 2.")
@@ -131,9 +128,6 @@ def by_references(
         steps: of each.
         seed: public randomness of halves and references.
         progress: called with (references done, references in all).
-
-    Raises:
-        ConfigError: references is odd or below 2.
     """
     if references < 2 or references % 2:
         raise ConfigError(f"Expected references={references} even and >= 2.")

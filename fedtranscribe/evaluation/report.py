@@ -62,11 +62,7 @@ class Figure:
 
 
 def check_libraries() -> None:
-    """Check that what a page needs is installed, without importing it.
-
-    Raises:
-        ConfigError: says how to install it.
-    """
+    """Check that what a page needs is installed, without importing it."""
     missing = [n for n in ("jinja2", "matplotlib") if importlib.util.find_spec(n) is None]
     if missing:
         raise ConfigError(
@@ -81,13 +77,6 @@ def write_report(path: Path, out: Path | None = None, ledger: Path | None = None
         path: the run's folder.
         out: file to write; `report.html` in the run's folder if not given.
         ledger: of its data, where the run does not name it.
-
-    Returns:
-        What was written.
-
-    Raises:
-        ConfigError: a library is missing.
-        StorageError: no finished run, damaged files, or the page cannot be written.
     """
     check_libraries()
     try:
@@ -103,12 +92,7 @@ def write_report(path: Path, out: Path | None = None, ledger: Path | None = None
 
 
 def write_comparison(paths: Sequence[Path], out: Path) -> Path:
-    """Write one page over several finished runs; those of several seeds are one row.
-
-    Raises:
-        ConfigError: a library is missing, or two folders hold the same run.
-        StorageError: a folder holds no finished run, or the page cannot be written.
-    """
+    """Write one page over several finished runs; those of several seeds are one row."""
     check_libraries()
     write_atomically(out, render_comparison(compare(paths)).encode())
     return out

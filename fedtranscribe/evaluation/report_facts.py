@@ -170,9 +170,6 @@ def read_facts(path: Path, ledger: Path | None = None) -> RunFacts:
     Args:
         path: its folder.
         ledger: of its data, where the run does not name it.
-
-    Raises:
-        StorageError: no finished run, or damaged events.
     """
     result, holder_events = Result.read(path), read_events(path)
     public = is_published(result.asked.data)

@@ -80,9 +80,6 @@ def shares(
         unit: of the headline.
         adjacency: of the headline.
         delta: at which ε is quoted.
-
-    Returns:
-        Nothing where an answer has no guarantee, or all are of one kind.
     """
     costs: dict[str, float] = {}
     for holder, releases in holder_events.items():

@@ -171,9 +171,6 @@ def check_noise(result: Result, holder_events: HolderEvents, adjacency: Adjacenc
         result: of the run.
         holder_events: what its holders gave away.
         adjacency: of the claim.
-
-    Returns:
-        One check for all holders, a failed one if there is any; None where no sums were asked.
     """
     stds = (result.answers or Answers()).sums_stds
     if not stds:

@@ -40,14 +40,7 @@ class App:
     defaults: dict[str, Scalar]
 
     def settings(self, pairs: Iterable[str]) -> dict[str, Scalar]:
-        """Check `key=value` texts against the app's defaults.
-
-        Returns:
-            What differs from the defaults, in the defaults' types; paths are absolute.
-
-        Raises:
-            ConfigError: names every pair that is wrong.
-        """
+        """Check `key=value` texts against the app's defaults."""
         chosen: dict[str, Scalar] = {}
         wrong: list[str] = []
         for pair in pairs:
@@ -72,11 +65,7 @@ class App:
         return chosen
 
     def profile(self, path: Path, pairs: Iterable[str]) -> list[str]:
-        """The `key=value` texts of a settings file, but for those that `pairs` settle.
-
-        Raises:
-            ConfigError: the file is absent or is not TOML.
-        """
+        """The `key=value` texts of a settings file, but for those that `pairs` settle."""
         named = {self._key(pair.partition("=")[0]) for pair in pairs} - {None}
         # A TOML value and its JSON are the same text for all that Flower's run-config can hold.
         settings = _flat(read_toml(path)).items()
@@ -94,11 +83,7 @@ def is_packaged(app: App) -> bool:
 
 
 def find_app(name: str) -> App:
-    """Find an app by the path of its folder or by its name.
-
-    Raises:
-        ConfigError: there is none; names those there are.
-    """
+    """Find an app by the path of its folder or by its name."""
     folder = Path(name).expanduser()
     known = known_apps()
     if not _is_app(folder):
@@ -135,11 +120,7 @@ def _is_app(folder: Path) -> bool:
 
 
 def settings_from(run_config: Mapping[str, Any]) -> FederationSettings:
-    """Settings out of Flower's flat run-config, whose keys look like `dpsd.round-rows`.
-
-    Raises:
-        ConfigError: names every wrong value.
-    """
+    """Settings out of Flower's flat run-config, whose keys look like `dpsd.round-rows`."""
     values: dict[str, Any] = {}
     for key, value in run_config.items():
         *tables, name = key.replace("-", "_").split(".")
@@ -185,11 +166,7 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
 
 
 def _typed(text: str, default: Scalar) -> Scalar:
-    """Read a value as TOML would, where a bare word is a text.
-
-    Raises:
-        ValueError: it is not of the default's type; says which is wanted.
-    """
+    """Read a value as TOML would, where a bare word is a text."""
     try:
         value = parse_toml(f"value = {text}")["value"]
     except ValueError:

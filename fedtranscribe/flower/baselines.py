@@ -66,11 +66,7 @@ def no_guarantee(settings: FederationSettings) -> StatedGuarantee:
 
 
 def expect_unlabelled(method: str, public: object | None) -> None:
-    """Refuse a method that distils on public images where there are none.
-
-    Raises:
-        ConfigError: FedDF without them.
-    """
+    """Refuse a method that distils on public images where there are none."""
     if method == "feddf" and public is None:
         raise ConfigError(
             "Expected public-data with method=feddf: it distils on unlabelled images."
@@ -165,10 +161,6 @@ def run_baseline(
         timeout: seconds to wait for a round's networks.
         evaluate: accuracy on declared-public images, or None where it may not be told.
         report: receives progress, as in `progress.jsonl`.
-
-    Raises:
-        ConfigError: FedDF without unlabelled images.
-        QuorumError: no holder sent a network.
     """
     expect_unlabelled(name, public)
 

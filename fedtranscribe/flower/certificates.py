@@ -36,13 +36,6 @@ def make_authority(folder: Path, days: int = 3650) -> Path:
     Args:
         folder: for both; made if absent.
         days: of validity.
-
-    Returns:
-        The certificate's path.
-
-    Raises:
-        ConfigError: `days` is out of range.
-        StorageError: one of the files is there, or cannot be written.
     """
     _check_days(days)
     certificate, key = folder / CA_CERTIFICATE, folder / CA_KEY
@@ -69,13 +62,6 @@ def make_server(folder: Path, authority: Path, names: Sequence[str], days: int =
         names: host names and IP addresses by which holders reach the server; those of loopback
             are added, because the ServerApp uses them.
         days: of validity; it never outlives the authority.
-
-    Returns:
-        The certificate's path.
-
-    Raises:
-        ConfigError: a name or `days` is wrong, or the authority cannot be used.
-        StorageError: one of the files is there, or cannot be written.
     """
     _check_days(days)
     general = general_names(names)
@@ -95,12 +81,7 @@ def make_server(folder: Path, authority: Path, names: Sequence[str], days: int =
 
 
 def renew_server(folder: Path, authority: Path, days: int = 365) -> Path:
-    """Sign the server's key again under the same names; the SuperLink reads it at its next start.
-
-    Raises:
-        ConfigError: `days` is wrong, or one of the files cannot be used.
-        StorageError: the certificate cannot be written.
-    """
+    """Sign the server's key again under the same names; the SuperLink reads it at its next start."""
     _check_days(days)
     root, signer = _authority(authority)
     path = folder / SERVER_CERTIFICATE
@@ -116,11 +97,7 @@ def renew_server(folder: Path, authority: Path, days: int = 365) -> Path:
 
 
 def general_names(names: Iterable[str]) -> list[x509.GeneralName]:
-    """Host names and addresses as a certificate holds them, those of loopback included.
-
-    Raises:
-        ConfigError: none is given, or one is neither a host name nor an address.
-    """
+    """Host names and addresses as a certificate holds them, those of loopback included."""
     entries = list(names)
     if not entries:
         raise ConfigError("Expected --name: the host name or address by which holders reach you.")
@@ -266,12 +243,7 @@ def public_path(private: Path) -> Path:
 
 
 def make_node_key(path: Path, comment: str = "") -> NodeKey:
-    """Make a pair: `path` and `path.pub`.
-
-    Raises:
-        ConfigError: the comment would break the line that it stands in.
-        StorageError: one of the two is there, or cannot be written.
-    """
+    """Make a pair: `path` and `path.pub`."""
     if not comment.isprintable() or len(comment) > _LONGEST_COMMENT:
         raise ConfigError(
             f"Expected --comment {comment!r} to be one line of at most {_LONGEST_COMMENT} "
@@ -286,20 +258,12 @@ def make_node_key(path: Path, comment: str = "") -> NodeKey:
 
 
 def read_public(path: Path) -> NodeKey:
-    """The public half out of a `.pub` file.
-
-    Raises:
-        ConfigError: it is absent or is no public key.
-    """
+    """The public half out of a `.pub` file."""
     return _described(load_public(path))
 
 
 def read_private(path: Path) -> NodeKey:
-    """The public half of a private key; the secret is not kept.
-
-    Raises:
-        ConfigError: it is absent, no key, or has a passphrase.
-    """
+    """The public half of a private key; the secret is not kept."""
     return _described(load_private(path).public_key())
 
 

@@ -42,11 +42,6 @@ def serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
         grid: reaches them.
         settings: of the run; `holders` is how many are expected.
         out: the run's folder.
-
-    Raises:
-        ConfigError: settings that only a simulation can have, or public images out of the set
-            that the holders have parts of.
-        QuorumError: too few holders within `first_timeout`, or in a round; the run can be resumed.
     """
     if settings.method not in ("feddpsd", *TRAINERS):
         raise ConfigError(
@@ -82,11 +77,7 @@ def serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
 
 
 def _test_images(settings: FederationSettings) -> ImageSet | None:
-    """Declared-public images to follow the student on.
-
-    Raises:
-        ConfigError: somebody's own records; a server has none.
-    """
+    """Declared-public images to follow the student on."""
     if settings.data == NO_DATA:
         return None
     if not is_published(settings.data):
@@ -102,9 +93,6 @@ def _refuse_tested_images(settings: FederationSettings, test: ImageSet | None) -
 
     This is all that a server can see. What the holders' own records are, it does not know; a
     holder that trains compares data ids itself.
-
-    Raises:
-        ConfigError: the two sets share records by their ids.
     """
     name = settings.public_data
     if test is None or settings.method in TRAINERS or name in (None, "none", PUBLIC_SHAPES):
@@ -115,11 +103,7 @@ def _refuse_tested_images(settings: FederationSettings, test: ImageSet | None) -
 
 
 def _wait_for_nodes(grid: Grid, settings: FederationSettings) -> list[int]:
-    """All expected nodes, or after `first_timeout` those that are there.
-
-    Raises:
-        QuorumError: fewer than the quorum.
-    """
+    """All expected nodes, or after `first_timeout` those that are there."""
     until, nodes = time.monotonic() + settings.first_timeout, []
     while len(nodes) < settings.holders and time.monotonic() < until:
         nodes = sorted(grid.get_node_ids())

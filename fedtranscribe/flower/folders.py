@@ -67,11 +67,7 @@ FEDTRANSCRIBE_VERSION={own}
 
 
 def template(kind: FolderKind) -> Path:
-    """Where the files of a kind lie: in the installed package, or in a checkout beside it.
-
-    Raises:
-        ConfigError: this installation has none.
-    """
+    """Where the files of a kind lie: in the installed package, or in a checkout beside it."""
     package = Path(fedtranscribe.__file__).parent
     for home in (package / kind, package.parent / kind):
         if (home / "compose.yaml").is_file():
@@ -80,12 +76,7 @@ def template(kind: FolderKind) -> Path:
 
 
 def init(kind: FolderKind, folder: Path) -> Path:
-    """Write a ready folder.
-
-    Raises:
-        StorageError: the folder holds something already, or cannot be written.
-        ConfigError: this installation has no templates.
-    """
+    """Write a ready folder."""
     source = template(kind)
     if os.path.lexists(folder) and not (folder.is_dir() and not any(folder.iterdir())):
         raise StorageError(f"{folder} is not an empty folder; choose another one.")
@@ -129,29 +120,17 @@ PUBLIC = 0o644
 
 
 def write_new(path: Path, content: bytes, mode: int) -> None:
-    """Make a file that nobody else can ever have seen half written or with a wider mode.
-
-    Raises:
-        StorageError: there is such a file already, or the folder cannot be written.
-    """
+    """Make a file that nobody else can ever have seen half written or with a wider mode."""
     _write(path, content, mode, replace=False)
 
 
 def write_again(path: Path, content: bytes, mode: int) -> None:
-    """The same, in place of what is there.
-
-    Raises:
-        StorageError: the folder cannot be written.
-    """
+    """The same, in place of what is there."""
     _write(path, content, mode, replace=True)
 
 
 def refuse_existing(*paths: Path) -> None:
-    """See that none of these is there, before anything is made.
-
-    Raises:
-        StorageError: names those that are.
-    """
+    """See that none of these is there, before anything is made."""
     there = [str(path) for path in paths if os.path.lexists(path)]
     if there:
         raise StorageError(

@@ -88,11 +88,7 @@ def lives(process: psutil.Process) -> bool:
 
 
 def keep(home: Path, log_copy: Path, command: list[str]) -> int:
-    """Run a command until it ends or we are told to end it.
-
-    Returns:
-        The command's exit code, 128 and more for a signal, as in a shell.
-    """
+    """Run a command until it ends or we are told to end it."""
     ended = _end_requested()
     _adopt_orphans()
     family = Family(home)

@@ -57,11 +57,7 @@ class NodeProcess:
     health: str | None = None
 
     def command(self) -> list[str]:
-        """The command line of the SuperNode.
-
-        Raises:
-            ConfigError: the socket's path cannot be handed over.
-        """
+        """The command line of the SuperNode."""
         socket = str(self.socket.absolute())
         # It stands within double quotes that Flower reads as TOML.
         if not socket.isprintable() or set(socket) & set("\"\\'"):
@@ -114,10 +110,6 @@ def join(node: NodeProcess, wait: float, say: Say) -> NoReturn:
         node: what to start.
         wait: seconds to wait for the holder service.
         say: called with each warning.
-
-    Raises:
-        ConfigError: something that it needs is wrong; names it and the fix.
-        FederationError: no holder service answers on the socket.
     """
     command = node.command()
     _insist(check_node(node.folder, node.superlink), say)
@@ -126,11 +118,7 @@ def join(node: NodeProcess, wait: float, say: Say) -> NoReturn:
 
 
 def serve(server: ServerProcess, say: Say) -> NoReturn:
-    """FolderCheck, and become the SuperLink.
-
-    Raises:
-        ConfigError: something that it needs is wrong; names it and the fix.
-    """
+    """FolderCheck, and become the SuperLink."""
     _insist(check_server(server.folder), say)
     home = server.folder.absolute()
     places = {"FLWR_HOME": str(home / STATE / "flwr"), "FEDTRANSCRIBE_HOME": str(home)}

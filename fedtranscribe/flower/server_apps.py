@@ -26,9 +26,6 @@ def run_folder(settings: FederationSettings, name: str, run_id: int) -> Path:
 
     Flower's daemon keeps the working directory of the user who started it first, so a relative path
     would end up anywhere.
-
-    Raises:
-        ConfigError: a relative path.
     """
     if settings.out is None:
         home = Path(os.environ.get("FEDTRANSCRIBE_HOME") or Path.home() / ".fedtranscribe")

@@ -52,11 +52,7 @@ class Tail:
 
 
 def raise_mistake(folder: Path) -> None:
-    """Raise what the ServerApp wrote into `error.json`, as the class with that exit code.
-
-    Raises:
-        FedtranscribeError: there is such a file, and it is whole.
-    """
+    """Raise what the ServerApp wrote into `error.json`, as the class with that exit code."""
     mistake = read_object(folder / ERROR)
     if mistake is None:
         return
@@ -95,15 +91,6 @@ def simulate(
         federation: nodes and what each may use, from `nodes`.
         show: receives the progress of each stage.
         say: receives lines for the user.
-
-    Returns:
-        The run's folder.
-
-    Raises:
-        ConfigError, DataError: as `expect_settings`.
-        StorageError: the folder holds another run, or none to go on with, or cannot be written.
-        SimulationError: Flower or Ray did not carry the run to its end; names the log.
-        FedtranscribeError: the app refused the run.
     """
     expect_settings(app, chosen)
     folder = Path(str(chosen["out"]))
@@ -124,11 +111,7 @@ def simulate(
 
 
 def require_flower() -> None:
-    """Check that what only simulations need is installed, without importing any of it.
-
-    Raises:
-        ConfigError: says how to install it.
-    """
+    """Check that what only simulations need is installed, without importing any of it."""
     missing = [part for part in _PARTS if importlib.util.find_spec(part) is None]
     if missing:
         raise ConfigError(
@@ -147,11 +130,7 @@ def choose(
     resume: bool,
     config: Path | None = None,
 ) -> dict[str, Scalar]:
-    """The run-config that this command line asks for; `out` is always in it, and absolute.
-
-    Raises:
-        ConfigError: names every value that is wrong.
-    """
+    """The run-config that this command line asks for; `out` is always in it, and absolute."""
     pairs = [*pairs]
     pairs += [f"holders={holders}"] if holders is not None else []
     pairs += [f"out={out}"] if out is not None else []
@@ -166,12 +145,7 @@ def choose(
 
 
 def expect_settings(app: App, chosen: Mapping[str, Scalar]) -> None:
-    """Refuse wrong settings, and data that are not there, before Flower starts.
-
-    Raises:
-        ConfigError: names every wrong value.
-        DataError: as `catalogue.expect_data` and `expect_root`.
-    """
+    """Refuse wrong settings, and data that are not there, before Flower starts."""
     asked = {**app.defaults, **chosen}
     if is_packaged(app):
         check_tracking(settings_from(asked))
@@ -182,11 +156,7 @@ def expect_settings(app: App, chosen: Mapping[str, Scalar]) -> None:
 
 
 def expect_packaged(app: App) -> None:
-    """Refuse to plan for an app whose code may ask anything.
-
-    Raises:
-        ConfigError: names those that can be planned for.
-    """
+    """Refuse to plan for an app whose code may ask anything."""
     if not is_packaged(app):
         known = known_apps()
         raise ConfigError(
@@ -202,11 +172,7 @@ def nodes(
     num_gpus: float,
     workers: int | None = None,
 ) -> dict[str, int | float]:
-    """The federation-config: as many nodes as holders, and what each may use.
-
-    Raises:
-        ConfigError: a number is out of range.
-    """
+    """The federation-config: as many nodes as holders, and what each may use."""
     holders = chosen.get("holders", app.defaults.get("holders"))
     if holders is not None and (not isinstance(holders, int) or holders < 1):
         raise ConfigError(f"Expected holders={holders} >= 1.")
@@ -224,11 +190,7 @@ def nodes(
 
 
 def prepare(folder: Path, resume: bool) -> None:
-    """Make the run folder; what an earlier attempt complained of is no news.
-
-    Raises:
-        StorageError: it holds another run, or none to go on with, or cannot be written.
-    """
+    """Make the run folder; what an earlier attempt complained of is no news."""
     if resume and not folder.is_dir():
         raise StorageError(f"No run in {folder} to resume; leave out --resume to start one.")
     try:
@@ -250,11 +212,7 @@ def prepare(folder: Path, resume: bool) -> None:
 
 
 def _follow(link: "PrivateSuperLink", run: str, folder: Path, show: ShowNoted) -> "RunStatus":
-    """Show progress until the run has ended.
-
-    Raises:
-        FedtranscribeError: the ServerApp wrote down a user's mistake.
-    """
+    """Show progress until the run has ended."""
     tail = Tail(folder / PROGRESS)
     began = asked = time.monotonic()
     while True:

@@ -126,12 +126,6 @@ def show_plan(run_config: Mapping[str, Scalar], say: Callable[[str], None]) -> S
     Args:
         run_config: of the app, as `App.settings` checks it, with its defaults.
         say: receives lines for the user.
-
-    Returns:
-        What the run would cost, as its result states it.
-
-    Raises:
-        FedtranscribeError: as the run before anybody is asked.
     """
     settings, split, parts = _prepared(settings_from(run_config))
     for line in split.words:
@@ -155,11 +149,7 @@ def show_plan(run_config: Mapping[str, Scalar], say: Callable[[str], None]) -> S
 def _prepared(
     settings: FederationSettings,
 ) -> tuple[FederationSettings, DataSplit, list[ImageSet]]:
-    """Settings as a run stores them, its data, and each holder's part.
-
-    Raises:
-        FedtranscribeError: settings, records or public images that cannot be used.
-    """
+    """Settings as a run stores them, its data, and each holder's part."""
     check_tracking(settings)
     if settings.method == "feddpsd":
         expect_network(settings.teacher)
@@ -171,11 +161,7 @@ def _prepared(
 
 
 def _refuse_private_images(settings: FederationSettings, private: NamedData) -> None:
-    """The user of a simulation has all the data: public images are compared with the images.
-
-    Raises:
-        ConfigError: the run's public images are the simulated holders' records.
-    """
+    """The user of a simulation has all the data: public images are compared with the images."""
     if settings.method in TRAINERS:
         setting, name = "pretrain_data", settings.training.pretrain_data
     else:
@@ -228,11 +214,7 @@ def _serve_baseline(
 def _baseline_side(
     settings: FederationSettings, split: DataSplit
 ) -> tuple[ImageSet | None, StudentSide]:
-    """Public images of a baseline, and its networks before any training.
-
-    Raises:
-        ConfigError: FedDF without unlabelled images, or images that no generator makes.
-    """
+    """Public images of a baseline, and its networks before any training."""
     train, private = split.train, NamedData.of(settings.data, split)
     public = public_images(settings, train.channels, train.size, private)
     expect_unlabelled(settings.method, public)
@@ -248,9 +230,6 @@ def _addresses(grid: Grid, holders: int) -> list[Address]:
 
     Flower starts the server before it has registered all nodes, so their number has to stand
     still first, unless there is one for every holder.
-
-    Raises:
-        QuorumError: no node has appeared in time.
     """
     until, nodes, still = time.monotonic() + _NODES_WITHIN, [], 0
     while len(nodes) < holders and still < _NODES_STILL:

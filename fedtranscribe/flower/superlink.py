@@ -107,9 +107,6 @@ class PrivateSuperLink:
             app: its folder.
             settings: run-config, only what differs from the app's defaults.
             federation: federation-config, such as `num-supernodes`.
-
-        Returns:
-            The run's id.
         """
         # A file: inline, Flower finds no way to write a text that holds both kinds of quotes.
         overrides = self.home / "run-config.toml"
@@ -121,22 +118,14 @@ class PrivateSuperLink:
         return str(answer["run-id"])
 
     def status(self, run: str) -> RunStatus:
-        """How a run stands.
-
-        Raises:
-            SimulationError: the SuperLink is gone, or does not answer.
-        """
+        """How a run stands."""
         self.check()
         answer = self._flwr("ls", _CONNECTION, "--run-id", run)
         found = answer["runs"][0]
         return RunStatus(found["status"], found.get("status-details") or "")
 
     def check(self) -> None:
-        """See that the SuperLink still runs.
-
-        Raises:
-            SimulationError: it does not.
-        """
+        """See that the SuperLink still runs."""
         code = self._keeper.poll()
         if code is not None:
             raise SimulationError(
@@ -199,11 +188,7 @@ class PrivateSuperLink:
         return found
 
     def _flwr(self, *arguments: str) -> dict[str, Any]:
-        """Ask Flower's own command, which speaks JSON behind a line or two for people.
-
-        Raises:
-            SimulationError: it refuses, or does not answer.
-        """
+        """Ask Flower's own command, which speaks JSON behind a line or two for people."""
         done = self._ask([*arguments, "--format", "json"], subprocess.PIPE)
         try:
             answer = parse_json(done.stdout[done.stdout.index("{") :])

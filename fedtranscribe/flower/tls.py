@@ -44,11 +44,7 @@ class Certificate:
 
 
 def read_certificate(path: Path) -> Certificate:
-    """What the first certificate of a PEM file says.
-
-    Raises:
-        ConfigError: it is absent or is no certificate.
-    """
+    """What the first certificate of a PEM file says."""
     first = load_chain(path)[0]
     digest = first.fingerprint(hashes.SHA256()).hex().upper()
     return Certificate(
@@ -64,11 +60,7 @@ def read_certificate(path: Path) -> Certificate:
 
 
 def load_chain(path: Path) -> list[x509.Certificate]:
-    """The certificates of a PEM file, the owner's first.
-
-    Raises:
-        ConfigError: it is absent or holds no certificate.
-    """
+    """The certificates of a PEM file, the owner's first."""
     try:
         return x509.load_pem_x509_certificates(path.read_bytes())
     except OSError as error:
@@ -78,11 +70,7 @@ def load_chain(path: Path) -> list[x509.Certificate]:
 
 
 def load_private_key(path: Path) -> PrivateKeyTypes:
-    """A private key in PEM form.
-
-    Raises:
-        ConfigError: it is absent, is no key, or has a passphrase.
-    """
+    """A private key in PEM form."""
     try:
         return serialization.load_pem_private_key(path.read_bytes(), password=None)
     except OSError as error:
@@ -155,11 +143,7 @@ def fault_in_memory(certificate: Path, key: Path, roots: Path, name: str) -> str
 
 
 def fault_of_server(host: str, port: int, roots: Path) -> str | None:
-    """Why a holder that trusts `roots` will not speak with a SuperLink that runs; None if it will.
-
-    Raises:
-        UnreachableError: nobody answers there, so that nothing can be said about TLS.
-    """
+    """Why a holder that trusts `roots` will not speak with a SuperLink that runs; None if it will."""
     try:
         context = holder_context(roots)
     except (OSError, ValueError) as error:

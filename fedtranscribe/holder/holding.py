@@ -25,12 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def open_teachers(file: HolderFile) -> Ensemble | None:
-    """The holder's teachers, every shard checked; None where it names none.
-
-    Raises:
-        StorageError, ModelError: they are absent or damaged.
-        ConfigError: no such device.
-    """
+    """The holder's teachers, every shard checked; None where it names none."""
     device = pick_device(file.holder.device)
     if file.holder.teachers is None:
         return None
@@ -45,11 +40,6 @@ def open_records(file: HolderFile, teachers: Ensemble | None) -> ImageSet | None
     Args:
         file: the holder's decisions.
         teachers: the records are read as theirs were, unless the file says otherwise.
-
-    Raises:
-        DataError: they are absent or unusable.
-        StorageError: this user may not read them.
-        ConfigError, ModelMismatchError: they are not the data of the teachers.
     """
     path = file.holder.records
     if path is None or (file.summed is None and not file.needs_records):
@@ -112,11 +102,7 @@ class Holding:
 
     @classmethod
     def open(cls, file: HolderFile) -> "Holding":
-        """Open all that the file names.
-
-        Raises:
-            StorageError, ModelError, DataError, ConfigError: see `open_teachers`, `open_records`.
-        """
+        """Open all that the file names."""
         teachers = open_teachers(file)
         return cls(file, teachers, open_records(file, teachers))
 
@@ -133,9 +119,6 @@ class Holding:
 
         Args:
             backbones: the public networks that the holder allows.
-
-        Raises:
-            ConfigError: images of a size that no server would accept.
         """
         try:
             return self._facts(backbones)
@@ -216,10 +199,6 @@ class Holding:
 
         What cannot be known is in `unseen`: whether there is one beside data that this machine
         does not have, or that the service's user may not see.
-
-        Raises:
-            ConfigError: nothing says where the data lie; or ids were made otherwise before.
-            SecondLedgerError, StorageError: as `LedgerPlace.find`.
         """
         data = self._data()
         if self.ids is not None:
@@ -229,11 +208,7 @@ class Holding:
         )
 
     def unseen(self) -> str | None:
-        """What has to be said where the data are not to be seen; None where they are.
-
-        Raises:
-            ConfigError: nothing says where the data lie.
-        """
+        """What has to be said where the data are not to be seen; None where they are."""
         data = self._data()
         if is_published(data) or _seen(data) is not None:
             return None

@@ -85,9 +85,6 @@ def call(
         frame: the message.
         timeout: seconds that an answer may take.
         wait: seconds to wait for a service that is not there or busy; a minute if not given.
-
-    Raises:
-        StorageError: nobody answers; names the socket and what to do.
     """
     wait = _WAIT_SECONDS if wait is None else wait
     until, failures = time.monotonic() + wait, 0

@@ -52,11 +52,7 @@ class RoundStore:
         return self._path.stat().st_size if self._path.exists() else 0
 
     def put_run(self, run: str, state: bytes, before: bytes | None) -> None:
-        """Keep a run's state in place of `before`; durable when it returns.
-
-        Raises:
-            ProtocolError: another process was quicker.
-        """
+        """Keep a run's state in place of `before`; durable when it returns."""
         self._put("runs", run, state, before)
 
     def round(self, query: str) -> bytes | None:
@@ -147,11 +143,7 @@ class Masking:
         return self._store.run(run) is not None
 
     def expect_known(self, names: Iterable[str]) -> None:
-        """Check that all of a cohort are on this holder's roster.
-
-        Raises:
-            ProtocolError: one is not; so nobody knows its key.
-        """
+        """Check that all of a cohort are on this holder's roster."""
         if unknown := sorted(set(names) - set(self.identity.roster)):
             raise ProtocolError(
                 f"Holder {unknown[0][:80]!r} is not on this holder's roster; its key is not known."
@@ -162,12 +154,7 @@ class Masking:
     def advertise(
         self, run: str, names: Sequence[str], dropouts: int, colluders: int
     ) -> tuple[Advert, tuple[str, ...]]:
-        """This holder's key for a run, signed, and whom it drew; the same whenever it is asked.
-
-        Raises:
-            ConfigError: holders that are not on this one's roster, or too many failures for them.
-            ProtocolError: the run has another cohort.
-        """
+        """This holder's key for a run, signed, and whom it drew; the same whenever it is asked."""
         cohort = self._make_cohort(run, names, dropouts, colluders)
         if self._store.run(run) is None:
             key = RunKey.make(cohort, self.identity.name, self.identity.signer)
@@ -179,19 +166,11 @@ class Masking:
         return key.advert, key.drawn
 
     def cohort(self, run: str) -> Cohort:
-        """Who takes part in a run that this holder has advertised its key for.
-
-        Raises:
-            ProtocolError: it has not.
-        """
+        """Who takes part in a run that this holder has advertised its key for."""
         return self._known_run(run).key.cohort
 
     def agree(self, run: str, adverts: Iterable[Advert]) -> None:
-        """Fix the keys of a run; for good, at the first call.
-
-        Raises:
-            ProtocolError: a key that its holder did not sign, too few, or other ones than before.
-        """
+        """Fix the keys of a run; for good, at the first call."""
         known = self._known_run(run)
         ordered = sorted(adverts, key=lambda advert: advert.name)
         if known.adverts is None:
@@ -207,11 +186,7 @@ class Masking:
         return self._store.round(query) is not None
 
     def open(self, run: str, task: Task) -> Mapping[str, bytes]:
-        """Stage 1: what goes to each neighbour, by name.
-
-        Raises:
-            ProtocolError: the query was opened for another content, run or cohort.
-        """
+        """Stage 1: what goes to each neighbour, by name."""
         holder, stored = self._holder(run), self._store.round(task.query)
         if stored is not None:
             return holder.resume(stored, task).sent
@@ -229,9 +204,6 @@ class Masking:
             query: its id.
             inbox: what neighbours sent.
             values: gives the residues of what the ledger stored for the query.
-
-        Raises:
-            ProtocolError: see `secagg.protocol.MaskingHolder.mask`.
         """
         holder, state, stored = self._round(run, query)
         masked = holder.mask(state, inbox, values(state.task))
@@ -242,11 +214,7 @@ class Masking:
     def sign(
         self, run: str, query: str, survivors: Iterable[str], tags: Mapping[str, bytes]
     ) -> bytes:
-        """Stage 3: a signature under whose vectors make the sum.
-
-        Raises:
-            ProtocolError: see `secagg.protocol.MaskingHolder.sign`.
-        """
+        """Stage 3: a signature under whose vectors make the sum."""
         holder, state, stored = self._round(run, query)
         signed = holder.sign(state, survivors, tags)
         self._keep(query, state, signed, stored)
@@ -254,11 +222,7 @@ class Masking:
         return signed.signature
 
     def reveal(self, run: str, query: str, signatures: Mapping[str, bytes]) -> Mapping[str, bytes]:
-        """Stage 4: shares that open the masks of that one sum, by owner.
-
-        Raises:
-            ProtocolError: see `secagg.protocol.MaskingHolder.reveal`.
-        """
+        """Stage 4: shares that open the masks of that one sum, by owner."""
         holder, state, _ = self._round(run, query)
         return holder.reveal(state, signatures)
 

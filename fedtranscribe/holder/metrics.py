@@ -166,9 +166,6 @@ class MetricsFile:
         render: gives what is written.
         measure: brings the ledger's values up to date, on the thread that owns it. If that is busy
             with a long answer, the values of before are written.
-
-    Raises:
-        StorageError: on entering, if the file cannot be written.
     """
 
     def __init__(
@@ -192,11 +189,7 @@ class MetricsFile:
         self._path.unlink(missing_ok=True)
 
     def write(self) -> None:
-        """Write the file now.
-
-        Raises:
-            StorageError: it cannot be written.
-        """
+        """Write the file now."""
         if self._measuring is None or self._measuring.done():
             self._measuring = self._measure()
         wait([self._measuring], timeout=_PATIENCE_SECONDS)

@@ -231,10 +231,6 @@ def expect_closed(path: Path, socket: Path) -> None:
     Args:
         path: of the metrics' file.
         socket: the service's, whose group the SuperNode's user is in.
-
-    Raises:
-        StorageError: the folder is absent, open to others or to that group, or would not hand its
-            own group on to the file.
     """
     folder = path.parent
     fix = f"sudo install -d -o USER -g COLLECTOR -m 2750 {folder}"

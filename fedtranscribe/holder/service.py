@@ -124,9 +124,6 @@ class HolderService:
     Args:
         file: the holder's decisions.
         journal: what was done.
-
-    Raises:
-        FedtranscribeError: what the file names cannot be used; nothing is served then.
     """
 
     def __init__(self, file: HolderFile, journal: Journal) -> None:
@@ -217,14 +214,7 @@ class HolderService:
 
 
 def open_node(file: HolderFile) -> tuple[Node, LazyLedger]:
-    """The node that a holder's file describes, everything proved and loaded.
-
-    Raises:
-        StorageError, ModelError, DataError: teachers or records are absent or damaged; or the
-            ledger's folder is open to others than its owner.
-        LedgerError: the ledger is damaged, rolled back, of other data, or not the only one.
-        ConfigError: no such device, or a key or roster that cannot be used.
-    """
+    """The node that a holder's file describes, everything proved and loaded."""
     _expect_closed(file.holder.ledger.parent)
     holding = Holding.open(file)
     if holding.records is None and file.sums_wanted and file.holder.records is not None:
@@ -271,11 +261,6 @@ def serve(
         file: the holder's decisions.
         stop: ends the service.
         ready: called once the socket answers.
-
-    Raises:
-        FedtranscribeError: what `HolderService` raises.
-        StorageError: the socket cannot be made, or another service has it; or the metrics' folder
-            is open to the SuperNode's user.
     """
     place = file.holder
     if place.metrics is not None:

@@ -99,9 +99,6 @@ class Trainings:
 
         Args:
             asked: settings out of `CHOSEN`.
-
-        Raises:
-            ConfigError: settings that the server cannot choose, or that are out of range.
         """
         if strange := sorted(set(asked) - CHOSEN):
             raise ConfigError(f"{strange[0][:80]} is not for a server to choose; leave it out.")
@@ -111,11 +108,7 @@ class Trainings:
         return build(SynthesizeSettings, {**asked, **own})
 
     def prepare(self, settings: SynthesizeSettings) -> PreparedTraining:
-        """Plan a training on the holder's records; nothing is written or spent.
-
-        Raises:
-            ConfigError: settings that make no sense for the records.
-        """
+        """Plan a training on the holder's records; nothing is written or spent."""
         records = self._records()
         # Held-out images play no part at a holder: it is measured where the network goes.
         return prepare(settings, DataSplit(records, records), asked_by_server=True)
@@ -136,11 +129,6 @@ class Trainings:
             run: its name in the ledger.
             settings: made by `settings`; the same ones for the whole run.
             seconds: after which the step in hand is the last for now; `least_seconds` or more.
-
-        Raises:
-            ConfigError: settings that make no sense for the records.
-            BudgetExhaustedError: it would exceed the holder's limit; nothing was booked.
-            UnsupportedAdjacencyError: it has no cost in the limit's unit; nothing was booked.
         """
         now = self._opened(run, settings)
         training = now.training
@@ -158,11 +146,7 @@ class Trainings:
         return training.progress
 
     def result(self, run: str) -> TrainedNetwork:
-        """The finished training of a run; as often as it is asked for.
-
-        Raises:
-            ProtocolError: there is none, or it is not finished.
-        """
+        """The finished training of a run; as often as it is asked for."""
         folder = self._folder_of(run)
         try:
             facts = TrainedFacts.of(Result.read(folder))

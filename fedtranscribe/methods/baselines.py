@@ -42,9 +42,6 @@ def distil(
         settings: batch, learning rate, views.
         steps: optimiser steps, the learning rate falling to zero.
         rng: source of batches and views.
-
-    Returns:
-        Loss of the last step, in nats.
     """
     device = next(student.parameters()).device
     optimiser = torch.optim.Adam(student.parameters(), lr=settings.distil_lr)

@@ -102,9 +102,6 @@ def calibrated_scale(slopes: Sequence[Slope], records: float) -> float:
     Args:
         slopes: at heads near the student's, each with noise of its own.
         records: about how many there are; below 1, as a noisy count may be, it counts as 1.
-
-    Returns:
-        Between 1/e and e; above 1 where the student is not sure enough.
     """
     count = len(slopes) * max(records, 1.0)
     slope = sum(each.value for each in slopes) / count

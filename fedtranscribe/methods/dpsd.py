@@ -163,9 +163,6 @@ class DPSD:
         Args:
             query: from `ask`.
             answer: to that query.
-
-        Returns:
-            Public losses of the round, in nats.
         """
         if answer.query_id != query.id:
             raise ValueError(f"Expected an answer to {query.id}, got one to {answer.query_id}.")

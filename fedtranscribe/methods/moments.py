@@ -312,11 +312,7 @@ def _noise_edge(noise_std: float, width: int) -> float:
 
 
 def features_of(student: Classifier) -> UnitFeatures:
-    """A student's fixed features.
-
-    Raises:
-        ValueError: a student of others.
-    """
+    """A student's fixed features."""
     if not isinstance(student.backbone, UnitFeatures):
         raise ValueError(f"Expected a student of fixed features, got {student.architecture!r}.")
     return student.backbone

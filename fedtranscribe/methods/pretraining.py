@@ -118,9 +118,6 @@ def train_classifier(
         steps: optimiser steps.
         rng: source of batches.
         batch: images per step.
-
-    Returns:
-        Cross-entropy of the last step, in nats.
     """
     device = next(network.parameters()).device
     optimiser = torch.optim.Adam(network.parameters(), lr=1e-3)

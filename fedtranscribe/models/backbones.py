@@ -51,11 +51,7 @@ class Backbone:
 
     @classmethod
     def parse(cls, name: str | None) -> "Backbone | None":
-        """The backbone that a name stands for; None for any other name.
-
-        Raises:
-            ConfigError: a side out of bounds.
-        """
+        """The backbone that a name stands for; None for any other name."""
         found = _NAME.fullmatch(name or "")
         if found is None:
             return None
@@ -80,11 +76,7 @@ class Backbone:
 
 
 def expect_side(side: int) -> None:
-    """Refuse images too small or too large for a network.
-
-    Raises:
-        ConfigError: names the bounds.
-    """
+    """Refuse images too small or too large for a network."""
     if not SMALLEST_SIDE <= side <= LARGEST_SIDE:
         raise ConfigError(
             f"Expected features-side={side} within {SMALLEST_SIDE}..{LARGEST_SIDE} pixels."
@@ -99,11 +91,6 @@ def backbone_of(network: str, weights: Path, size: int, side: int | None = None)
         weights: the file.
         size: pixels a side of the images at hand.
         side: pixels that they are brought to; picked by network and size if not given.
-
-    Raises:
-        UnknownArchitectureError: no such network.
-        WeightsNotFoundError: no such file.
-        ConfigError: a side out of bounds.
     """
     expect_backbone(network)
     timm = network.startswith(TIMM)
@@ -114,11 +101,7 @@ def backbone_of(network: str, weights: Path, size: int, side: int | None = None)
 
 
 def expect_backbone(network: str) -> None:
-    """Refuse a name that neither library has.
-
-    Raises:
-        UnknownArchitectureError: suggests close names, or the extra that is missing.
-    """
+    """Refuse a name that neither library has."""
     if network.startswith(TIMM):
         expect_timm(network.removeprefix(TIMM))
     elif network not in torchvision_networks():
@@ -126,11 +109,7 @@ def expect_backbone(network: str) -> None:
 
 
 def file_digest(path: Path) -> str:
-    """SHA-256 of a file of weights, in hexadecimal.
-
-    Raises:
-        WeightsNotFoundError: no such file.
-    """
+    """SHA-256 of a file of weights, in hexadecimal."""
     if not path.is_file():
         raise WeightsNotFoundError(f"No weights file {str(path)!r}; check the path.")
     with path.open("rb") as stream:
@@ -147,10 +126,6 @@ class FrozenBackbone(nn.Module):
     Args:
         backbone: which network, at which side.
         channels: 1, which is repeated, or 3.
-
-    Raises:
-        ConfigError: other channels.
-        UnknownArchitectureError: a network that neither library knows.
     """
 
     def __init__(self, backbone: Backbone, channels: int) -> None:
@@ -186,11 +161,6 @@ class FrozenBackbone(nn.Module):
         Args:
             path: in the layout of the network's library, or of a classifier of ours; its last
                 layer is left out.
-
-        Raises:
-            WeightsNotFoundError: no such file.
-            ModelMismatchError: another file, or another size of the same network.
-            CorruptWeightsError: truncated, with NaN, or another network's.
         """
         state = load_state(path, self.backbone.digest)
         restore(self.layers, self._own_layout(state), path)
@@ -217,12 +187,7 @@ class Backbones:
 
     @classmethod
     def of(cls, files: Mapping[str, Path]) -> "Backbones":
-        """Read the files once, to know them by their digests.
-
-        Raises:
-            UnknownArchitectureError: a network that neither library knows.
-            WeightsNotFoundError: a file that is not there.
-        """
+        """Read the files once, to know them by their digests."""
         for network in files:
             expect_backbone(network)
         return cls(files, {network: file_digest(path) for network, path in files.items()})
@@ -256,10 +221,6 @@ def find_weights(place: str, network: str) -> Path:
         place: a path; "imagenet" for torchvision's weights; or hub:OWNER/NAME/FILE, with @REVISION
             for a branch, tag or commit.
         network: that the weights are for.
-
-    Raises:
-        WeightsNotFoundError: it is neither here nor to be fetched.
-        ConfigError: no such form, or the library that fetches it is not installed.
     """
     if place == IMAGENET:
         return _from_torchvision(network)

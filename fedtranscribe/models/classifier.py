@@ -169,11 +169,7 @@ def xavier_(module: nn.Module) -> None:
 
 
 def pick_device(name: str) -> torch.device:
-    """Turn `auto`, `cpu`, `cuda`, `cuda:1`, `mps` into a device that works.
-
-    Raises:
-        ConfigError: unknown, or not on this machine.
-    """
+    """Turn `auto`, `cpu`, `cuda`, `cuda:1`, `mps` into a device that works."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -40,9 +40,6 @@ class Schedule:
         steps: T.
         first: β_1.
         last: β_T. The defaults are dp-promise's; DP-SAD has T = 500, β_T = 0.028.
-
-    Raises:
-        ConfigError: no step, or betas that do not rise inside (0, 1).
     """
 
     steps: int = 1000
@@ -145,9 +142,6 @@ class Sampling:
         guidance: w of (1 + w) conditional − w unconditional; diffusers' guidance_scale is 1 + w.
         spacing: which steps.
         clip: keep each guess of x_0 in [-1, 1], where images are. Algorithm 2 does not.
-
-    Raises:
-        ConfigError: a number out of range.
     """
 
     steps: int = 200
@@ -166,11 +160,7 @@ class Sampling:
             raise ConfigError(f"Expected 0 <= guidance={self.guidance} <= {MOST_GUIDANCE:g}.")
 
     def expect_within(self, schedule: Schedule) -> None:
-        """Refuse to visit more steps than a schedule has.
-
-        Raises:
-            ConfigError: more sampling steps than there are.
-        """
+        """Refuse to visit more steps than a schedule has."""
         if self.steps > schedule.steps:
             raise ConfigError(
                 f"Expected sampling steps={self.steps} <= T={schedule.steps}; lower them."
@@ -178,11 +168,7 @@ class Sampling:
 
 
 def visited(schedule: Schedule, sampling: Sampling) -> list[int]:
-    """The time steps τ, from T downwards.
-
-    Raises:
-        ConfigError: more sampling steps than there are.
-    """
+    """The time steps τ, from T downwards."""
     sampling.expect_within(schedule)
     last, count = schedule.steps, sampling.steps
     if sampling.spacing is Spacing.TRAILING:
@@ -263,9 +249,6 @@ def sample(
 
     Returns:
         float32 [n, channels, size, size] in [-1, 1], on the CPU.
-
-    Raises:
-        ConfigError: a label that the network does not know, or too many steps.
     """
     if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) <= denoiser.null_label:
         raise ConfigError(
@@ -320,11 +303,7 @@ class DenoiserHeader(Header):
     sampling: _Sampling
 
     def diffusion(self) -> tuple[Schedule, Sampling]:
-        """How the network was trained and how it is drawn from.
-
-        Raises:
-            ConfigError: out of range, or more steps are visited than there are.
-        """
+        """How the network was trained and how it is drawn from."""
         schedule = Schedule(**self.schedule.model_dump())
         sampling = Sampling(**self.sampling.model_dump())
         sampling.expect_within(schedule)
@@ -369,9 +348,6 @@ class Synthesizer:
             labels: int64 [n] below `classes`; a network without labels takes no notice.
             seed: public randomness, never that of the training.
             progress: called with (images done, images in all).
-
-        Raises:
-            ConfigError: a label that the network does not know.
         """
         if not self.conditional:
             labels = torch.full_like(labels, self.denoiser.null_label)
@@ -380,11 +356,7 @@ class Synthesizer:
         return to_pixels(images)
 
     def with_sampling(self, steps: int | None, guidance: float | None) -> Self:
-        """The same with other T' or w.
-
-        Raises:
-            ConfigError: out of range.
-        """
+        """The same with other T' or w."""
         changes: dict[str, Any] = {"steps": steps, "guidance": guidance}
         chosen = {name: value for name, value in changes.items() if value is not None}
         sampling = replace(self.sampling, **chosen)
@@ -403,11 +375,7 @@ def to_pixels(images: Tensor) -> Tensor:
 
 
 def save_synthesizer(model: Synthesizer, path: Path) -> None:
-    """Write weights, and in the file's header what `load_synthesizer` needs.
-
-    Raises:
-        StorageError: a full disk or a read-only folder.
-    """
+    """Write weights, and in the file's header what `load_synthesizer` needs."""
     denoiser = model.denoiser
     facts = {
         "kind": "denoiser",
@@ -423,14 +391,7 @@ def save_synthesizer(model: Synthesizer, path: Path) -> None:
 
 
 def load_synthesizer(path: Path) -> Synthesizer:
-    """The model in a file of `save_synthesizer`, on the CPU, in evaluation mode.
-
-    Raises:
-        WeightsNotFoundError: no such file.
-        CorruptWeightsError: truncated, not written by `save_synthesizer`, or with NaN.
-        ModelMismatchError: its header does not fit its tensors.
-        ConfigError: diffusers is not installed.
-    """
+    """The model in a file of `save_synthesizer`, on the CPU, in evaluation mode."""
     header = read_header(path, _HEADER)
     try:
         schedule, sampling = header.diffusion()

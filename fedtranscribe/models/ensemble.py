@@ -228,10 +228,6 @@ class Ensemble:
         way: how to run whole networks; by default what suits the device. Heads on a frozen
             backbone are one matrix product, whatever the way.
         held_mib: most MiB of weights to keep in memory; 0 reads them for every query.
-
-    Raises:
-        StorageError, ModelError: no manifest, or training was interrupted.
-        ConfigError: a way that this architecture cannot be run in.
     """
 
     def __init__(
@@ -290,11 +286,7 @@ class Ensemble:
         )
 
     def check(self, classes: int, channels: int, size: int) -> None:
-        """Refuse data of another shape, before anything is spent.
-
-        Raises:
-            ModelMismatchError: names both shapes.
-        """
+        """Refuse data of another shape, before anything is spent."""
         have = (self.manifest.classes, self.manifest.channels, self.manifest.size)
         if have != (classes, channels, size):
             raise ModelMismatchError(
@@ -313,11 +305,7 @@ class Ensemble:
             yield from self._answers(stacked, images, features).split(1)
 
     def verify(self) -> None:
-        """Load every shard once, from disk.
-
-        Raises:
-            CorruptWeightsError: a file is truncated, foreign, or holds NaN.
-        """
+        """Load every shard once, from disk."""
         self._held = None
         blank = torch.zeros(1, self.manifest.channels, self.manifest.size, self.manifest.size)
         for shard, logits in enumerate(self.logits(blank.to(torch.uint8))):

@@ -103,9 +103,6 @@ def fixed_features(features: str, channels: int) -> nn.Module:
     Args:
         features: see `is_fixed`.
         channels: of the images.
-
-    Raises:
-        ConfigError: channels that they cannot have.
     """
     return _of(features).make(channels)
 
@@ -136,11 +133,7 @@ def unit_rows_of(
 
 @lru_cache
 def coefficient_count(features: str, channels: int, size: int) -> int:
-    """d, how many numbers the features of an image are.
-
-    Raises:
-        ConfigError: images that the features cannot have.
-    """
+    """d, how many numbers the features of an image are."""
     # The shape alone: no pixel is computed, however large the images.
     with torch.no_grad(), torch.device("meta"):
         try:
@@ -167,11 +160,7 @@ def row_width(features: str, channels: int, size: int) -> int:
 
 
 def build_linear(features: str, classes: int, channels: int, size: int) -> Classifier:
-    """The classifier, its map drawn from torch's current generator.
-
-    Raises:
-        ConfigError: channels that the features cannot have.
-    """
+    """The classifier, its map drawn from torch's current generator."""
     width = row_width(features, channels, size)
     raw = coefficient_count(features, channels, size)
     backbone = UnitFeatures(features, channels, raw, width - 1)

@@ -24,9 +24,6 @@ class Generator(nn.Module):
         size: 28, 32 or 64 pixels a side.
         width: channels of the last map but one; the first has width * 2^(doublings - 1).
         seed: fixes the initial weights (Xavier, as in the papers).
-
-    Raises:
-        ConfigError: a size without a plan, or a number below 1.
     """
 
     def __init__(

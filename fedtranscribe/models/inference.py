@@ -91,10 +91,6 @@ def confusion_of(network: Classifier, images: Images, labels: Tensor) -> Confusi
         network: whose answers.
         images: shown to it.
         labels: int64 [n], within its classes.
-
-    Returns:
-        Counts by true and named class; of two classes, the second of which is the finding, also the
-        area under the ROC curve: how often an image with it has the higher score than one without.
     """
     logits = logits_of(network, images)
     counts = count(labels, logits.argmax(1), network.classes)

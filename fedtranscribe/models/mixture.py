@@ -133,11 +133,7 @@ class GaussianMixture:
     texture: Tensor
 
     def sample(self, n: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Images float32 [n, ch, s, s] in [0, 1], and their labels int64 [n].
-
-        Raises:
-            ConfigError: n < 1.
-        """
+        """Images float32 [n, ch, s, s] in [0, 1], and their labels int64 [n]."""
         if n < 1:
             raise ConfigError(f"Expected n={n} >= 1.")
         drawn = torch.multinomial(self.counts, n, replacement=True, generator=rng)
@@ -149,9 +145,6 @@ class GaussianMixture:
         Args:
             labels: int64 [n].
             rng: public randomness.
-
-        Raises:
-            ConfigError: a class without a component.
         """
         self.expect_known(labels)
         drawn = torch.empty_like(labels)
@@ -162,11 +155,7 @@ class GaussianMixture:
         return self._of(drawn, rng)
 
     def expect_known(self, labels: Tensor) -> None:
-        """Refuse classes that nothing can be drawn of.
-
-        Raises:
-            ConfigError: names the first.
-        """
+        """Refuse classes that nothing can be drawn of."""
         for label in labels.unique().tolist():
             if not float(self.counts[self.labels == label].sum()) > 0:
                 raise ConfigError(
@@ -193,11 +182,7 @@ _NAMES = ("centre", "axes", "counts", "labels", "means", "roots", "texture")
 
 
 def save_mixture(mixture: GaussianMixture, path: Path) -> None:
-    """Write a mixture; equal ones are equal files.
-
-    Raises:
-        StorageError: a full disk or a read-only folder.
-    """
+    """Write a mixture; equal ones are equal files."""
     header = {
         "kind": "mixture",
         "channels": mixture.channels,
@@ -213,13 +198,7 @@ def save_mixture(mixture: GaussianMixture, path: Path) -> None:
 
 
 def load_mixture(path: Path) -> GaussianMixture:
-    """Read a mixture from anywhere.
-
-    Raises:
-        WeightsNotFoundError: no such file.
-        CorruptWeightsError: truncated, foreign, or numbers that no mixture has.
-        ModelMismatchError: tensors that do not fit the header.
-    """
+    """Read a mixture from anywhere."""
     header = read_header(path, TypeAdapter(MixtureHeader))
     state = load_state(path)
     d, k, c = frequency_count(header.channels, header.size), header.axes, header.components

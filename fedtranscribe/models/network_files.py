@@ -53,11 +53,7 @@ _HEADER: TypeAdapter[_Header] = TypeAdapter(Annotated[_Header, Field(discriminat
 
 
 def save_network(network: Classifier | Generator | GaussianMixture, path: Path) -> None:
-    """Write weights, and in the file's header what `load_network` needs to build the network.
-
-    Raises:
-        StorageError: a full disk or a read-only folder.
-    """
+    """Write weights, and in the file's header what `load_network` needs to build the network."""
     if isinstance(network, GaussianMixture):
         save_mixture(network, path)
         return
@@ -65,14 +61,7 @@ def save_network(network: Classifier | Generator | GaussianMixture, path: Path) 
 
 
 def load_network(path: Path) -> Classifier | Generator | GaussianMixture:
-    """The network, or mixture, in a file of `save_network`, on the CPU, in evaluation mode.
-
-    Raises:
-        WeightsNotFoundError: no such file.
-        CorruptWeightsError: truncated, not written by `save_network`, or with NaN.
-        ModelMismatchError: its header does not fit its tensors.
-        UnknownArchitectureError: a torchvision architecture, and torchvision is not installed.
-    """
+    """The network, or mixture, in a file of `save_network`, on the CPU, in evaluation mode."""
     header = read_header(path, _HEADER)
     if isinstance(header, MixtureHeader):
         return load_mixture(path)

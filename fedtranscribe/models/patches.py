@@ -40,9 +40,6 @@ class Patches(nn.Module):
 
     Args:
         channels: 1, or 3 for colour.
-
-    Raises:
-        ConfigError: other channels.
     """
 
     filters: Tensor

@@ -144,10 +144,6 @@ def read_networks(
         folder: with `networks.toml`.
         split: the records, where they are at hand: what is declared is compared with them.
         settings: say how the records are read, for the manifest.
-
-    Raises:
-        ConfigError: the declaration is absent or incomplete, or what it declares is not so.
-        ModelMismatchError: it describes other records than these.
     """
     expect_declaration(folder)
     declared = build(Declaration, read_toml(folder / DECLARATION))
@@ -221,11 +217,6 @@ def import_networks(networks: ImportedNetworks, out: Path, progress: Progress) -
         networks: from `read_networks` or `one_network`.
         out: the folder; absent or empty.
         progress: called with (networks done, networks in all).
-
-    Raises:
-        ModelError: a file is absent, damaged, or of another architecture, or of other classes or
-            images than are declared.
-        StorageError: the folder holds something, or cannot be written.
     """
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
         raise StorageError(f"{out} is not empty; choose another --out for the teachers.")
@@ -299,12 +290,7 @@ def _ids(path: Path) -> list[str]:
 
 
 def _expect_records(folder: Path, declared: Declaration, split: DataSplit, compared: bool) -> None:
-    """Compare what is declared with the records.
-
-    Raises:
-        ModelMismatchError: other records are described.
-        ConfigError: rows were assigned one by one although several have one id.
-    """
+    """Compare what is declared with the records."""
     train = split.train
     for name in ("data_id", "classes", "channels", "size"):
         declares, there = getattr(declared, name), getattr(train, name)

@@ -159,9 +159,6 @@ def train_teachers(
         progress: called with (shards done, shards in all).
         workers: most processes that may train small networks side by side on CPU; eight at most
             are used, of about 400 MB each. The teachers are the same, however many there are.
-
-    Raises:
-        StorageError: the folder holds other teachers, or cannot be written.
     """
     if _begin(manifest, folder):
         return
@@ -307,11 +304,7 @@ def _fit(
 
 
 def load_backbone(manifest: Manifest, folder: Path) -> FrozenFeatures:
-    """The folder's frozen backbone; made and saved there if it is not there yet.
-
-    Raises:
-        WeightsNotFoundError, CorruptWeightsError: its weights cannot be had.
-    """
+    """The folder's frozen backbone; made and saved there if it is not there yet."""
     path = folder / BACKBONE
     # Where the file is there, it holds the public weights too.
     weights = None if path.exists() else manifest.weights

@@ -95,10 +95,6 @@ def make_unet(
         classes: of the labels; 0 for an unconditional model. The embedding has one row more, for
             the null label.
         seed: fixes the initial weights.
-
-    Raises:
-        ConfigError: unknown size, a count below its minimum, a side that cannot be halved as often
-            as the network does, or diffusers is absent.
     """
     if size_name not in list(UNetSize):
         raise ConfigError(f"No U-Net {size_name!r}; choose one of {', '.join(UNetSize)}.")
@@ -116,11 +112,7 @@ def make_unet(
 
 
 def require_diffusers() -> None:
-    """Check that diffusers can be imported, which takes seconds the first time.
-
-    Raises:
-        ConfigError: it is not installed.
-    """
+    """Check that diffusers can be imported, which takes seconds the first time."""
     try:
         import diffusers.models.unets.unet_2d  # noqa: F401
     except ImportError:

@@ -34,9 +34,6 @@ def save(module: nn.Module, path: Path, metadata: Mapping[str, str] | None = Non
         module: what to save; parameters and persistent buffers.
         path: ends in `.safetensors`.
         metadata: plain strings kept in the file's header.
-
-    Raises:
-        StorageError: a full disk or a read-only folder.
     """
     state = {k: v.detach().cpu().contiguous().clone() for k, v in module.state_dict().items()}
     write_atomically(path, safetensors.torch.save(state, dict(metadata or {})))
@@ -51,11 +48,6 @@ def load_state(path: Path, digest: str | None = None) -> State:
     Args:
         path: of the file.
         digest: SHA-256 in hexadecimal that the very bytes must have which are read.
-
-    Raises:
-        WeightsNotFoundError: no such file.
-        ModelMismatchError: another digest.
-        CorruptWeightsError: truncated, foreign, or with NaN or infinite values.
     """
     if not path.is_file():
         raise WeightsNotFoundError(f"No weights file {str(path)!r}; check the path.")
@@ -91,10 +83,6 @@ def restore(module: nn.Module, state: State, path: Path) -> None:
         module: changed in place.
         state: as from `load_state`.
         path: where it came from, for the message.
-
-    Raises:
-        CorruptWeightsError: other layers than this architecture has.
-        ModelMismatchError: the same layers in other shapes.
     """
     expected = module.state_dict()
     expect_shapes(expected, state, path)
@@ -113,10 +101,6 @@ def expect_shapes(expected: Mapping[str, Tensor], state: State, path: Path) -> N
         expected: the state of a network; shapes and kinds of numbers are looked at, not values.
         state: as from `load_state`.
         path: where it came from, for the message.
-
-    Raises:
-        CorruptWeightsError: other layers, or another kind of numbers.
-        ModelMismatchError: the same layers in other shapes.
     """
     absent, strange = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
     for words, names in (("lacks", absent), ("has an unknown", strange)):
@@ -218,12 +202,7 @@ H = TypeVar("H")
 
 
 def read_header(path: Path, kind: TypeAdapter[H]) -> H:
-    """The header of a file.
-
-    Raises:
-        WeightsNotFoundError: no such file.
-        CorruptWeightsError: truncated, or its header is absent or not of this kind.
-    """
+    """The header of a file."""
     try:
         return kind.validate_json(read_metadata(path).get(ENTRY, ""))
     except ValidationError as error:
@@ -247,10 +226,6 @@ def expect_fit(make: Callable[[], nn.Module], state: State, path: Path) -> None:
         make: builds the network; called without memory being taken for its weights.
         state: of the file.
         path: of the file, for the message.
-
-    Raises:
-        CorruptWeightsError: other layers, or nothing can be built so.
-        ModelMismatchError: the same layers in other shapes.
     """
     try:
         with torch.device("meta"):

@@ -51,10 +51,6 @@ def build_zoo(
         size: pixels a side of the input.
         pretrained: fetch torchvision's ImageNet weights for all but the last layer.
         side: pixels that images are brought to, instead of those.
-
-    Raises:
-        WeightsNotFoundError: ImageNet weights can be neither found nor fetched.
-        UnknownArchitectureError: the architecture has no final linear layer that we know of.
     """
     side = side or _working_side(name, size, pretrained)
     whole = _instance(name, side, pretrained)
@@ -160,11 +156,7 @@ TIMM = "timm/"
 
 
 def expect_timm(network: str) -> None:
-    """Refuse a network that timm does not make, or timm where it is not installed.
-
-    Raises:
-        UnknownArchitectureError: suggests close names, or the extra.
-    """
+    """Refuse a network that timm does not make, or timm where it is not installed."""
     if importlib.util.find_spec("timm") is None:
         raise UnknownArchitectureError(
             f"{TIMM}{network} needs timm: pip install 'fedtranscribe[timm]'."
@@ -182,11 +174,7 @@ def expect_timm(network: str) -> None:
 
 
 def timm_side(network: str) -> int:
-    """Pixels a side that a network was made for.
-
-    Raises:
-        UnknownArchitectureError: see `expect_timm`.
-    """
+    """Pixels a side that a network was made for."""
     expect_timm(network)
     import timm
 
@@ -203,9 +191,6 @@ def build_timm(
         network: timm's name.
         channels: 1 or 3, of the images.
         side: pixels that they are brought to.
-
-    Raises:
-        UnknownArchitectureError: see `expect_timm`.
     """
     expect_timm(network)
     import timm

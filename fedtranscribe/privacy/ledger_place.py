@@ -190,11 +190,7 @@ def _others(data_id: str, folder: Path | None, chosen: Path) -> Iterator[Path]:
 
 
 def _target(marker: Path) -> Path | None:
-    """The ledger that a marker names; the marker itself where this user may not read it.
-
-    Raises:
-        StorageError: whether there is a marker cannot be found out.
-    """
+    """The ledger that a marker names; the marker itself where this user may not read it."""
     try:
         text = marker.read_text(encoding="utf-8").strip()
     except (PermissionError, IsADirectoryError, ValueError):
@@ -230,9 +226,6 @@ def _takes_files(folder: Path) -> bool:
     """Whether files can be made in a folder, which is made if it is not there.
 
     It is tried: what modes allow, a network's file system may still refuse.
-
-    Raises:
-        StorageError: it takes none for a reason that has nothing to do with rights.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)

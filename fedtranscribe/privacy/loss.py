@@ -121,11 +121,6 @@ def _connect(
         grid: width of the grid.
         log_above: log of H_t at t = e^loss, shape (k,).
         log_below: the same for the other direction of the pair.
-
-    Returns:
-        The distribution of the loss under the first of the pair. A bend of H at t is mass of the
-        second there, hence t times as much of the first; the bends of the other direction are
-        mass of the first at −loss. Source: Doroshenko, Ghazi, Kamath, Kumar and Manurangsi 2022.
     """
     t = np.exp(dots * grid)
     above, below = np.exp(log_above), np.exp(log_below)

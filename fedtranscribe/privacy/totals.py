@@ -348,11 +348,7 @@ def _typed(value: Any, kind: type[_T]) -> _T:
 
 
 def _table(columns: Mapping[str, Any], **kinds: type) -> Iterator[tuple[Any, ...]]:
-    """The rows of a table that is stored in columns; every number in it counts something.
-
-    Raises:
-        ValueError, KeyError, TypeError: a column is absent, too short, or not of its kind.
-    """
+    """The rows of a table that is stored in columns; every number in it counts something."""
     for name, kind in kinds.items():
         column = _typed(columns[name], list)
         if not set(map(type, column)) <= {kind}:

@@ -159,11 +159,7 @@ _SENSELESS = (
 
 
 def _own_terms(terms: Terms) -> dict[str, Scalar]:
-    """The terms of the query itself, plain scalars all of them.
-
-    Raises:
-        TypeError: one is a list or bytes.
-    """
+    """The terms of the query itself, plain scalars all of them."""
     own = {name.removeprefix(_OWN): terms[name] for name in terms if name.startswith(_OWN)}
     return {name: _scalar(value) for name, value in own.items()}
 
@@ -288,9 +284,6 @@ def _read_array(
         name: of the array.
         dtype: of the result.
         kinds: of numpy dtypes that it may have travelled as; those of a query if not given.
-
-    Raises:
-        KeyError, ValueError: there is none, or of a type that does not fit.
     """
     kinds = kinds or _KINDS[dtype]
     if (form := form_of(content, name)) is not None:
@@ -302,11 +295,7 @@ def _read_array(
 
 
 def _expect_type(name: str, found: np.dtype, dtype: torch.dtype, kinds: str) -> None:
-    """Refuse numbers that `narrow` makes of no array of that type.
-
-    Raises:
-        ValueError: names the array.
-    """
+    """Refuse numbers that `narrow` makes of no array of that type."""
     if found.kind not in kinds or found.itemsize > dtype.itemsize:
         raise ValueError(f"{name!r} holds {found}")
 

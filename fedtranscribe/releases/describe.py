@@ -49,11 +49,6 @@ def describe(run: FinishedRun, choices: Sequence[str] = ()) -> PrivacyStatement:
     Args:
         run: the run.
         choices: what its publisher admits to have chosen by looking at private data.
-
-    Raises:
-        ConfigError: a choice that is empty, too long or not printable.
-        StorageError: the run's events are absent or damaged, or its result is.
-        PrivacyError: its events do not cost what its result says.
     """
     try:
         return _describe(run, choices)

@@ -60,12 +60,6 @@ def load(folder: Path, verify: bool = True) -> Release:
         verify: compare every listed file with its digest, and every ε with what the events cost.
             The second takes milliseconds for Gaussian noise, and about a second for labels and
             trainings. False skips both; the schema of `privacy.json` holds either way.
-
-    Raises:
-        StorageError: no release there, or a file of it is absent.
-        PrivacyError: a file is not the one that was released, `privacy.json` is damaged, states
-            an ε that its events do not cost, or lacks the stamp that it needs.
-        ModelError: a network's file is damaged.
     """
     statement = read_statement(folder)
     absent = [name for name in statement.files if not (folder / name).is_file()]
@@ -114,11 +108,7 @@ def _misstated(statement: PrivacyStatement) -> str | None:
 
 
 def load_student(folder: Path, statement: PrivacyStatement) -> Classifier | None:
-    """The classifier of a release; None where it lists a diffusion model instead.
-
-    Raises:
-        ModelError: absent, damaged, or no classifier.
-    """
+    """The classifier of a release; None where it lists a diffusion model instead."""
     if DENOISER in statement.files and STUDENT not in statement.files:
         return None
     student = load_network(folder / STUDENT)
@@ -130,11 +120,7 @@ def load_student(folder: Path, statement: PrivacyStatement) -> Classifier | None
 def load_generator(
     folder: Path, statement: PrivacyStatement
 ) -> Generator | GaussianMixture | Synthesizer | None:
-    """The generator or diffusion model of a release; None where it lists neither.
-
-    Raises:
-        ModelError: absent though it is listed, damaged, or no generator.
-    """
+    """The generator or diffusion model of a release; None where it lists neither."""
     if DENOISER in statement.files:
         return load_synthesizer(folder / DENOISER)
     if GENERATOR not in statement.files:
@@ -167,11 +153,7 @@ _OF_DOWNLOADS = HUB_FILES | {".cache", ".git"}
 
 
 def sha256(path: Path) -> str:
-    """Digest of a file.
-
-    Raises:
-        StorageError: it cannot be read.
-    """
+    """Digest of a file."""
     try:
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()

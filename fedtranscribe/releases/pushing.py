@@ -73,11 +73,6 @@ def plan_push(
         revision: branch; it is created if it is not there.
         message: of the commit; names the run if not given.
         stamp_not_private: push even a release that is stamped as not private.
-
-    Raises:
-        ConfigError: no name of a repository, or huggingface-hub is not installed.
-        StorageError: there is no release.
-        PrivacyError: the release is not what it says, or is stamped and nobody insists.
     """
     expect_repository(repository)
     if importlib.util.find_spec("huggingface_hub") is None:
@@ -104,14 +99,6 @@ def push(plan: PushPlan, api: Any = None) -> str:
     Args:
         plan: from `plan_push`.
         api: a `huggingface_hub.HfApi`; one with the user's own token if not given.
-
-    Returns:
-        The address of the commit.
-
-    Raises:
-        ConfigError: the repository is public and a private one was asked for, or it holds files
-            that are not the release's.
-        HubError: the hub refuses, or cannot be reached.
     """
     from huggingface_hub import CommitOperationAdd, HfApi
 

@@ -25,11 +25,7 @@ up to three adjacencies; holders that answered the same number of labels count o
 
 
 def by_holder(events: Iterable[HolderRelease]) -> HolderEvents:
-    """What each holder gave away.
-
-    Raises:
-        ConfigError: an event is none, or its numbers are out of range.
-    """
+    """What each holder gave away."""
     holders: defaultdict[str, list[Release]] = defaultdict(list)
     for event in events:
         holders[event.holder].append(event.release.release())
@@ -39,11 +35,7 @@ def by_holder(events: Iterable[HolderRelease]) -> HolderEvents:
 def recompute(
     holder_events: HolderEvents, unit: Unit, adjacency: Adjacency, delta: float
 ) -> Guarantee | None:
-    """The guarantee of all holders together; None where there is none.
-
-    Raises:
-        ConfigError: delta is not inside (0, 1).
-    """
+    """The guarantee of all holders together; None where there is none."""
     try:
         stated = [
             guarantee(PrivacyPlan(releases, unit, adjacency, delta))
@@ -80,9 +72,6 @@ def first_disagreement(statement: PrivacyStatement) -> str | None:
     on a grid: some tenths of a second for each unit and adjacency that they have a cost in, and
     some seconds where the events were chosen to be expensive. So of these only as many are
     composed as `MOST_ON_GRID`; a release with more is not confirmed.
-
-    Raises:
-        FedtranscribeError: the events cannot be accounted for.
     """
     holder_events = by_holder(statement.events)
     on_grid = _on_grid(holder_events, statement)

@@ -66,11 +66,7 @@ class _FailedError(Exception):
 
 
 def verify(folder: Path) -> Verification:
-    """Verify a release; a failed check is a result, not an error.
-
-    Raises:
-        StorageError: there is no release in the folder.
-    """
+    """Verify a release; a failed check is a result, not an error."""
     checks: list[VerificationStep] = []
 
     def check(name: str, ask: Callable[[], str]) -> bool:

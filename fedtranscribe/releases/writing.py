@@ -53,12 +53,6 @@ def make_release(
         out: the release's; `release` inside the run if not given.
         choices: what was chosen by looking at private data, without being charged.
         stamp_not_private: release even what is not private, with a loud stamp.
-
-    Raises:
-        ConfigError: a part of the extra `release` is not installed, or a choice is no line.
-        StorageError: there is no finished run, the folder is in use, or cannot be written.
-        PrivacyError: not private, and nobody agreed to a stamp; or the run's files disagree.
-        ModelError: a network's file is damaged.
     """
     _require_extra()
     run = FinishedRun.open(path)

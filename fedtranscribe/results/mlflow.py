@@ -22,11 +22,7 @@ _TAG = "fedtranscribe.run"
 
 
 def track(folder: Path) -> Report:
-    """A tracker, for the run in a folder.
-
-    Raises:
-        ConfigError: MLflow cannot be reached, or refuses.
-    """
+    """A tracker, for the run in a folder."""
     run, settings = run_and_settings(folder)
     try:
         client = MlflowClient()

@@ -60,11 +60,7 @@ class Whole(ResultPart):
 
 
 def listed(kind: type[ResultPart]) -> Listed:
-    """Keys of a type's JSON by the reason that its fields give, as `allowed.why` reads them.
-
-    Raises:
-        TypeError: a field gives none, or several.
-    """
+    """Keys of a type's JSON by the reason that its fields give, as `allowed.why` reads them."""
     found: defaultdict[Why, list[str]] = defaultdict(list)
     for pattern, reason in _patterns(kind, ""):
         found[reason].append(pattern)

@@ -57,9 +57,6 @@ class Tracker:
     Args:
         folder: the run's.
         options: TensorBoard writes each number over `done`, under its stage's name.
-
-    Raises:
-        ConfigError: TensorBoard, or the tracker that was named, is not installed.
     """
 
     def __init__(self, folder: Path, options: TrackingOptions) -> None:
@@ -73,11 +70,7 @@ class Tracker:
             self._writer = SummaryWriter(str(folder / EVENT_FILES))
 
     def __call__(self, entry: Mapping[str, Any]) -> None:
-        """Keep one entry.
-
-        Raises:
-            PrivacyError: it holds what must not leave `private/`.
-        """
+        """Keep one entry."""
         expect_allowed(PROGRESS, entry)
         with self._lines.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({"time": round(time.time(), 3), **entry}) + "\n")
@@ -100,11 +93,7 @@ def scalars(entry: Mapping[str, Any]) -> dict[str, float]:
 
 
 def check_tracking(options: TrackingOptions) -> None:
-    """Fail before any work where progress could not be told as asked.
-
-    Raises:
-        ConfigError: says how to install what is missing, or which trackers there are.
-    """
+    """Fail before any work where progress could not be told as asked."""
     if options.tensorboard and importlib.util.find_spec("tensorboard") is None:
         raise ConfigError(
             "tensorboard=true needs TensorBoard: pip install 'fedtranscribe[tensorboard]'."

@@ -77,11 +77,7 @@ class TrainedFacts(_Head):
 
     @classmethod
     def of(cls, result: "Result") -> Self:
-        """That part of a holder's own result.
-
-        Raises:
-            ValueError: it is of no training.
-        """
+        """That part of a holder's own result."""
         facts = {name: getattr(result, name) for name in cls.model_fields}
         return cls.model_validate(facts)
 
@@ -157,21 +153,12 @@ class Result(_Head):
         return {"version": self.version, **super().to_json()}
 
     def write(self, folder: Path) -> None:
-        """Write it, last of all, into a run's folder.
-
-        Raises:
-            StorageError: the folder cannot be written.
-        """
+        """Write it, last of all, into a run's folder."""
         write_atomically(folder / METRICS, json.dumps(self.to_json(), indent=2).encode())
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """The result of the finished run in a folder.
-
-        Raises:
-            StorageError: there is no run, it is not finished, or its result is damaged or of a
-                newer version.
-        """
+        """The result of the finished run in a folder."""
         path = folder / METRICS
         if not path.exists() and not (folder / "config.toml").exists():
             raise StorageError(f"No run in {folder}; give the folder of a finished one.")

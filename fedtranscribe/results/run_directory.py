@@ -87,10 +87,6 @@ class RunDirectory:
             path: the folder.
             settings: the run's settings.
             run_id: its name, where somebody else has given it one.
-
-        Raises:
-            StorageError: the folder holds something, or cannot be written.
-            ConfigError: it lies in the folder of the records.
         """
         expect_new_run(path)
         expect_outside(path, getattr(settings, "data", None) or "")
@@ -107,12 +103,7 @@ class RunDirectory:
 
     @classmethod
     def resume(cls, path: Path, settings: Settings) -> "RunDirectory":
-        """Go on with the run in a folder.
-
-        Raises:
-            StorageError: there is no run.
-            ConfigError: the run was started with other settings; names the first that differs.
-        """
+        """Go on with the run in a folder."""
         config = path / "config.toml"
         if not config.exists():
             raise StorageError(f"No run in {path} to resume; leave out --resume to start one.")
@@ -142,20 +133,12 @@ class RunDirectory:
 
         Args:
             digest: of the data; PRIVATE, and kept under `private/`.
-
-        Raises:
-            ConfigError: the run began with other records.
         """
         expect_same_records(self.path, digest)
         write_atomically(self.path / _RECORDS, json.dumps({"digest": digest}).encode())
 
     def noise_key(self) -> bytes:
-        """The secret key, made with the run, of the noise that a server adds under `central`.
-
-        Raises:
-            StorageError: it is gone. A new key would draw other noise for answers that this run may
-                have released already.
-        """
+        """The secret key, made with the run, of the noise that a server adds under `central`."""
         path = self.path / NOISE_KEY
         try:
             key = path.read_bytes()
@@ -197,11 +180,7 @@ class RunDirectory:
         write_atomically(self._checkpoint, buffer.getvalue())
 
     def load_checkpoint(self) -> Checkpoint | None:
-        """The last stored checkpoint; None at the start.
-
-        Raises:
-            StorageError: the file is not readable.
-        """
+        """The last stored checkpoint; None at the start."""
         if not self._checkpoint.exists():
             return None
         try:
@@ -227,11 +206,7 @@ class RunDirectory:
         write_atomically(self._answer, buffer.getvalue())
 
     def load_answer(self, query_id: str) -> dict[str, Any] | None:
-        """The stored answer, if the last one stored is of this query.
-
-        Raises:
-            StorageError: the file is not readable.
-        """
+        """The stored answer, if the last one stored is of this query."""
         if not self._answer.exists():
             return None
         try:
@@ -298,11 +273,7 @@ class StateFile:
         self._path = path
 
     def load(self) -> dict[str, Any] | None:
-        """What was stored last; None at the start.
-
-        Raises:
-            StorageError: the file is not readable.
-        """
+        """What was stored last; None at the start."""
         if not self._path.exists():
             return None
         try:
@@ -326,9 +297,6 @@ def expect_same_records(folder: Path, digest: str) -> None:
     Args:
         folder: the run's; where `private/` has been taken away, nothing can be compared.
         digest: of the data that are passed now.
-
-    Raises:
-        ConfigError: they differ.
     """
     known = (read_object(folder / _RECORDS) or {}).get("digest", digest)
     if known != digest:
@@ -339,11 +307,7 @@ def expect_same_records(folder: Path, digest: str) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Fail before any work if a run could not be stored there.
-
-    Raises:
-        StorageError: names the folder and the fix.
-    """
+    """Fail before any work if a run could not be stored there."""
     probe = path / ".probe"
     try:
         path.mkdir(parents=True, exist_ok=True)

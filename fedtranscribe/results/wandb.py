@@ -19,11 +19,7 @@ _PROJECT = "fedtranscribe"
 
 
 def track(folder: Path) -> Report:
-    """A tracker, for the run in a folder.
-
-    Raises:
-        ConfigError: Weights & Biases refuses, or cannot be reached.
-    """
+    """A tracker, for the run in a folder."""
     name, settings = run_and_settings(folder)
     try:
         run = wandb.init(

@@ -116,9 +116,6 @@ class MaskedSum:
             query: what is asked.
             part: of the plan, whose noise it goes out under.
             present: the holders that still take part.
-
-        Raises:
-            QuorumError: too few holders at some stage; the round can be resumed.
         """
         grid, self._query = part.grid(self._plan.facts), query
         task = Task(query.id, query.digest(), query.rows * query.width, grid.word)

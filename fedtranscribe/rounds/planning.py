@@ -76,12 +76,7 @@ def make_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
 
 
 def _questions(asked: Asked, roster: Mapping[str, Capabilities]) -> tuple[Part, ...]:
-    """A part for each question of another package; all together have a share of the budget.
-
-    Raises:
-        ConfigError: nobody brings the question, a holder does not allow it, or it hides no such
-            unit; or the noise is of a kind that no share can set.
-    """
+    """A part for each question of another package; all together have a share of the budget."""
     settings = asked.settings
     if not settings.questions:
         return ()
@@ -110,11 +105,7 @@ def _questions(asked: Asked, roster: Mapping[str, Capabilities]) -> tuple[Part, 
 
 
 def _expect_larger_delta(plan: Plan) -> None:
-    """Refuse a δ to which what a sparse graph of masks leaves to chance would add.
-
-    Raises:
-        ConfigError: it is that small.
-    """
+    """Refuse a δ to which what a sparse graph of masks leaves to chance would add."""
     graph = plan.members.graph
     if not graph.negligible(plan.delta, len(plan.roster)):
         raise ConfigError(
@@ -124,11 +115,7 @@ def _expect_larger_delta(plan: Plan) -> None:
 
 
 def _expect_affordable(plan: Plan, settings: StudentSettings) -> Plan:
-    """Hold what the whole plan books against the ε that was asked for.
-
-    Raises:
-        ConfigError: it is more, which only an accountant at its limits can say.
-    """
+    """Hold what the whole plan books against the ε that was asked for."""
     # Holders of which the same is known book the same.
     alike = {(facts.shards, facts.positional_ids): name for name, facts in plan.roster.items()}
     rows, unit = [part.rows for part in plan.parts], Unit(settings.unit)

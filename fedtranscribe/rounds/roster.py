@@ -38,10 +38,6 @@ def enrol(
         settings: how many rows at a time, under which noise, and what may start the run.
         kind: what teachers will be asked for.
         expected: how many holders there should be.
-
-    Raises:
-        ConfigError: a start was asked for that does not fit the rest.
-        QuorumError: fewer than the quorum.
     """
     replies = dict(sorted(replies.items()))
     shape = _common_shape(facts for facts in replies.values() if isinstance(facts, Capabilities))
@@ -78,9 +74,6 @@ def starts(settings: FederationSettings, roster: Mapping[str, Capabilities]) -> 
     """Whether sums over the records start a run, and in words why not, where nobody asked for that.
 
     It follows from the settings and the roster alone, so that a resumed run decides the same.
-
-    Raises:
-        ConfigError: a start was asked for that does not fit the rest.
     """
     if settings.start == "none":
         return False, ""
@@ -94,11 +87,7 @@ def starts(settings: FederationSettings, roster: Mapping[str, Capabilities]) -> 
 
 
 def against_start(settings: StudentSettings) -> str:
-    """Why the settings leave no room for sums over the records; empty where they do.
-
-    Raises:
-        ConfigError: the settings ask for such a start all the same.
-    """
+    """Why the settings leave no room for sums over the records; empty where they do."""
     why = ""
     if settings.start == "none":
         why = "start=none"

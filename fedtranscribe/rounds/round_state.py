@@ -41,21 +41,13 @@ class RoundProgress:
     revealed: dict[str, Named] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
-        """Keep it, in place of whatever was there.
-
-        Raises:
-            StorageError: it cannot be written.
-        """
+        """Keep it, in place of whatever was there."""
         packed = {name: _packed(value) for name, value in vars(self).items()}
         write_atomically(path, json.dumps(packed).encode())
 
     @classmethod
     def load(cls, path: Path, query_id: str) -> Self | None:
-        """What is kept of this query's round; None if nothing is.
-
-        Raises:
-            StorageError: the file is damaged, or of another version.
-        """
+        """What is kept of this query's round; None if nothing is."""
         if not path.exists():
             return None
         packed = read_json(path)
@@ -86,11 +78,7 @@ def of_another_version(path: Path) -> StorageError:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A file of the server's own.
-
-    Raises:
-        StorageError: it is damaged.
-    """
+    """A file of the server's own."""
     try:
         return files.read_json(path, _MOST_BYTES)
     except (OSError, ValueError) as error:
@@ -129,11 +117,7 @@ class VectorFile(Mapping[str, bytes]):
         self._there = set(there)
 
     def put(self, name: str, vector: bytes) -> None:
-        """Store one more.
-
-        Raises:
-            StorageError: the file cannot be written.
-        """
+        """Store one more."""
         try:
             self._path.touch()
             with self._path.open("r+b") as stream:
@@ -144,11 +128,7 @@ class VectorFile(Mapping[str, bytes]):
         self._there.add(name)
 
     def sync(self) -> None:
-        """Make what was stored durable.
-
-        Raises:
-            StorageError: it cannot be.
-        """
+        """Make what was stored durable."""
         try:
             self._path.touch()
             with self._path.open("r+b") as stream:
@@ -157,12 +137,7 @@ class VectorFile(Mapping[str, bytes]):
             raise unwritable(self._path, error) from None
 
     def __getitem__(self, name: str) -> bytes:
-        """A vector.
-
-        Raises:
-            KeyError: it was not stored.
-            StorageError: the file has been damaged since.
-        """
+        """A vector."""
         if name not in self._there:
             raise KeyError(name)
         try:

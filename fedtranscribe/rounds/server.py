@@ -166,11 +166,7 @@ class Server:
         return Combined(query.id, values, self._plan.strength(part, answered))
 
     def _gather(self, query: Query) -> tuple[torch.Tensor, int] | None:
-        """The private mean or sum of single answers, and how many there are; None to stop.
-
-        Raises:
-            QuorumError: too few, and not because budgets are spent.
-        """
+        """The private mean or sum of single answers, and how many there are; None to stop."""
         replies = self._collect(query)
         if self._must_stop():
             return None

@@ -33,11 +33,7 @@ _DESCENT_ROUNDS, _DESCENT_SHARE = 10, 0.5
 
 
 def sums_plan(asked: Asked, roster: Mapping[str, Capabilities], share: float = 1.0) -> Plan:
-    """Two questions about moments, rounds of gradients, those of a mixture; all of a share.
-
-    Raises:
-        ConfigError: a unit that sums cannot protect, or a mixture that a holder does not allow.
-    """
+    """Two questions about moments, rounds of gradients, those of a mixture; all of a share."""
     settings, facts = asked.settings, next(iter(roster.values()))
     if settings.unit != Unit.RECORD:
         raise ConfigError(
@@ -75,11 +71,7 @@ def sums_plan(asked: Asked, roster: Mapping[str, Capabilities], share: float = 1
 def _descent_rounds(
     asked: Asked, roster: Mapping[str, Capabilities], share: float
 ) -> tuple[int, str]:
-    """How many gradients are asked for; with what the run says of them.
-
-    Raises:
-        ConfigError: some are, and a holder does not allow them, or teachers set the student anew.
-    """
+    """How many gradients are asked for; with what the run says of them."""
     asked_rounds = asked.settings.descent_rounds
     without = next((n for n, f in roster.items() if Kind.DESCENT not in f.kinds), None)
     if asked_rounds and without is not None:
@@ -111,11 +103,7 @@ def _seen_of_gradients(part: Part, roster: Mapping[str, Capabilities], classes: 
 
 
 def mixture_share(asked: Asked, roster: Mapping[str, Capabilities]) -> tuple[float, str]:
-    """Of the budget of sums, in μ² (under masks ρ), what a mixture gets; with the reason.
-
-    Raises:
-        ConfigError: a share was asked for that a holder's policy does not allow.
-    """
+    """Of the budget of sums, in μ² (under masks ρ), what a mixture gets; with the reason."""
     settings, facts = asked.settings, next(iter(roster.values()))
     asked_share = settings.mixture_share if settings.with_generator else 0.0
     without = next((n for n, f in roster.items() if Kind.MIXTURE not in f.kinds), None)

@@ -75,13 +75,6 @@ def federate(
         ensemble: accuracies of the holders' teachers, where a simulation may know them.
         report: receives progress.
         noise: the server's own, for `central`; OS entropy unless a test says otherwise.
-
-    Returns:
-        The result, as written to `metrics.json`.
-
-    Raises:
-        QuorumError, HopelessPlanError, ConfigError: before any holder has spent anything.
-        QuorumError: in a round; the run can be resumed.
     """
     against_start(settings)
     if run.finished:
@@ -136,12 +129,6 @@ def show_plan(
         capabilities: what holders state, by name.
         expected: how many holders there should be.
         say: receives lines for the user.
-
-    Returns:
-        What the run would cost, as its result states it.
-
-    Raises:
-        QuorumError, HopelessPlanError, ConfigError: as `federate`.
     """
     against_start(settings)
     plan = _plan(settings, _enrolled(settings, capabilities, expected), say)

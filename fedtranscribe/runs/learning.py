@@ -81,11 +81,7 @@ def needs_network(settings: StudentSettings, plan: Plan) -> bool:
 
 
 def expect_generator(settings: StudentSettings, plan: Plan) -> None:
-    """Refuse to do without a generator where one is needed, and one of images it cannot make.
-
-    Raises:
-        ConfigError: names the setting.
-    """
+    """Refuse to do without a generator where one is needed, and one of images it cannot make."""
     if not settings.with_generator and plan.teachers is not None:
         raise ConfigError(
             "Expected with_generator=true where teachers are asked: it makes the images that they "
@@ -145,10 +141,6 @@ def learn(
         report: receives a line per round.
         events: what has been booked, see `Server`.
         noise: the server's own, for `central`; OS entropy unless a test says otherwise.
-
-    Raises:
-        ConfigError: held-out images of classes that the student does not have.
-        QuorumError: in a round; the run can be resumed.
     """
     stored, facts = run.load_checkpoint(), plan.facts
     if test is not None and test.images.classes > facts.classes:

@@ -75,11 +75,6 @@ class Networks:
 
         Returns:
             int64 [n], on the CPU; or n names.
-
-        Raises:
-            ConfigError: there is no student, or nobody named its classes.
-            ModelMismatchError: another shape than the student was made for.
-            InvalidDataError: another type, or values outside of these.
         """
         if not names:
             return self._logits(images).argmax(-1)
@@ -97,11 +92,6 @@ class Networks:
 
         Returns:
             float32 [n, classes], rows that add up to one, on the CPU.
-
-        Raises:
-            ConfigError: there is no student.
-            ModelMismatchError: as for `predict`.
-            InvalidDataError: as for `predict`.
         """
         return self._logits(images).softmax(-1)
 
@@ -118,9 +108,6 @@ class Networks:
 
         Returns:
             uint8 [n, ch, s, s], int64 [n].
-
-        Raises:
-            ConfigError: n < 1, or there is no generator.
         """
         drawn = int.from_bytes(os.urandom(7), "big") if seed is None else seed
         return self._samples(n, drawn)
@@ -153,11 +140,7 @@ class Networks:
 
 
 def _pixels(images: Tensor) -> Tensor:
-    """As they are, or whole numbers of another type as uint8.
-
-    Raises:
-        InvalidDataError: neither whole numbers from 0 to 255 nor floating point in [0, 1].
-    """
+    """As they are, or whole numbers of another type as uint8."""
     real = images.is_floating_point()
     # Not a number fails this comparison too.
     inside = bool(((images >= 0) & (images <= (1 if real else 255))).all())
@@ -170,11 +153,7 @@ def _pixels(images: Tensor) -> Tensor:
 
 
 def _channels_first(images: ImageArray, student: Classifier) -> Tensor:
-    """Images as the student takes them, [n, ch, s, s].
-
-    Raises:
-        ModelMismatchError: another shape.
-    """
+    """Images as the student takes them, [n, ch, s, s]."""
     found = images if isinstance(images, Tensor) else torch.as_tensor(images)
     channels, size = student.channels, student.size
     shape = tuple(found.shape)
@@ -195,11 +174,7 @@ _MOST_RECORDS = 2**53
 
 
 def expect_described(holder: str, trained: TrainedNetwork) -> None:
-    """Refuse a network that is not the one that its holder describes, before it is written.
-
-    Raises:
-        ProtocolError: its digest or its number of records is wrong.
-    """
+    """Refuse a network that is not the one that its holder describes, before it is written."""
     described = trained.facts.diffusion
     if hashlib.sha256(trained.network).hexdigest() != described.sha256:
         raise ProtocolError(f"The network of holder {holder} is not the one that it describes.")
@@ -208,11 +183,7 @@ def expect_described(holder: str, trained: TrainedNetwork) -> None:
 
 
 def expect_shape(holder: str, trained: TrainedNetwork, model: Synthesizer) -> None:
-    """Refuse a network of other images or classes than its holder says.
-
-    Raises:
-        ProtocolError: names both.
-    """
+    """Refuse a network of other images or classes than its holder says."""
     described, network = trained.facts.diffusion, model.denoiser
     shape = described.channels, described.size, described.classes
     got = network.channels, network.size, model.classes
@@ -224,11 +195,7 @@ def expect_shape(holder: str, trained: TrainedNetwork, model: Synthesizer) -> No
 
 
 def verified(settings: FederationSettings, holder: str, trained: TrainedNetwork) -> StatedGuarantee:
-    """What a holder says its training cost, once it follows from the release that it sent.
-
-    Raises:
-        ProtocolError: another method, δ, unit or adjacency than was asked for, or another ε.
-    """
+    """What a holder says its training cost, once it follows from the release that it sent."""
     stated, asked = trained.facts.guarantee, Adjacency(settings.training.adjacency)
     claim = trained.facts.method, stated.delta, stated.unit, stated.adjacency
     if claim != (settings.method, settings.delta, Unit.RECORD, asked):

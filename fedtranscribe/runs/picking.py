@@ -56,9 +56,6 @@ def with_source(settings: TranscribeSettings) -> TranscribeSettings:
     Who names a teacher, a student or a number of rows wants answers of teachers. So does who hides
     labels or a whole holder, asks for gradients, goes by a published formula, or brings a
     generator: moments protect records, and no paper's formula counts them.
-
-    Raises:
-        ConfigError: moments were asked for and do not fit the rest.
     """
     against = _against_moments(settings)
     source = settings.source or ("teachers" if against else "moments")
@@ -96,11 +93,7 @@ def with_source(settings: TranscribeSettings) -> TranscribeSettings:
 
 
 def _mixture_share(settings: TranscribeSettings, *, sums: bool) -> float | None:
-    """None where the plan is to choose. A run that is begun without a generator buys none later.
-
-    Raises:
-        ConfigError: a share was asked for, and there is nothing that has one.
-    """
+    """None where the plan is to choose. A run that is begun without a generator buys none later."""
     asked = settings.mixture_share
     if asked and not sums:
         raise ConfigError(
@@ -115,11 +108,7 @@ def _mixture_share(settings: TranscribeSettings, *, sums: bool) -> float | None:
 
 
 def _expect_startable(settings: TranscribeSettings) -> None:
-    """Refuse a start from moments where something else leaves no room for it.
-
-    Raises:
-        ConfigError: names it.
-    """
+    """Refuse a start from moments where something else leaves no room for it."""
     against_start(settings)
     for name, value in (
         ("--generator", settings.generator),

@@ -66,11 +66,7 @@ def keep(
     federation: Federation,
     tested: Tested,
 ) -> Result:
-    """Write a holder's network and its result, once the network is the one that it describes.
-
-    Raises:
-        ProtocolError: it is another one, or cost another ε than its holder says.
-    """
+    """Write a holder's network and its result, once the network is the one that it describes."""
     assert federation.holder is not None
     expect_described(federation.holder, trained)
     guarantee = verified(settings, federation.holder, trained)
@@ -112,10 +108,6 @@ def pool(
     """Write the networks of several holders, samples of them all, and the result of the whole.
 
     Of each network as many samples are drawn as its holder has records, in proportion.
-
-    Raises:
-        ProtocolError: a network is not the one that its holder describes, cost another ε than it
-            says, or has other images or classes than the others.
     """
     _expect_alike(trained)
     for holder, network in trained.items():
@@ -159,11 +151,7 @@ def pool(
 
 
 def largest(guarantees: list[StatedGuarantee]) -> StatedGuarantee:
-    """What holds for all of several trainings on records of which no two have one in common.
-
-    Raises:
-        ProtocolError: they speak of other units, adjacencies or δ.
-    """
+    """What holds for all of several trainings on records of which no two have one in common."""
     first = guarantees[0]
     if len({(g.unit, g.adjacency, g.delta) for g in guarantees}) > 1:
         raise ProtocolError("Expected trainings under one unit, adjacency and delta.")

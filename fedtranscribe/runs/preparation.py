@@ -237,11 +237,7 @@ def _ensemble(
     manifest: Manifest | None,
     device: torch.device,
 ) -> tuple[int, TrainingMode]:
-    """How many teachers there are or will be, and how they are trained; checks given ones.
-
-    Raises:
-        FedtranscribeError: they do not fit the data or the settings; nothing has been spent.
-    """
+    """How many teachers there are or will be, and how they are trained; checks given ones."""
     facts = split.train
     if folder is None or manifest is None:
         assert settings.teacher is not None  # with_source fills it in

@@ -61,11 +61,7 @@ _DROPOUTS, _COLLUDERS = 1, 1
 
 
 def load_data(settings: FederationSettings) -> DataSplit:
-    """The records that the simulated holders share out.
-
-    Raises:
-        DataNotFoundError: they are not here; the message says how to get them.
-    """
+    """The records that the simulated holders share out."""
     split = load(settings.data, settings.data_root, settings.download, settings.own_data)
     for note in split.notes:
         log.warning("%s", note)
@@ -73,11 +69,7 @@ def load_data(settings: FederationSettings) -> DataSplit:
 
 
 def partitions(settings: FederationSettings, train: ImageSet) -> list[ImageSet]:
-    """Each holder's records, under a data id of its own.
-
-    Raises:
-        ConfigError: too few records for so many holders and shards.
-    """
+    """Each holder's records, under a data id of its own."""
     parts = dirichlet_partition(
         train, settings.holders, settings.alpha, settings.seed, least=settings.shards
     )
@@ -154,12 +146,6 @@ def show_plan(
         settings: of the simulation, with `with_features`.
         parts: each holder's records.
         say: receives lines for the user.
-
-    Returns:
-        What the run would cost, as its result states it.
-
-    Raises:
-        QuorumError, HopelessPlanError, ConfigError: as the run.
     """
     policy, names = policy_of(settings), [holder_name(i) for i in range(len(parts))]
     records = ", ".join(f"{len(part):,}" for part in parts)

@@ -80,14 +80,6 @@ def train_at_holders(
         declared_public: whether they belong to a public benchmark.
         data_id: of the records; a simulation knows it, a deployed server does not.
         report: receives progress.
-
-    Returns:
-        The result, as written to `metrics.json`.
-
-    Raises:
-        QuorumError: no holder that can, or one fell silent; the run can be resumed.
-        ConfigError, HopelessPlanError: a holder refused.
-        ProtocolError: what one sent cannot be read, or does not fit the others' networks.
     """
     holders = _fixed(run, transport.capabilities(), settings)
     log.info("%s with %s", settings.method, ", ".join(holders))
@@ -166,11 +158,7 @@ def _fixed(
 
 
 def training_holders(capabilities: RosterReplies, settings: FederationSettings) -> list[str]:
-    """Who trains in a run that begins now.
-
-    Raises:
-        QuorumError: no holder can, or not the one that was named, or not all.
-    """
+    """Who trains in a run that begins now."""
     able = _able(capabilities, settings)
     named = None if settings.trainer == EVERY else settings.trainer
     if named is not None and named not in able:

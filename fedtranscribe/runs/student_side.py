@@ -48,11 +48,6 @@ def with_features(settings: S, size: int | None) -> S:
     Args:
         settings: what was asked for.
         size: pixels a side of the images; None where nobody knows them yet.
-
-    Raises:
-        ConfigError: features without weights or without anybody who vouches for them, or a student
-            that is none of theirs.
-        ModelError: the network or its weights are unknown.
     """
     network = settings.features
     if network is None:
@@ -107,22 +102,14 @@ def _expect_nothing_else(settings: StudentSettings) -> None:
 
 
 def public_backbones(settings: StudentSettings) -> Backbones:
-    """What a holder on the machine of the run has and allows: the run's own network.
-
-    Raises:
-        ModelError: the file is gone.
-    """
+    """What a holder on the machine of the run has and allows: the run's own network."""
     if settings.features is None or settings.features_weights is None:
         return NO_BACKBONES
     return Backbones.of({settings.features: _file(settings)})
 
 
 def load_weights(student: Classifier, settings: StudentSettings) -> None:
-    """Give a student the public weights that its features have, if any.
-
-    Raises:
-        ModelError: another file than the student is named by, or a damaged one.
-    """
+    """Give a student the public weights that its features have, if any."""
     fixed = student.backbone.fixed if isinstance(student.backbone, UnitFeatures) else None
     if isinstance(fixed, FrozenBackbone):
         fixed.load(_file(settings))
@@ -168,11 +155,7 @@ class StudentSide:
 
     @property
     def network(self) -> Generator:
-        """The generator, for methods that cannot do without.
-
-        Raises:
-            ConfigError: images of a size that it cannot make.
-        """
+        """The generator, for methods that cannot do without."""
         if self.generator is None:
             sides, size = ", ".join(map(str, GENERATED)), self.student.size
             raise ConfigError(f"Expected images of {sides} pixels a side, got {size}; resize them.")
@@ -196,10 +179,6 @@ def public_images(
         private: the records, which cannot be public at the same time; None only at a server,
             which knows none.
         shapes: whether drawn ones are of use.
-
-    Raises:
-        DataNotFoundError: unknown or absent.
-        ConfigError: its images have another shape than the private data, or they are these.
     """
     if settings.public_data in (None, "none"):
         return None

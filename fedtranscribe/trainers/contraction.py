@@ -36,9 +36,6 @@ class Contraction:
     Args:
         losses: rows [b·K, ...] in, losses [b·K] out.
         parameters: those of `losses` that take part, by name.
-
-    Raises:
-        ModelMismatchError: a trainable parameter belongs to a layer that is not known here.
     """
 
     def __init__(self, losses: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:

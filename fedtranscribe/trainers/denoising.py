@@ -101,9 +101,6 @@ class Ema(AveragedModel, Generic[Network]):
     Args:
         network: whose weights are followed; copied, so make this before hooks are put on it.
         decay: share that stays per update, in [0, 1).
-
-    Raises:
-        ConfigError: a decay outside [0, 1).
     """
 
     def __init__(self, network: Network, decay: float) -> None:
@@ -150,9 +147,6 @@ class ImageDiscriminator(nn.Module):
 
     Attributes:
         null_label: the label that says nothing, = classes.
-
-    Raises:
-        ConfigError: a count out of range.
     """
 
     def __init__(

@@ -288,11 +288,7 @@ class NoisyRecords:
 
 
 class DpPromise(StageTrainer[PromiseStage, DpPromiseSettings]):
-    """Trains a diffusion model, in place, on private images.
-
-    Raises:
-        ConfigError: unusable inputs, or a batch larger than the data.
-    """
+    """Trains a diffusion model, in place, on private images."""
 
     def __init__(
         self, denoiser: Denoiser, settings: DpPromiseSettings, inputs: TrainingInputs

@@ -55,12 +55,7 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 
 def record_gradients(backend: Backend, model: nn.Module, loss: Loss) -> RecordGradients:
-    """The back end for one network.
-
-    Raises:
-        ModelMismatchError: the network mixes records, or this back end does not know a layer.
-        ConfigError: nothing is trainable.
-    """
+    """The back end for one network."""
     _refuse_mixing(model)
     if not trainable(model):
         raise ConfigError("Expected a trainable parameter, got none; unfreeze some layer.")

@@ -140,12 +140,6 @@ def plan_training(
         facts: what is public about the private data.
         public_records: how many images there are to begin with.
         start: what those images cost, where they are labelled samples of a private start.
-
-    Raises:
-        ConfigError: a batch larger than the data, no public images where some are needed, an image
-            side that the network cannot halve, or a Phase I that alone exceeds the budget (names
-            the smallest S that fits).
-        UnsupportedAdjacencyError: add-remove with Phase I.
     """
     resolved: Any = recipe.resolve(settings, facts, with_start=start is not None)
     wanted = resolved.privacy_plan(facts.records, facts.dimensions)

@@ -117,10 +117,6 @@ class PreparedTraining:
         Args:
             noise: OS entropy unless a test says otherwise.
             bits: the same, for coins and the records' own random numbers.
-
-        Raises:
-            ConfigError: images or labels that the method cannot take.
-            PrivacyError: it would train something else than was planned.
         """
         train, plan, seed = self.split.train, self.plan, self.settings.seed
         inputs = TrainingInputs(
@@ -169,9 +165,6 @@ def prepare(
         say: receives lines for the user.
         asked_by_server: the settings are a server's. Public images are then compared with the data
             by id alone, see `expect_public`.
-
-    Raises:
-        FedtranscribeError: any bad input; nothing has been written or spent.
     """
     check_tracking(settings)
     recipe = recipe_named(settings.method)

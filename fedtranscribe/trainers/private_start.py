@@ -103,11 +103,7 @@ class MixtureStart:
 
 
 def mixture_start(settings: SynthesizeSettings, facts: DataFacts) -> MixtureStart | None:
-    """The private start that was asked for, or the usual one where it helps; None for none.
-
-    Raises:
-        ConfigError: one was asked for that cannot be had; says why.
-    """
+    """The private start that was asked for, or the usual one where it helps; None for none."""
     if settings.start == "none":
         _expect_no_share(settings)
         return None

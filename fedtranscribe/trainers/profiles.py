@@ -134,9 +134,6 @@ def _boundary(settings: SynthesizeSettings, default: int, *, with_start: bool) -
 
     After a private start there is none, unless something of it was asked for: its samples show the
     late time steps as well, and training on these alone undoes what the network knows of others.
-
-    Raises:
-        ConfigError: something of a Phase I was asked for, and to leave it out.
     """
     own, none = settings.dp_promise, TIME_STEPS + 1
     asked = _named(own, _PHASE1)

@@ -46,10 +46,6 @@ def public_images(
         settings: where it lies.
         facts: the shape wanted.
         private: the private data, which cannot be public at the same time.
-
-    Raises:
-        ConfigError: the public images are the private ones; see `expect_public`.
-        DataError: it is absent or unusable.
     """
     if name == PUBLIC_SHAPES:
         rng = torch.Generator().manual_seed(settings.seed)
@@ -80,9 +76,6 @@ class Clusters:
         public: float32 [m, c, h, w] in [-1, 1].
         count: k.
         seed: of the first centres.
-
-    Raises:
-        ConfigError: fewer public images than clusters, or scikit-learn is not installed.
     """
 
     def __init__(self, public: Tensor, count: int, seed: int) -> None:

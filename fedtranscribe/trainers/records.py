@@ -130,9 +130,6 @@ class RecordImages:
         labels: int64 [N].
         ids: one per image; None where every image is a record of its own.
 
-    Raises:
-        ConfigError: another number of ids than of images.
-
     Guarantee:
         Unit: record, which is an id with all of its images. One image of a record is drawn for
         each row that asks for it, afresh from the record's own stream, so that its images
@@ -236,10 +233,6 @@ class PrivateRecords:
             loss: (network, *rows) -> losses [rows], as `prepare` makes the rows.
             prepare: makes the rows of the loss, with all of its randomness.
             optimiser: of the network.
-
-        Raises:
-            ConfigError: memory ran out.
-            PrivacyError: all steps of the plan were taken.
         """
         plan = self._plan
         if not self._protected:

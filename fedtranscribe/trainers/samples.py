@@ -25,12 +25,7 @@ ALL, UNIFORM = "all", "uniform"
 
 
 def open_run(path: Path, device: torch.device) -> tuple[Synthesizer, Result]:
-    """The network of a finished run of `synthesize`, and the run's result.
-
-    Raises:
-        StorageError: there is no finished run, or it is of another kind.
-        ModelError: its network is absent or damaged.
-    """
+    """The network of a finished run of `synthesize`, and the run's result."""
     result = Result.read(path)
     if result.diffusion is None:
         raise StorageError(
@@ -64,9 +59,6 @@ def chosen_labels(words: str, num: int, classes: int, seed: int) -> Tensor:
         num: how many.
         classes: that can be asked for; 0 where images come without labels.
         seed: of the lot.
-
-    Raises:
-        ConfigError: no images, no classes, or some that the network does not know.
     """
     if num < 1:
         raise ConfigError(f"Expected num={num} >= 1.")
@@ -100,11 +92,7 @@ def _parsed(words: str, classes: int) -> list[int]:
 
 
 def expect_writable(out: Path) -> None:
-    """Fail before any work where samples could not be written.
-
-    Raises:
-        StorageError: something is there already, or the folder cannot be written.
-    """
+    """Fail before any work where samples could not be written."""
     expect_free(out)
     if out.suffix != ".npz" and out.suffix:
         raise ConfigError(f"Expected --out {out} as a file .npz, or a folder without an ending.")
@@ -137,9 +125,6 @@ def write_samples(
         names: what they are called, for the archive.
         drawn_from: the run, which an archive names, so that nobody takes samples of the private
             records for public images that cost nothing. A folder of PNG cannot name it.
-
-    Raises:
-        StorageError: a full disk.
     """
     if out.suffix == ".npz":
         _write_archive(images, labels, out, classes, names, drawn_from)
@@ -229,11 +214,6 @@ def open_generator(
         num: how many samples.
         device: where to draw them.
         progress: called with (images done, images in all).
-
-    Raises:
-        StorageError: there is no finished run, it has no guarantee, or its folder is too old to
-            say which public images it started from.
-        ModelError: its network is absent or damaged.
     """
     model, result = open_run(path, device)
     if not result.guarantee.private:
@@ -258,11 +238,7 @@ def open_generator(
 
 
 def _public(path: Path, result: Result) -> NamedData | None:
-    """The public images that a run started from; None for none, and for drawn shapes.
-
-    Raises:
-        StorageError: the folder is of an earlier version and names a path without an id.
-    """
+    """The public images that a run started from; None for none, and for drawn shapes."""
     name = result.public_data
     if name is None or name == PUBLIC_SHAPES:
         return None

@@ -193,10 +193,6 @@ class StageTrainer(ABC, Generic[Stage, Settings]):
         ema: its `network` holds the averaged weights.
         stage: what the next step belongs to.
         done: steps of it that were taken.
-
-    Raises:
-        ConfigError: images outside [-1, 1] or of another shape than the network's, labels absent
-            or foreign, a batch larger than the data. Nothing has been done then.
     """
 
     stage: Stage
@@ -273,11 +269,7 @@ class StageTrainer(ABC, Generic[Stage, Settings]):
         return self.stage not in self._counts
 
     def train(self, steps: int | None = None, progress: StepCounts = no_counts) -> bool:
-        """Go on by so many optimiser steps, or to the end; whether training is finished.
-
-        Raises:
-            ConfigError: memory ran out; says which setting to lower.
-        """
+        """Go on by so many optimiser steps, or to the end; whether training is finished."""
         left = math.inf if steps is None else steps
         while left > 0 and not self.finished:
             self._one_step()
@@ -337,11 +329,7 @@ class StageTrainer(ABC, Generic[Stage, Settings]):
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Continue from `state()` of the same plan.
-
-        Raises:
-            ConfigError: a checkpoint of other settings or another number of records.
-        """
+        """Continue from `state()` of the same plan."""
         saved = state.get("plan", {})  # none before the mixture of a private start is there
         for name, value in self._plan().items():
             if saved.get(name) != value:

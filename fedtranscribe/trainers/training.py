@@ -104,15 +104,7 @@ class Training:
         return self._standing
 
     def start(self) -> None:
-        """Book the training, once, and go to where its last checkpoint was taken.
-
-        Raises:
-            BudgetExhaustedError: it would exceed the holder's limit; nothing was booked.
-            QueryConflictError: the run was booked with another plan, or its result is out and the
-                checkpoint is older.
-            ConfigError: a checkpoint of another plan, or of another kind of device.
-            StorageError: a damaged checkpoint.
-        """
+        """Book the training, once, and go to where its last checkpoint was taken."""
         answered, release = False, self._trainer.release
         if release is not None:
             with self._open_ledger() as ledger:
@@ -131,12 +123,7 @@ class Training:
             )
 
     def step(self) -> bool:
-        """Take one optimiser step, and a checkpoint if it is time; whether training is finished.
-
-        Raises:
-            ConfigError: memory ran out; names the setting to lower.
-            StorageError: the checkpoint cannot be written.
-        """
+        """Take one optimiser step, and a checkpoint if it is time; whether training is finished."""
         if not self._trainer.finished:
             self._trainer.train(1, self._note)
         due = time.monotonic() - self._saved >= self._prepared.settings.checkpoint_seconds
@@ -155,13 +142,7 @@ class Training:
         self._saved = time.monotonic()
 
     def finish(self) -> Trained:
-        """Commit the finished training, then write its network where it may be released.
-
-        Raises:
-            ConfigError: training has diverged.
-            QueryConflictError: another process committed another result.
-            StorageError: a full disk.
-        """
+        """Commit the finished training, then write its network where it may be released."""
         assert self._trainer.finished
         # Saved first: whether it diverged is said below, and must stay the same when asked again.
         self.save()
@@ -222,11 +203,7 @@ class Training:
 
 
 def training_id(run: str) -> str:
-    """Under which id the ledger books the training of a run.
-
-    Raises:
-        ConfigError: the run's name leaves no room for it.
-    """
+    """Under which id the ledger books the training of a run."""
     return expect_name("query id", f"{run}/training")
 
 
