@@ -80,7 +80,7 @@ def to_images(raw: NDArray[np.generic], name: str, depth: int | None = None) -> 
 
 
 def from_depth(values: NDArray[np.generic], depth: int, name: str) -> NDArray[np.uint8]:
-    """Integers of so many bits as bytes, by a constant: 0 becomes 0, and 2^depth - 1 becomes 255."""
+    """Integers of so many bits as bytes, by a constant: 0 becomes 0, 2^depth - 1 becomes 255."""
     top = 2**depth - 1
     if values.size and (values.min() < 0 or values.max() > top):
         raise InvalidDataError(

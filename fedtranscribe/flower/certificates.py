@@ -81,7 +81,7 @@ def make_server(folder: Path, authority: Path, names: Sequence[str], days: int =
 
 
 def renew_server(folder: Path, authority: Path, days: int = 365) -> Path:
-    """Sign the server's key again under the same names; the SuperLink reads it at its next start."""
+    """Sign the server's key again, for the same names; a SuperLink reads it when it starts."""
     _check_days(days)
     root, signer = _authority(authority)
     path = folder / SERVER_CERTIFICATE

@@ -143,7 +143,7 @@ def fault_in_memory(certificate: Path, key: Path, roots: Path, name: str) -> str
 
 
 def fault_of_server(host: str, port: int, roots: Path) -> str | None:
-    """Why a holder that trusts `roots` will not speak with a SuperLink that runs; None if it will."""
+    """Why a holder that trusts `roots` will not speak with a running SuperLink; None if it will."""
     try:
         context = holder_context(roots)
     except (OSError, ValueError) as error:
