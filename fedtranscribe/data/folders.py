@@ -117,21 +117,13 @@ def load_folder(path: Path, own: OwnData = UNSTATED) -> DataSplit:
 
 @dataclass(frozen=True)
 class Pictures:
-    """The files of an image folder, or of one part of it.
+    """The files of an image folder, or of one part of it."""
 
-    Attributes:
-        folder: the whole.
-        files: in the order of their records.
-        labels: int64 [n].
-        ids: of the records.
-        class_names: by label.
-    """
-
-    folder: Path
-    files: tuple[Path, ...]
-    labels: Tensor
-    ids: tuple[str, ...]
-    class_names: tuple[str, ...]
+    folder: Path  # the whole
+    files: tuple[Path, ...]  # in the order of their records
+    labels: Tensor  # int64 [n]
+    ids: tuple[str, ...]  # of the records
+    class_names: tuple[str, ...]  # by label
 
     @property
     def data_id(self) -> str:

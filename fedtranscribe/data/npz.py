@@ -27,19 +27,12 @@ _MOST_BYTES = 2**24
 
 
 class NpyHeader(NamedTuple):
-    """What the start of an `.npy` file says.
+    """What the start of an `.npy` file says."""
 
-    Attributes:
-        shape: of the array.
-        by_column: whether it is in Fortran order.
-        dtype: of its elements.
-        start: bytes before the first element.
-    """
-
-    shape: tuple[int, ...]
-    by_column: bool
-    dtype: np.dtype[np.generic]
-    start: int
+    shape: tuple[int, ...]  # of the array
+    by_column: bool  # whether it is in Fortran order
+    dtype: np.dtype[np.generic]  # of its elements
+    start: int  # bytes before the first element
 
 
 def read_header(content: bytes) -> NpyHeader:

@@ -34,17 +34,12 @@ _ANOTHER_SET = "choose another set, 'shapes' or 'none'."
 
 @dataclass(frozen=True, eq=False)
 class NamedData:
-    """A data set as it was named.
+    """A data set as it was named."""
 
-    Attributes:
-        spec: the name or path, as it was typed.
-        data_id: the set's id.
-        split: its images, where they may be compared with others: on the machine of the private
-            data's holder only. None compares ids and paths alone.
-    """
-
-    spec: str
-    data_id: str
+    spec: str  # the name or path, as it was typed
+    data_id: str  # the set's id
+    # Its images, where they may be compared with others: on the machine of the private data's
+    # holder only. None compares ids and paths alone.
     split: DataSplit | None = None
 
     @classmethod

@@ -69,17 +69,11 @@ Epochs = Callable[[int, int], None]
 
 @dataclass(frozen=True, eq=False)
 class ChosenNet:
-    """A network after training.
+    """A network after training."""
 
-    Attributes:
-        network: with the weights of the chosen epoch.
-        epoch: which one it was, from 1.
-        validation: its accuracy on synthetic validation images.
-    """
-
-    network: nn.Module
-    epoch: int
-    validation: float
+    network: nn.Module  # with the weights of the chosen epoch
+    epoch: int  # which one it was, from 1
+    validation: float  # its accuracy on synthetic validation images
 
 
 def build_net(name: str, classes: int, channels: int, size: int, seed: int) -> nn.Module:

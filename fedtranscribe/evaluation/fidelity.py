@@ -149,19 +149,12 @@ _LEAST = 4
 
 @dataclass(frozen=True)
 class FeatureSource:
-    """Where features come from.
+    """Where features come from."""
 
-    Attributes:
-        extractor: the name that torch-fidelity knows it by.
-        weights: its file, where there is one.
-        colour: whether images must have three channels.
-        words: what to call it in a result.
-    """
-
-    extractor: str
-    weights: Path | None
-    colour: bool
-    words: str
+    extractor: str  # the name that torch-fidelity knows it by
+    weights: Path | None  # its file, where there is one
+    colour: bool  # whether images must have three channels
+    words: str  # what to call it in a result
 
 
 def feature_source(

@@ -18,19 +18,12 @@ _MARGIN = 1.5
 
 @dataclass(frozen=True)
 class CurvePoint:
-    """A point of a privacy-accuracy curve.
+    """A point of a privacy-accuracy curve."""
 
-    Attributes:
-        epsilon: sound; None for a run without privacy.
-        mean: accuracy, mean over runs.
-        low: the lowest.
-        high: the highest.
-    """
-
-    epsilon: float | None
-    mean: float
-    low: float
-    high: float
+    epsilon: float | None  # sound; None for a run without privacy
+    mean: float  # accuracy, mean over runs
+    low: float  # the lowest
+    high: float  # the highest
 
 
 def draw_classes(

@@ -13,41 +13,26 @@ from fedtranscribe.privacy.units import Adjacency, Unit
 
 @dataclass(frozen=True)
 class Claim:
-    """The sound guarantee that an attack is held against.
+    """The sound guarantee that an attack is held against."""
 
-    Attributes:
-        epsilon: sound ε; None where the run has no guarantee, so that nothing can contradict it.
-        delta: δ.
-        unit: whose presence it hides.
-        adjacency: against which change.
-    """
-
+    # sound ε; None where the run has no guarantee, so that nothing can contradict it
     epsilon: float | None
-    delta: float
-    unit: Unit = Unit.RECORD
-    adjacency: Adjacency = Adjacency.ADD_REMOVE
+    delta: float  # δ
+    unit: Unit = Unit.RECORD  # whose presence it hides
+    adjacency: Adjacency = Adjacency.ADD_REMOVE  # against which change
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one attack.
+    """The result of one attack."""
 
-    Attributes:
-        attack: its name.
-        claim: what it was held against.
-        lower: ε that it certifies at the claim's δ; 0 where it certifies nothing.
-        confidence: with which `lower` holds.
-        words: what was done and what came of it, in one or two sentences.
-        figures: everything else, JSON-able.
-        private: whether it rests on private records, so that it must stay with their holder.
-    """
-
-    attack: str
-    claim: Claim
-    lower: float
-    confidence: float
-    words: str
-    figures: Mapping[str, Any] = field(default_factory=dict)
+    attack: str  # its name
+    claim: Claim  # what it was held against
+    lower: float  # ε that it certifies at the claim's δ; 0 where it certifies nothing
+    confidence: float  # with which `lower` holds
+    words: str  # what was done and what came of it, in one or two sentences
+    figures: Mapping[str, Any] = field(default_factory=dict)  # everything else, JSON-able
+    # whether it rests on private records, so that it must stay with their holder
     private: bool = True
 
     @property
@@ -73,18 +58,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check:
-    """Something that either holds or does not: bookkeeping rather than an attack.
+    """Something that either holds or does not: bookkeeping rather than an attack."""
 
-    Attributes:
-        name: what was looked at.
-        ok: whether it holds; None where it could not be looked at.
-        words: what was found.
-        private: whether it rests on private records, so that it must stay with their holder.
-    """
-
-    name: str
-    ok: bool | None
-    words: str
+    name: str  # what was looked at
+    ok: bool | None  # whether it holds; None where it could not be looked at
+    words: str  # what was found
+    # whether it rests on private records, so that it must stay with their holder
     private: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -124,17 +103,11 @@ _LARGEST_EXPONENT = 700.0
 
 @dataclass(frozen=True)
 class Risk:
-    """What the best attack on one record could achieve.
+    """What the best attack on one record could achieve."""
 
-    Attributes:
-        advantage: largest difference of true and false positive rate.
-        found: false positive rate -> true positive rate.
-        source: who found the figures.
-    """
-
-    advantage: float
-    found: dict[float, float]
-    source: str
+    advantage: float  # largest difference of true and false positive rate
+    found: dict[float, float]  # false positive rate -> true positive rate
+    source: str  # who found the figures
 
     @property
     def right(self) -> float:

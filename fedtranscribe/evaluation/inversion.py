@@ -32,19 +32,12 @@ _MOST_CLASSES, _GAP = 20, 2
 
 @dataclass(frozen=True, eq=False)
 class Inversions:
-    """Images that the attack came up with, and those that it started from.
+    """Images that the attack came up with, and those that it started from."""
 
-    Attributes:
-        images: uint8 [classes * starts, ch, s, s], class by class.
-        before: the same of the starts: a baseline without any optimisation.
-        labels: the class that was aimed at, int64 [classes * starts].
-        confidence: the student's in that class, mean over images.
-    """
-
-    images: Tensor
-    before: Tensor
-    labels: Tensor
-    confidence: float
+    images: Tensor  # uint8 [classes * starts, ch, s, s], class by class
+    before: Tensor  # the same of the starts: a baseline without any optimisation
+    labels: Tensor  # the class that was aimed at, int64 [classes * starts]
+    confidence: float  # the student's in that class, mean over images
 
 
 def invert(

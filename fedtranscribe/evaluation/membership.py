@@ -47,12 +47,6 @@ EXCHANGEABLE = (
 class Suspects:
     """Members and other records, which an attack has to separate.
 
-    Attributes:
-        images: uint8 [m, ch, s, s].
-        labels: int64 [m].
-        used: which are members: the coins, bool [m]. No attack may look at them.
-        classes: of the task.
-
     Guarantee
         A private and a held-out record make a pair, and a fair coin of the pair's own says which of
         the two is the suspect. Where chance decided which record of a pair was held out, a suspect
@@ -61,10 +55,10 @@ class Suspects:
         replaced. So the one-run theorem (`bounds.one_run_p_value`) holds with the ε of `replace`.
     """
 
-    images: Tensor
-    labels: Tensor
-    used: NDArray[np.bool_]
-    classes: int
+    images: Tensor  # uint8 [m, ch, s, s]
+    labels: Tensor  # int64 [m]
+    used: NDArray[np.bool_]  # which are members: the coins, bool [m]. No attack may look at them.
+    classes: int  # of the task
 
     @classmethod
     def of(

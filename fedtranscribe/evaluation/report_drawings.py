@@ -37,15 +37,10 @@ _IDS = re.compile(r'(\bid="|url\(#|href="#)')
 
 @dataclass(frozen=True)
 class Drawing:
-    """One figure.
+    """One figure."""
 
-    Attributes:
-        svg: markup, to be placed as it is.
-        words: what it shows, for who cannot see it.
-    """
-
-    svg: str
-    words: str
+    svg: str  # markup, to be placed as it is
+    words: str  # what it shows, for who cannot see it
 
 
 def accuracy_curve(

@@ -35,57 +35,34 @@ _PUBLIC_SCORES = {
 
 @dataclass(frozen=True)
 class LedgerDigest:
-    """What a ledger shows of itself: never an answer.
+    """What a ledger shows of itself: never an answer."""
 
-    Attributes:
-        holder: whose it is.
-        sequence: number of its last entry.
-        hash: of that entry; it fixes all that were before.
-        queries: answered or reserved, over all runs.
-        runs: that were charged.
-    """
-
-    holder: str
-    sequence: int
-    hash: str
-    queries: int
-    runs: int
+    holder: str  # whose it is
+    sequence: int  # number of its last entry
+    hash: str  # of that entry; it fixes all that were before
+    queries: int  # answered or reserved, over all runs
+    runs: int  # that were charged
 
 
 @dataclass(frozen=True)
 class RunFacts:
-    """One run, as far as it may be told.
+    """One run, as far as it may be told."""
 
-    Attributes:
-        path: its folder; the page shows no path.
-        result: for figures by name.
-        holder_events: what holders gave away.
-        scores: name -> accuracy; empty where it may not be told.
-        confusion: of the student; None where it may not be told.
-        public: held-out images of a public benchmark; None for all other data, and where the
-            benchmark is not at hand.
-        curve: answered rows and accuracies.
-        evaluation: what `evaluation.json` holds.
-        audit: what `audit.json` holds.
-        inversion: the audit's picture; None where there is none.
-        progress: lines of rounds.
-        risk: ε in words; None without a guarantee.
-        ledgers: their digests.
-    """
-
-    path: Path
-    result: Result
-    holder_events: HolderEvents
-    scores: dict[str, float]
-    confusion: Confusion | None
+    path: Path  # its folder; the page shows no path
+    result: Result  # for figures by name
+    holder_events: HolderEvents  # what holders gave away
+    scores: dict[str, float]  # name -> accuracy; empty where it may not be told
+    confusion: Confusion | None  # of the student; None where it may not be told
+    # held-out images of a public benchmark; None for all other data, and where the benchmark is not
+    # at hand
     public: ImageSet | None
-    curve: tuple[list[int], list[float]]
-    evaluation: Mapping[str, Any]
-    audit: Mapping[str, Any]
-    inversion: bytes | None
-    progress: list[dict[str, Any]]
-    risk: Risk | None
-    ledgers: tuple[LedgerDigest, ...]
+    curve: tuple[list[int], list[float]]  # answered rows and accuracies
+    evaluation: Mapping[str, Any]  # what `evaluation.json` holds
+    audit: Mapping[str, Any]  # what `audit.json` holds
+    inversion: bytes | None  # the audit's picture; None where there is none
+    progress: list[dict[str, Any]]  # lines of rounds
+    risk: Risk | None  # ε in words; None without a guarantee
+    ledgers: tuple[LedgerDigest, ...]  # their digests
 
     @property
     def method(self) -> str:

@@ -25,19 +25,12 @@ _GAP = 2
 
 @dataclass(frozen=True)
 class Strip:
-    """Images side by side.
+    """Images side by side."""
 
-    Attributes:
-        source: a `data:` URL.
-        words: alternative text.
-        width: pixels.
-        height: pixels.
-    """
-
-    source: str
-    words: str
-    width: int
-    height: int
+    source: str  # a `data:` URL
+    words: str  # alternative text
+    width: int  # pixels
+    height: int  # pixels
 
 
 @dataclass(frozen=True)
@@ -51,17 +44,11 @@ class ClassRow:
 
 @dataclass(frozen=True)
 class Samples:
-    """The picture.
+    """The picture."""
 
-    Attributes:
-        rows: one per class that came up; the first twenty.
-        classes: of the task.
-        labels: whose labels the synthetic images have.
-    """
-
-    rows: tuple[ClassRow, ...]
-    classes: int
-    labels: str
+    rows: tuple[ClassRow, ...]  # one per class that came up; the first twenty
+    classes: int  # of the task
+    labels: str  # whose labels the synthetic images have
 
     @property
     def beside_real(self) -> bool:

@@ -16,19 +16,12 @@ _MOST_POINTS = 10
 
 @dataclass(frozen=True)
 class Line:
-    """What some holders had given away after so many rows.
+    """What some holders had given away after so many rows."""
 
-    Attributes:
-        holders: that this line stands for; those that gave the same are one.
-        unit: whose presence ε hides.
-        rows: answered so far.
-        epsilon: sound, at each.
-    """
-
-    holders: tuple[str, ...]
-    unit: Unit
-    rows: tuple[int, ...]
-    epsilon: tuple[float, ...]
+    holders: tuple[str, ...]  # that this line stands for; those that gave the same are one
+    unit: Unit  # whose presence ε hides
+    rows: tuple[int, ...]  # answered so far
+    epsilon: tuple[float, ...]  # sound, at each
 
     @property
     def label(self) -> str:
@@ -50,19 +43,12 @@ _SUMS = {
 
 @dataclass(frozen=True)
 class Share:
-    """What questions of one kind took of a run's budget.
+    """What questions of one kind took of a run's budget."""
 
-    Attributes:
-        kind: in words.
-        answers: how many.
-        share: of the whole, in zero-concentrated DP, which adds up exactly; between 0 and 1.
-        epsilon: sound, had nothing else been answered.
-    """
-
-    kind: str
-    answers: int
-    share: float
-    epsilon: float
+    kind: str  # in words
+    answers: int  # how many
+    share: float  # of the whole, in zero-concentrated DP, which adds up exactly; between 0 and 1
+    epsilon: float  # sound, had nothing else been answered
 
 
 def asked_sums(holder_events: HolderEvents) -> bool:

@@ -38,19 +38,12 @@ _SUMS = (MOMENTS, GRADIENTS, PRODUCTS, SQUARES)
 
 @dataclass(frozen=True)
 class Opened:
-    """The sum over holders as an attacker may see it, in real numbers; the others add nothing.
+    """The sum over holders as an attacker may see it, in real numbers; the others add nothing."""
 
-    Attributes:
-        bound: of a holder's vectors.
-        noise_std: as a result names it.
-        holders: that the run had.
-        mode: who adds the noise.
-    """
-
-    bound: Bound
-    noise_std: float
-    holders: int
-    mode: NoiseMode
+    bound: Bound  # of a holder's vectors
+    noise_std: float  # as a result names it
+    holders: int  # that the run had
+    mode: NoiseMode  # who adds the noise
 
     @property
     def std(self) -> float:
@@ -89,23 +82,14 @@ class SumsTogether:
 
 @dataclass(frozen=True)
 class SumsGame:
-    """What is played.
+    """What is played."""
 
-    Attributes:
-        mechanism: of all answers.
-        first: the sums of one world, int64 [1, D].
-        second: of the other.
-        weights: how much a difference in each of D numbers tells.
-        releases: what the run books for these answers.
-        words: which they are.
-    """
-
-    mechanism: SumsTogether
-    first: Tensor
-    second: Tensor
-    weights: Tensor
-    releases: tuple[Release, ...]
-    words: str
+    mechanism: SumsTogether  # of all answers
+    first: Tensor  # the sums of one world, int64 [1, D]
+    second: Tensor  # of the other
+    weights: Tensor  # how much a difference in each of D numbers tells
+    releases: tuple[Release, ...]  # what the run books for these answers
+    words: str  # which they are
 
     @property
     def masked(self) -> bool:

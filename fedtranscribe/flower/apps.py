@@ -27,16 +27,11 @@ _WANTED = {bool: "true or false", int: "a whole number", float: "a number", str:
 
 @dataclass(frozen=True)
 class App:
-    """A Flower app.
+    """A Flower app."""
 
-    Attributes:
-        name: of its folder.
-        folder: what `flwr run` is given.
-        defaults: its run-config, flat, keys as Flower spells them (`data-root`, `dpsd.rows`).
-    """
-
-    name: str
-    folder: Path
+    name: str  # of its folder
+    folder: Path  # what `flwr run` is given
+    # its run-config, flat, keys as Flower spells them (`data-root`, `dpsd.rows`)
     defaults: dict[str, Scalar]
 
     def settings(self, pairs: Iterable[str]) -> dict[str, Scalar]:

@@ -221,15 +221,10 @@ _LONGEST_COMMENT = 200
 
 
 class NodeKey(NamedTuple):
-    """The public half of a node's key.
+    """The public half of a node's key."""
 
-    Attributes:
-        kind: such as `ecdsa-sha2-nistp384`.
-        fingerprint: as `ssh-keygen -l` shows it; what two people compare over another channel.
-    """
-
-    kind: str
-    fingerprint: str
+    kind: str  # such as `ecdsa-sha2-nistp384`
+    fingerprint: str  # as `ssh-keygen -l` shows it; what two people compare over another channel
 
     @property
     def usable(self) -> bool:

@@ -51,19 +51,12 @@ class FolderVerdict(StrEnum):
 
 @dataclass(frozen=True)
 class FolderCheck:
-    """One check.
+    """One check."""
 
-    Attributes:
-        name: what was looked at.
-        verdict: how it ended.
-        found: what was found.
-        fix: what to do about it; empty if nothing.
-    """
-
-    name: str
-    verdict: FolderVerdict
-    found: str
-    fix: str = ""
+    name: str  # what was looked at
+    verdict: FolderVerdict  # how it ended
+    found: str  # what was found
+    fix: str = ""  # what to do about it; empty if nothing
 
 
 def check_client(folder: Path, connect: bool = False) -> list[FolderCheck]:

@@ -40,21 +40,14 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class NodeProcess:
-    """A SuperNode to be started.
+    """A SuperNode to be started."""
 
-    Attributes:
-        folder: holds `certificates/ca.crt` and `keys/node`; nothing else of the holder's.
-        superlink: the server's host:port.
-        socket: the holder service's.
-        port: local, for Flower's own processes; a second SuperNode on the machine needs another.
-        health: address for gRPC health checks; None: no such checks.
-    """
-
-    folder: Path
-    superlink: str
-    socket: Path
+    folder: Path  # holds `certificates/ca.crt` and `keys/node`; nothing else of the holder's
+    superlink: str  # the server's host:port
+    socket: Path  # the holder service's
+    # local, for Flower's own processes; a second SuperNode on the machine needs another
     port: int = 9094
-    health: str | None = None
+    health: str | None = None  # address for gRPC health checks; None: no such checks
 
     def command(self) -> list[str]:
         """The command line of the SuperNode."""
@@ -74,19 +67,12 @@ class NodeProcess:
 
 @dataclass(frozen=True)
 class ServerProcess:
-    """A SuperLink to be started.
+    """A SuperLink to be started."""
 
-    Attributes:
-        folder: made by `deploy init server`.
-        host: address to listen on.
-        port: for SuperNodes and `flwr` alike.
-        health: address for gRPC health checks; None: no such checks.
-    """
-
-    folder: Path
-    host: str = "127.0.0.1"
-    port: int = 8000
-    health: str | None = None
+    folder: Path  # made by `deploy init server`
+    host: str = "127.0.0.1"  # address to listen on
+    port: int = 8000  # for SuperNodes and `flwr` alike
+    health: str | None = None  # address for gRPC health checks; None: no such checks
 
     def command(self) -> list[str]:
         """The command line of the SuperLink."""

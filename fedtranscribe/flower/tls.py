@@ -16,27 +16,16 @@ from fedtranscribe.errors import ConfigError
 
 @dataclass(frozen=True)
 class Certificate:
-    """What a certificate file says.
+    """What a certificate file says."""
 
-    Attributes:
-        path: the file.
-        subject: its owner.
-        issuer: who signed it.
-        names: host names and addresses that it is good for.
-        not_before: start of its validity.
-        not_after: end of its validity.
-        authority: whether it may sign others.
-        fingerprint: SHA-256, as `openssl x509 -fingerprint` shows it.
-    """
-
-    path: Path
-    subject: str
-    issuer: str
-    names: tuple[str, ...]
-    not_before: datetime
-    not_after: datetime
-    authority: bool
-    fingerprint: str
+    path: Path  # the file
+    subject: str  # its owner
+    issuer: str  # who signed it
+    names: tuple[str, ...]  # host names and addresses that it is good for
+    not_before: datetime  # start of its validity
+    not_after: datetime  # end of its validity
+    authority: bool  # whether it may sign others
+    fingerprint: str  # SHA-256, as `openssl x509 -fingerprint` shows it
 
     def days_left(self, now: datetime | None = None) -> int:
         """Whole days until it expires; negative once it has."""

@@ -88,16 +88,11 @@ def _expect_same(train: ImageSet, manifest: Manifest, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Holding:
-    """A holder's private side, opened.
+    """A holder's private side, opened."""
 
-    Attributes:
-        file: the holder's decisions.
-        teachers: its ensemble; None where it serves none.
-        records: its images; None where teachers alone answer. At least one of the two is there.
-    """
-
-    file: HolderFile
-    teachers: Ensemble | None
+    file: HolderFile  # the holder's decisions
+    teachers: Ensemble | None  # its ensemble; None where it serves none
+    # Its images; None where teachers alone answer. At least one of the two is there.
     records: ImageSet | None
 
     @classmethod

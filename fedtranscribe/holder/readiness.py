@@ -27,17 +27,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ReadinessFinding:
-    """One thing that was looked at.
+    """One thing that was looked at."""
 
-    Attributes:
-        name: of it.
-        ok: whether it is as it has to be.
-        words: what was found, or what is wrong and how to fix it.
-    """
-
-    name: str
-    ok: bool
-    words: str
+    name: str  # of it
+    ok: bool  # whether it is as it has to be
+    words: str  # what was found, or what is wrong and how to fix it
 
 
 def examine(path: Path) -> list[ReadinessFinding]:

@@ -83,15 +83,10 @@ _LIMIT = 1.0
 
 @dataclass(frozen=True)
 class Slope:
-    """How the sum of all records' losses changes with the scale of a head.
+    """How the sum of all records' losses changes with the scale of a head."""
 
-    Attributes:
-        value: as measured.
-        noise: std of what is noise in it.
-    """
-
-    value: float
-    noise: float
+    value: float  # as measured
+    noise: float  # std of what is noise in it
 
 
 def calibrated_scale(slopes: Sequence[Slope], records: float) -> float:

@@ -23,17 +23,11 @@ _MOST_CUTS = 3
 
 @dataclass(frozen=True)
 class QuestionShape:
-    """What a plan has to know of a question before it is asked.
+    """What a plan has to know of a question before it is asked."""
 
-    Attributes:
-        share: of the mixture's budget, in μ².
-        width: numbers in a mapped record, with the constant.
-        blocks: of products; None asks for squares.
-    """
-
-    share: float
-    width: int
-    blocks: int | None
+    share: float  # of the mixture's budget, in μ²
+    width: int  # numbers in a mapped record, with the constant
+    blocks: int | None  # of products; None asks for squares
 
 
 Shapes = tuple[QuestionShape, ...]

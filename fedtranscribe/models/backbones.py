@@ -37,17 +37,11 @@ _TOGETHER = 32
 
 @dataclass(frozen=True)
 class Backbone:
-    """Which features: part of a question's digest, of a ledger's line and of a student's file.
+    """Which features: part of a question's digest, of a ledger's line and of a student's file."""
 
-    Attributes:
-        network: torchvision's name, or timm's after `TIMM`.
-        side: pixels; images of other sizes are brought to it.
-        digest: SHA-256 of the weights' file, in hexadecimal.
-    """
-
-    network: str
-    side: int
-    digest: str
+    network: str  # torchvision's name, or timm's after `TIMM`
+    side: int  # pixels; images of other sizes are brought to it
+    digest: str  # SHA-256 of the weights' file, in hexadecimal
 
     @classmethod
     def parse(cls, name: str | None) -> "Backbone | None":
@@ -175,15 +169,10 @@ class FrozenBackbone(nn.Module):
 
 @dataclass(frozen=True)
 class Backbones:
-    """The public networks that a holder allows, or that a run was given.
+    """The public networks that a holder allows, or that a run was given."""
 
-    Attributes:
-        files: of weights, by network.
-        digests: of the files, by network.
-    """
-
-    files: Mapping[str, Path] = field(default_factory=dict)
-    digests: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, Path] = field(default_factory=dict)  # of weights, by network
+    digests: Mapping[str, str] = field(default_factory=dict)  # of the files, by network
 
     @classmethod
     def of(cls, files: Mapping[str, Path]) -> "Backbones":

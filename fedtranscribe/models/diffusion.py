@@ -34,17 +34,11 @@ MOST_STEPS = 10_000
 
 @dataclass(frozen=True)
 class Schedule:
-    """Linear β_1..β_T and what follows from them.
+    """Linear β_1..β_T and what follows from them."""
 
-    Attributes:
-        steps: T.
-        first: β_1.
-        last: β_T. The defaults are dp-promise's; DP-SAD has T = 500, β_T = 0.028.
-    """
-
-    steps: int = 1000
-    first: float = 1e-4
-    last: float = 2e-2
+    steps: int = 1000  # T
+    first: float = 1e-4  # β_1
+    last: float = 2e-2  # β_T. The defaults are dp-promise's; DP-SAD has T = 500, β_T = 0.028.
 
     def __post_init__(self) -> None:
         """Refuse what is no schedule."""
@@ -134,21 +128,14 @@ class Spacing(StrEnum):
 
 @dataclass(frozen=True)
 class Sampling:
-    """How samples are drawn; public, and free of privacy cost.
+    """How samples are drawn; public, and free of privacy cost."""
 
-    Attributes:
-        steps: T', how many steps of 1..T are visited.
-        eta: ρ, 0 for the deterministic sampler, 1 for ancestral sampling.
-        guidance: w of (1 + w) conditional − w unconditional; diffusers' guidance_scale is 1 + w.
-        spacing: which steps.
-        clip: keep each guess of x_0 in [-1, 1], where images are. Algorithm 2 does not.
-    """
-
-    steps: int = 200
-    eta: float = 1.0
+    steps: int = 200  # T', how many steps of 1..T are visited
+    eta: float = 1.0  # ρ, 0 for the deterministic sampler, 1 for ancestral sampling
+    # w of (1 + w) conditional − w unconditional; diffusers' guidance_scale is 1 + w
     guidance: float = 0.0
-    spacing: Spacing = Spacing.TRAILING
-    clip: bool = True
+    spacing: Spacing = Spacing.TRAILING  # which steps
+    clip: bool = True  # keep each guess of x_0 in [-1, 1], where images are. Algorithm 2 does not.
 
     def __post_init__(self) -> None:
         """Refuse what cannot be sampled."""
@@ -315,19 +302,12 @@ _HEADER: TypeAdapter[DenoiserHeader] = TypeAdapter(DenoiserHeader)
 
 @dataclass(frozen=True, eq=False)
 class Synthesizer:
-    """A trained network and how to draw from it: free post-processing, as often as wanted.
+    """A trained network and how to draw from it: free post-processing, as often as wanted."""
 
-    Attributes:
-        denoiser: averaged weights, in evaluation mode.
-        schedule: that it was trained with.
-        sampling: how, unless set otherwise.
-        conditional: whether its images come by label.
-    """
-
-    denoiser: Denoiser
-    schedule: Schedule
-    sampling: Sampling
-    conditional: bool
+    denoiser: Denoiser  # averaged weights, in evaluation mode
+    schedule: Schedule  # that it was trained with
+    sampling: Sampling  # how, unless set otherwise
+    conditional: bool  # whether its images come by label
 
     @property
     def classes(self) -> int:

@@ -60,15 +60,10 @@ def keep_freed_memory() -> None:
 
 @dataclass(frozen=True)
 class Portion:
-    """How much is run at once.
+    """How much is run at once."""
 
-    Attributes:
-        shards: networks side by side.
-        rows: images.
-    """
-
-    shards: int
-    rows: int
+    shards: int  # networks side by side
+    rows: int  # images
 
 
 def portion(way: Way, network: Classifier, shards: int, device: torch.device) -> Portion:
@@ -96,15 +91,10 @@ def _largest_map(network: Classifier) -> int:
 
 @dataclass(frozen=True)
 class Stacked:
-    """The weights of several shards, along a first dimension.
+    """The weights of several shards, along a first dimension."""
 
-    Attributes:
-        state: name -> [s, ...].
-        there: bool [s]; False where a shard is empty.
-    """
-
-    state: State
-    there: Tensor
+    state: State  # name -> [s, ...]
+    there: Tensor  # bool [s]; False where a shard is empty
 
     @classmethod
     def empty(cls, network: nn.Module, shards: int, device: torch.device) -> "Stacked":

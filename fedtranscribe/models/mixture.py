@@ -106,31 +106,18 @@ class MixtureHeader(Header):
 
 @dataclass(frozen=True)
 class GaussianMixture:
-    """A released generator: public once its answers were private.
+    """A released generator: public once its answers were private."""
 
-    Attributes:
-        channels: of its images.
-        size: pixels a side.
-        classes: how many there are; some may have no component.
-        centre: float64 [d], frequencies of the mean image.
-        axes: float64 [d, k], orthonormal columns.
-        counts: float64 [c], noisy numbers of records, nonnegative.
-        labels: int64 [c], class of each component.
-        means: float64 [c, k], on the axes.
-        roots: float64 [c, k, k], of the covariances on the axes.
-        texture: float64 [d], std of what lies outside of the axes.
-    """
-
-    channels: int
-    size: int
-    classes: int
-    centre: Tensor
-    axes: Tensor
-    counts: Tensor
-    labels: Tensor
-    means: Tensor
-    roots: Tensor
-    texture: Tensor
+    channels: int  # of its images
+    size: int  # pixels a side
+    classes: int  # how many there are; some may have no component
+    centre: Tensor  # float64 [d], frequencies of the mean image
+    axes: Tensor  # float64 [d, k], orthonormal columns
+    counts: Tensor  # float64 [c], noisy numbers of records, nonnegative
+    labels: Tensor  # int64 [c], class of each component
+    means: Tensor  # float64 [c, k], on the axes
+    roots: Tensor  # float64 [c, k, k], of the covariances on the axes
+    texture: Tensor  # float64 [d], std of what lies outside of the axes
 
     def sample(self, n: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Images float32 [n, ch, s, s] in [0, 1], and their labels int64 [n]."""

@@ -124,15 +124,10 @@ class Declaration(Settings):
 
 @dataclass(frozen=True)
 class ImportedNetworks:
-    """Networks that may become teachers: files, and all that a manifest says of them.
+    """Networks that may become teachers: files, and all that a manifest says of them."""
 
-    Attributes:
-        files: one for each shard that is not empty.
-        manifest: of the teachers.
-    """
-
-    files: tuple[Path, ...]
-    manifest: Manifest
+    files: tuple[Path, ...]  # one for each shard that is not empty
+    manifest: Manifest  # of the teachers
 
 
 def read_networks(

@@ -24,20 +24,14 @@ from fedtranscribe.runs.networks import Networks
 
 @dataclass(frozen=True, eq=False)
 class Release(Networks):
-    """A released student and generator, or a released diffusion model.
+    """A released student and generator, or a released diffusion model."""
 
-    Attributes:
-        path: the folder.
-        student: the classifier, in evaluation mode; None for DP-SAD and dp-promise.
-        generator: a network of images without labels, a mixture of images with labels, or a
-            diffusion model, which is asked for labels; None for methods that have neither.
-        privacy: what is guaranteed, and what is not.
-    """
-
-    path: Path
-    student: Classifier | None
+    path: Path  # the folder
+    student: Classifier | None  # the classifier, in evaluation mode; None for DP-SAD and dp-promise
+    # a network of images without labels, a mixture of images with labels, or a diffusion model,
+    # which is asked for labels; None for methods that have neither
     generator: Generator | GaussianMixture | Synthesizer | None
-    privacy: PrivacyStatement
+    privacy: PrivacyStatement  # what is guaranteed, and what is not
 
     _kind = "release"
 

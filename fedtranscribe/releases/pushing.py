@@ -32,27 +32,16 @@ _MAIN = "main"
 
 @dataclass(frozen=True)
 class PushPlan:
-    """What would be sent.
+    """What would be sent."""
 
-    Attributes:
-        folder: the release's.
-        repository: OWNER/NAME.
-        private: whether only its owner may see the repository.
-        revision: branch.
-        message: of the commit.
-        files: content by name in the repository.
-        metadata: of the card, as the hub reads it.
-        stamp: why the release must not be taken for private; None if it may be.
-    """
-
-    folder: Path
-    repository: str
-    private: bool
-    revision: str
-    message: str
-    files: Mapping[str, bytes]
-    metadata: Mapping[str, Any]
-    stamp: str | None
+    folder: Path  # the release's
+    repository: str  # OWNER/NAME
+    private: bool  # whether only its owner may see the repository
+    revision: str  # branch
+    message: str  # of the commit
+    files: Mapping[str, bytes]  # content by name in the repository
+    metadata: Mapping[str, Any]  # of the card, as the hub reads it
+    stamp: str | None  # why the release must not be taken for private; None if it may be
 
 
 def plan_push(

@@ -31,17 +31,11 @@ from fedtranscribe.results.run_directory import DENOISER, STUDENT
 
 @dataclass(frozen=True)
 class VerificationStep:
-    """One question and its answer.
+    """One question and its answer."""
 
-    Attributes:
-        name: short, for programs.
-        ok: whether the release passed.
-        words: what was found.
-    """
-
-    name: str
-    ok: bool
-    words: str
+    name: str  # short, for programs
+    ok: bool  # whether the release passed
+    words: str  # what was found
 
 
 @dataclass(frozen=True)

@@ -28,15 +28,10 @@ _NEEDED |= {"onnxscript": "onnxscript"}
 
 @dataclass(frozen=True)
 class MadeRelease:
-    """What was made.
+    """What was made."""
 
-    Attributes:
-        folder: where it lies.
-        statement: what it says of itself.
-    """
-
-    folder: Path
-    statement: PrivacyStatement
+    folder: Path  # where it lies
+    statement: PrivacyStatement  # what it says of itself
 
 
 def make_release(

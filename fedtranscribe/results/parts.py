@@ -118,28 +118,22 @@ class PublishedFigure(ResultPart):
 
 
 class StatedGuarantee(ResultPart):
-    """What a run cost the records that it learned from.
+    """What a run cost the records that it learned from."""
 
-    Attributes:
-        epsilon: the headline; None where there is no guarantee.
-        sound: ε of the unit, by adjacency.
-        units: ε under the adjacency, by unit.
-        private: false if noise came from a seed; None where a run of an early version does not say.
-        stamp: why a network must not be taken for private.
-        caveats: the same, one by one.
-    """
-
-    epsilon: Annotated[float | None, Why.COST]
+    epsilon: Annotated[float | None, Why.COST]  # the headline; None where there is no guarantee
     delta: Annotated[float, Why.COST]
     unit: Annotated[Unit, Why.SETTING] = Unit.RECORD
     adjacency: Annotated[Adjacency, Why.COST] = Adjacency.ZERO_OUT
     accountant: Annotated[str | None, Why.COST] = None
+    # ε of the unit, by adjacency
     sound: Annotated[dict[Adjacency, float | None], Why.COST] = Field(default_factory=dict)
+    # ε under the adjacency, by unit
     units: Annotated[dict[Unit, float | None], Why.COST] = Field(default_factory=dict)
     published: PublishedFigure | None = None
+    # false if noise came from a seed; None where a run of an early version does not say
     private: Annotated[StrictBool | None, Why.COST] = None
-    stamp: Annotated[str | None, Why.COST] = None
-    caveats: Annotated[tuple[str, ...], Why.COST] = ()
+    stamp: Annotated[str | None, Why.COST] = None  # why a network must not be taken for private
+    caveats: Annotated[tuple[str, ...], Why.COST] = ()  # the same, one by one
 
     @property
     def held(self) -> float | None:
@@ -176,155 +170,105 @@ class StatedGuarantee(ResultPart):
 
 
 class Answers(ResultPart):
-    """What was asked of teachers, or of sums over records, and the noise on it.
+    """What was asked of teachers, or of sums over records, and the noise on it."""
 
-    Attributes:
-        privacy: kind of the answers: vote, data, label or moments.
-        start: moments, where teachers were asked after sums over the records, or might have been.
-        noise_std: per coordinate; None where labels were drawn.
-        signal: twice the nats that all answers together can carry.
-        sums_stds: as `noise_std`, of every sum over records that the plan asks, in this order.
-        noise: where it was added, in a federation.
-        teachers: of the one holder that there was.
-    """
-
+    # kind of the answers: vote, data, label or moments
     privacy: Annotated[str | None, Why.SETTING] = None
+    # moments, where teachers were asked after sums over the records, or might have been
     start: Annotated[str | None, Why.SETTING] = None
+    # per coordinate; None where labels were drawn
     noise_std: Annotated[float | None, Why.COST] = None
+    # as `noise_std`, of every sum over records that the plan asks, in this order
     sums_stds: Annotated[tuple[float, ...], Why.COST] = ()
+    # twice the nats that all answers together can carry
     signal: Annotated[float | None, Why.COST] = None
-    noise: Annotated[str | None, Why.SETTING] = None
-    teachers: Annotated[int | None, Why.SETTING] = None
+    noise: Annotated[str | None, Why.SETTING] = None  # where it was added, in a federation
+    teachers: Annotated[int | None, Why.SETTING] = None  # of the one holder that there was
 
 
 class MixtureFacts(ResultPart):
-    """The generator that sums over the records made.
+    """The generator that sums over the records made."""
 
-    Attributes:
-        share: of the whole budget, that it got.
-        components: Gaussians per class.
-    """
-
-    share: Annotated[float, Why.COST]
-    components: Annotated[int, Why.SETTING]
+    share: Annotated[float, Why.COST]  # of the whole budget, that it got
+    components: Annotated[int, Why.SETTING]  # Gaussians per class
 
 
 class PublicFeatures(ResultPart):
-    """The public network that a student's features are of.
+    """The public network that a student's features are of."""
 
-    Attributes:
-        network: its name.
-        side: pixels a side that images are brought to.
-        sha256: of the file of its weights.
-        declared_by: who declares that these weights never saw the private records.
-    """
-
-    network: Annotated[str, Why.SETTING]
-    side: Annotated[int, Why.SETTING]
-    sha256: Annotated[str, Why.SETTING]
+    network: Annotated[str, Why.SETTING]  # its name
+    side: Annotated[int, Why.SETTING]  # pixels a side that images are brought to
+    sha256: Annotated[str, Why.SETTING]  # of the file of its weights
+    # who declares that these weights never saw the private records
     declared_by: Annotated[str, Why.SETTING]
 
 
 class DeclaredTeachers(ResultPart):
-    """On whose word the guarantee of answers of teachers rests, by holder.
+    """On whose word the guarantee of answers of teachers rests, by holder."""
 
-    Attributes:
-        shards: who declares that networks trained elsewhere learned from disjoint shards.
-        weights: who declares that the weights teachers began with never saw the private records.
-    """
-
+    # who declares that networks trained elsewhere learned from disjoint shards
     shards: Annotated[dict[str, str], Why.SETTING] = Field(default_factory=dict)
+    # who declares that the weights teachers began with never saw the private records
     weights: Annotated[dict[str, str], Why.SETTING] = Field(default_factory=dict)
 
 
 class Federation(ResultPart):
-    """Who took part in a federated run, and what went over the wire.
+    """Who took part in a federated run, and what went over the wire."""
 
-    Attributes:
-        holders: that the run had.
-        shards: teachers by holder.
-        answered_rounds: by holder.
-        abandoned_rows: of masked rounds that were given up, asked anew and charged again.
-        left: why a holder took part no more.
-        stopped: why the run ended before its plan did.
-        bytes: of all messages.
-        trust: whom the holders had to trust.
-        holder: that trained the network, where one did.
-    """
-
-    holders: Annotated[int, Why.SETTING]
+    holders: Annotated[int, Why.SETTING]  # that the run had
+    # teachers by holder
     shards: Annotated[dict[str, int], Why.SETTING] = Field(default_factory=dict)
+    # by holder
     answered_rounds: Annotated[dict[str, int], Why.PROGRESS] = Field(default_factory=dict)
+    # of masked rounds that were given up, asked anew and charged again
     abandoned_rows: Annotated[int, Why.PROGRESS] = 0
+    # why a holder took part no more
     left: Annotated[dict[str, str], Why.PROGRESS] = Field(default_factory=dict)
-    stopped: Annotated[str | None, Why.PROGRESS] = None
-    bytes: Annotated[int | None, Why.PROGRESS] = None
-    trust: Annotated[str | None, Why.SETTING] = None
-    holder: Annotated[str | None, Why.SETTING] = None
+    stopped: Annotated[str | None, Why.PROGRESS] = None  # why the run ended before its plan did
+    bytes: Annotated[int | None, Why.PROGRESS] = None  # of all messages
+    trust: Annotated[str | None, Why.SETTING] = None  # whom the holders had to trust
+    holder: Annotated[str | None, Why.SETTING] = None  # that trained the network, where one did
 
 
 class PrivateStart(ResultPart):
-    """What a training on private records began with.
+    """What a training on private records began with."""
 
-    Attributes:
-        share: of μ², for the mixture.
-        components: Gaussians per class.
-        noise: std on each question's sums.
-        samples: images of the mixture that the network was pre-trained on.
-        epsilon_of_start: ε of the mixture alone.
-        epsilon_of_training: ε of the rest alone; both together cost less than the sum.
-    """
-
-    share: Annotated[float, Why.SETTING]
-    components: Annotated[int, Why.SETTING]
-    noise: Annotated[tuple[float, ...], Why.COST]
+    share: Annotated[float, Why.SETTING]  # of μ², for the mixture
+    components: Annotated[int, Why.SETTING]  # Gaussians per class
+    noise: Annotated[tuple[float, ...], Why.COST]  # std on each question's sums
+    # images of the mixture that the network was pre-trained on
     samples: Annotated[int, Why.SETTING]
-    epsilon_of_start: Annotated[float, Why.COST]
+    epsilon_of_start: Annotated[float, Why.COST]  # ε of the mixture alone
+    # ε of the rest alone; both together cost less than the sum
     epsilon_of_training: Annotated[float, Why.COST]
 
 
 class Diffusion(ResultPart):
-    """A diffusion model that was trained on the records themselves.
+    """A diffusion model that was trained on the records themselves."""
 
-    Attributes:
-        sigma: noise multiplier of every step; 0 without noise.
-        steps: by stage.
-        records: ids in the data.
-        classes: that images can be asked for; 0 for none.
-        labels: what they mean.
-        sampling: how images are drawn.
-        sha256: of the network's file.
-        resolved: settings of the method.
-        private_start: None without one.
-    """
-
-    sigma: Annotated[float, Why.COST]
-    steps: Annotated[dict[str, int], Why.SETTING]
-    records: Annotated[int, Why.SETTING]
-    classes: Annotated[int, Why.SETTING]
-    labels: Annotated[str, Why.SETTING] = OWN_LABELS
+    sigma: Annotated[float, Why.COST]  # noise multiplier of every step; 0 without noise
+    steps: Annotated[dict[str, int], Why.SETTING]  # by stage
+    records: Annotated[int, Why.SETTING]  # ids in the data
+    classes: Annotated[int, Why.SETTING]  # that images can be asked for; 0 for none
+    labels: Annotated[str, Why.SETTING] = OWN_LABELS  # what they mean
     channels: Annotated[int, Why.SETTING]
     size: Annotated[int, Why.SETTING]
     unet: Annotated[str, Why.SETTING]
-    sampling: Annotated[dict[str, Any], Why.SETTING]
-    sha256: Annotated[str, Why.OUTPUT]
-    resolved: Annotated[dict[str, Any], Why.SETTING]
-    private_start: PrivateStart | None = None
+    sampling: Annotated[dict[str, Any], Why.SETTING]  # how images are drawn
+    sha256: Annotated[str, Why.OUTPUT]  # of the network's file
+    resolved: Annotated[dict[str, Any], Why.SETTING]  # settings of the method
+    private_start: PrivateStart | None = None  # None without one
 
 
 class CountedGenerator(ResultPart):
-    """The run whose samples a student learned from as well.
-
-    Attributes:
-        data_id: of its records; None where its folder does not say.
-        counted: whether its cost is part of ε, because the records may be the same.
-        epsilon_of_answers: ε without it.
-    """
+    """The run whose samples a student learned from as well."""
 
     run: Annotated[str, Why.SETTING]
+    # of its records; None where its folder does not say
     data_id: Annotated[str | None, Why.SETTING]
+    # whether its cost is part of ε, because the records may be the same
     counted: Annotated[StrictBool, Why.SETTING]
-    epsilon_of_answers: Annotated[float, Why.COST]
+    epsilon_of_answers: Annotated[float, Why.COST]  # ε without it
 
 
 class LedgerLimit(ResultPart):
@@ -337,16 +281,12 @@ class LedgerLimit(ResultPart):
 
 
 class LedgerFacts(ResultPart):
-    """What the ledger of the data said when a run ended.
+    """What the ledger of the data said when a run ended."""
 
-    Attributes:
-        booked: by all runs so far; None where one has no cost in this unit and adjacency.
-        limit: None where the ledger bounds nothing.
-    """
-
+    # by all runs so far; None where one has no cost in this unit and adjacency
     booked: Annotated[float | None, Why.COST]
     accountant: Annotated[str, Why.COST]
-    limit: LedgerLimit | None
+    limit: LedgerLimit | None  # None where the ledger bounds nothing
 
     @classmethod
     def of(cls, ledger: Ledger, delta: float, unit: Unit, adjacency: Adjacency) -> Self:
@@ -380,21 +320,18 @@ class Accuracy(ResultPart):
 
 
 class Confusion(ResultPart):
-    """What a student takes for what on a benchmark's public test set, and what follows from it.
+    """What a student takes for what on a benchmark's public test set, and what follows from it."""
 
-    Attributes:
-        counts: images by true class, then by the class that the student names.
-        majority: share of the most frequent class: what naming it always would get right.
-        auc: of two classes, how often an image of the second has a higher score for it than one of
-            the first; ties count half.
-        sensitivity: of two classes, share of the second that is named so.
-        specificity: of two classes, share of the first that is named so.
-    """
-
+    # images by true class, then by the class that the student names
     counts: Annotated[tuple[tuple[int, ...], ...], Why.BENCHMARK]
+    # share of the most frequent class: what naming it always would get right
     majority: Annotated[float, Why.BENCHMARK]
+    # of two classes, how often an image of the second has a higher score for it than one of the
+    # first; ties count half
     auc: Annotated[float | None, Why.BENCHMARK] = None
+    # of two classes, share of the second that is named so
     sensitivity: Annotated[float | None, Why.BENCHMARK] = None
+    # of two classes, share of the first that is named so
     specificity: Annotated[float | None, Why.BENCHMARK] = None
 
     @classmethod

@@ -83,42 +83,33 @@ class TrainedFacts(_Head):
 
 
 class Result(_Head):
-    """The result of a run.
+    """The result of a run."""
 
-    Attributes:
-        version: of the file.
-        rows: that were learned from; answers where sums were asked for, 1 for a trained network.
-        data: name of the records.
-        data_id: of the records, where it may be known.
-        class_names: what labels are called; None where nobody said.
-        logit_scale: that a student's logits were given, so that it is as sure as it is right; None
-            where no answer said how sure it may be.
-        accuracy: None, or empty, where it may not be told.
-        accuracy_on: which images it was measured on, in words.
-        confusion: of the student; None where it may not be told.
-        settings: of the run, resolved.
-    """
-
-    version: Annotated[int, Why.PROGRESS] = VERSION
+    version: Annotated[int, Why.PROGRESS] = VERSION  # of the file
+    # that were learned from; answers where sums were asked for, 1 for a trained network
     rows: Annotated[int, Why.PROGRESS] = 0
     answers: Annotated[Answers | None, FLAT] = None
     federation: Annotated[Federation | None, FLAT] = None
     diffusion: Annotated[Diffusion | None, FLAT] = None
-    data: Annotated[str | None, Why.SETTING] = None
-    data_id: Annotated[str | None, Why.SETTING] = None
+    data: Annotated[str | None, Why.SETTING] = None  # name of the records
+    data_id: Annotated[str | None, Why.SETTING] = None  # of the records, where it may be known
     public_data_id: Annotated[str | None, Why.SETTING] = None
+    # what labels are called; None where nobody said
     class_names: Annotated[tuple[str, ...] | None, Why.SETTING] = None
     generator: CountedGenerator | None = None
     mixture: MixtureFacts | None = None
     features: PublicFeatures | None = None
     declared_teachers: DeclaredTeachers | None = None
+    # that a student's logits were given, so that it is as sure as it is right; None where no answer
+    # said how sure it may be
     logit_scale: Annotated[float | None, Why.OUTPUT] = None
     ledger: LedgerFacts | None = None
-    accuracy: Accuracy | None = None
+    accuracy: Accuracy | None = None  # None, or empty, where it may not be told
+    # which images it was measured on, in words
     accuracy_on: Annotated[str | None, Why.PROGRESS] = None
-    confusion: Confusion | None = None
+    confusion: Confusion | None = None  # of the student; None where it may not be told
     curve: AccuracyCurve | None = None
-    settings: Annotated[dict[str, Any], Why.SETTING]
+    settings: Annotated[dict[str, Any], Why.SETTING]  # of the run, resolved
 
     @field_validator("settings")
     @classmethod
@@ -198,20 +189,14 @@ REASONS: Listed = listed(Result)
 
 @dataclass(frozen=True)
 class ScoredResult:
-    """A result with all accuracies, for the terminal of the person who runs it, and for no file.
+    """A result with all accuracies, for the terminal of the person who runs it, and for no file."""
 
-    Attributes:
-        result: as `metrics.json` has it.
-        accuracy: all of them.
-        confusion: of the student; private where `result` has none.
-        not_private: names of those that no file outside `private/` may hold. They are functions of
-            private records: do not publish them.
-    """
-
-    result: Result
-    accuracy: Mapping[str, float | None]
+    result: Result  # as `metrics.json` has it
+    accuracy: Mapping[str, float | None]  # all of them
+    # Names of those that no file outside `private/` may hold. They are functions of private
+    # records: do not publish them.
     not_private: tuple[str, ...]
-    confusion: Confusion | None = None
+    confusion: Confusion | None = None  # of the student; private where `result` has none
 
     def to_json(self) -> dict[str, Any]:
         """What `--json` prints."""

@@ -52,17 +52,12 @@ DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where a run can go on.
+    """Where a run can go on."""
 
-    Attributes:
-        state: of method and holders, as `rounds.server` wrote it.
-        query: as a dict; it was in flight when the state was stored, and is asked again first.
-        curve: rows and accuracies so far, two lists.
-    """
-
-    state: dict[str, Any]
+    state: dict[str, Any]  # of method and holders, as `rounds.server` wrote it
+    # as a dict; it was in flight when the state was stored, and is asked again first
     query: dict[str, Any]
-    curve: list[Any]
+    curve: list[Any]  # rows and accuracies so far, two lists
 
 
 class RunDirectory:

@@ -159,20 +159,14 @@ Complaint = RefusalCode | ProtocolError | None
 
 @dataclass
 class Standing:
-    """Part of every checkpoint.
+    """Part of every checkpoint."""
 
-    Attributes:
-        rows: rows that each holder may have been charged for, by part of the plan.
-        answers: rounds that each holder answered.
-        left: why a holder takes part no more.
-        abandoned: rows of masked rounds that were given up and asked anew.
-        heads: last (sequence, hash) of each holder's ledger, so that one put back is noticed.
-    """
-
+    # rows that each holder may have been charged for, by part of the plan
     rows: dict[str, list[int]] = field(default_factory=dict)
-    answers: dict[str, int] = field(default_factory=dict)
-    left: dict[str, str] = field(default_factory=dict)
-    abandoned: int = 0
+    answers: dict[str, int] = field(default_factory=dict)  # rounds that each holder answered
+    left: dict[str, str] = field(default_factory=dict)  # why a holder takes part no more
+    abandoned: int = 0  # rows of masked rounds that were given up and asked anew
+    # last (sequence, hash) of each holder's ledger, so that one put back is noticed
     heads: dict[str, list[Any]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:

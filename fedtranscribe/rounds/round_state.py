@@ -20,25 +20,18 @@ _MOST_BYTES = 2**30
 
 @dataclass
 class RoundProgress:
-    """What has been heard in a round.
+    """What has been heard in a round."""
 
-    Attributes:
-        query: its id.
-        sent: what went to each neighbour, by sender and receiver; empty before stage 1 has ended.
-        vectors: whose masked vectors are stored, in a file of their own.
-        tags: by holder and neighbour.
-        survivors: whose vectors make the sum; empty before they were sent out for signature.
-        signatures: by holder.
-        revealed: shares by holder and owner.
-    """
-
-    query: str
+    query: str  # its id
+    # what went to each neighbour, by sender and receiver; empty before stage 1 has ended
     sent: dict[str, Named] = field(default_factory=dict)
+    # whose masked vectors are stored, in a file of their own
     vectors: list[str] = field(default_factory=list)
-    tags: dict[str, Named] = field(default_factory=dict)
+    tags: dict[str, Named] = field(default_factory=dict)  # by holder and neighbour
+    # whose vectors make the sum; empty before they were sent out for signature
     survivors: list[str] = field(default_factory=list)
-    signatures: Named = field(default_factory=dict)
-    revealed: dict[str, Named] = field(default_factory=dict)
+    signatures: Named = field(default_factory=dict)  # by holder
+    revealed: dict[str, Named] = field(default_factory=dict)  # shares by holder and owner
 
     def save(self, path: Path) -> None:
         """Keep it, in place of whatever was there."""

@@ -25,15 +25,10 @@ MakeMessage = Callable[[int, str], Message]
 
 
 class Transport(Protocol):
-    """In process, or over the wire.
+    """In process, or over the wire."""
 
-    Attributes:
-        payload: bytes of arrays that have travelled, both ways.
-        private: whether no holder is known to draw its noise from a seed.
-    """
-
-    payload: int
-    private: bool
+    payload: int  # bytes of arrays that have travelled, both ways
+    private: bool  # whether no holder is known to draw its noise from a seed
 
     def capabilities(self) -> dict[str, Capabilities | RefusalCode | ProtocolError]:
         """Who is there, by name."""

@@ -41,33 +41,22 @@ _GRID, _POOL = 50, 200
 
 @dataclass(frozen=True)
 class HeldOut:
-    """Images that a student is tested on.
+    """Images that a student is tested on."""
 
-    Attributes:
-        images: held-out or public.
-        public: whether accuracy on them may be told; accuracy on anybody's own records is measured
-            once, at the end, and stays under `private/`.
-    """
-
-    images: ImageSet
+    images: ImageSet  # held-out or public
+    # whether accuracy on them may be told; accuracy on anybody's own records is measured once, at
+    # the end, and stays under `private/`
     public: bool
 
 
 @dataclass(frozen=True)
 class Learned:
-    """What the rounds of a run have led to.
+    """What the rounds of a run have led to."""
 
-    Attributes:
-        outcome: of the rounds.
-        accuracy: what may be shown of it; None where nothing may.
-        confusion: what may be shown of it; None where nothing may.
-        method: the student side; its student is finished.
-    """
-
-    outcome: Outcome
-    accuracy: Accuracy | None
-    confusion: Confusion | None
-    method: Method[Any]
+    outcome: Outcome  # of the rounds
+    accuracy: Accuracy | None  # what may be shown of it; None where nothing may
+    confusion: Confusion | None  # what may be shown of it; None where nothing may
+    method: Method[Any]  # the student side; its student is finished
 
     @property
     def logit_scale(self) -> float | None:

@@ -33,17 +33,12 @@ ImageArray = Tensor | NDArray
 
 
 class Networks:
-    """Base of what has a student, a generator, or both.
+    """Base of what has a student, a generator, or both."""
 
-    Attributes:
-        path: the folder that they were read from.
-        student: the classifier, in evaluation mode; None for DP-SAD and dp-promise.
-        generator: a network of images without labels, a mixture of images with labels, or a
-            diffusion model, which is asked for labels; None for methods that have neither.
-    """
-
-    path: Path
-    student: Classifier | None
+    path: Path  # the folder that they were read from
+    student: Classifier | None  # the classifier, in evaluation mode; None for DP-SAD and dp-promise
+    # a network of images without labels, a mixture of images with labels, or a diffusion model,
+    # which is asked for labels; None for methods that have neither
     generator: Generator | GaussianMixture | Synthesizer | None
 
     _kind: ClassVar[str]

@@ -44,19 +44,12 @@ _JUDGED = 3_000
 
 @dataclass(frozen=True)
 class Tested:
-    """How samples are measured.
+    """How samples are measured."""
 
-    Attributes:
-        images: held out; None measures nothing.
-        judge: what measures on them; None measures nothing.
-        public: whether they belong to a public benchmark.
-        data_id: of the records; a simulation knows it, a deployed server does not.
-    """
-
-    images: ImageSet | None
-    judge: Judge | None
-    public: bool
-    data_id: str | None
+    images: ImageSet | None  # held out; None measures nothing
+    judge: Judge | None  # what measures on them; None measures nothing
+    public: bool  # whether they belong to a public benchmark
+    data_id: str | None  # of the records; a simulation knows it, a deployed server does not
 
 
 def keep(

@@ -141,17 +141,11 @@ _AXES, _LEAVES = 4_000, 3_000
 
 @dataclass
 class StudentSide:
-    """Student and generator after public pre-training.
+    """Student and generator after public pre-training."""
 
-    Attributes:
-        student: the classifier to be.
-        generator: maps z to images; None for images of a size that it cannot make.
-        rng: goes on where the pre-training stopped.
-    """
-
-    student: Classifier
-    generator: Generator | None
-    rng: torch.Generator
+    student: Classifier  # the classifier to be
+    generator: Generator | None  # maps z to images; None for images of a size that it cannot make
+    rng: torch.Generator  # goes on where the pre-training stopped
 
     @property
     def network(self) -> Generator:

@@ -25,18 +25,12 @@ def noise_losses(denoiser: Denoiser, x_t: Tensor, t: Tensor, labels: Tensor, z: 
 
 @dataclass(frozen=True, eq=False)
 class NoisePrediction:
-    """Makes the rows of `noise_losses`.
+    """Makes the rows of `noise_losses`."""
 
-    Attributes:
-        denoiser: that learns.
-        schedule: T and betas.
-        times: the time steps to draw from.
-        label_drop: share of labels that become the null label; None leaves them as they are.
-    """
-
-    denoiser: Denoiser
-    schedule: Schedule
-    times: range
+    denoiser: Denoiser  # that learns
+    schedule: Schedule  # T and betas
+    times: range  # the time steps to draw from
+    # share of labels that become the null label; None leaves them as they are
     label_drop: float | None
 
     def rows(self, x_0: Tensor, labels: Tensor, draws: Draws) -> tuple[Tensor, ...]:

@@ -193,19 +193,12 @@ class DpPromiseSettings(TrainerSettings):
 
 @dataclass(frozen=True, eq=False)
 class Regression:
-    """Inputs and targets of one batch: the network at (x_t, t) should say `target`.
+    """Inputs and targets of one batch: the network at (x_t, t) should say `target`."""
 
-    Attributes:
-        x_t: float [n, c, h, w].
-        t: int64 [n].
-        target: float [n, c, h, w].
-        weight: of each row's squared error, float64 [n].
-    """
-
-    x_t: Tensor
-    t: Tensor
-    target: Tensor
-    weight: Tensor
+    x_t: Tensor  # float [n, c, h, w]
+    t: Tensor  # int64 [n]
+    target: Tensor  # float [n, c, h, w]
+    weight: Tensor  # of each row's squared error, float64 [n]
 
     def loss(self, denoiser: Denoiser) -> Tensor:
         """Weighted mean squared error of each row [n], with the null label."""

@@ -21,23 +21,14 @@ _MOST_STEPS = 1_000_000
 
 @dataclass(frozen=True)
 class DataFacts:
-    """What is public about the private data.
+    """What is public about the private data."""
 
-    Attributes:
-        data: its name.
-        records: how many ids there are; images that share one are one record.
-        classes: how many classes there are.
-        channels: 1 for grey, 3 for colour.
-        size: of an image's sides.
-        positional_ids: whether records are known by row number only.
-    """
-
-    data: str
-    records: int
-    classes: int
-    channels: int
-    size: int
-    positional_ids: bool = False
+    data: str  # its name
+    records: int  # how many ids there are; images that share one are one record
+    classes: int  # how many classes there are
+    channels: int  # 1 for grey, 3 for colour
+    size: int  # of an image's sides
+    positional_ids: bool = False  # whether records are known by row number only
 
     @property
     def dimensions(self) -> int:
@@ -47,28 +38,17 @@ class DataFacts:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """Everything that decides what a training does and costs; public.
+    """Everything that decides what a training does and costs; public."""
 
-    Attributes:
-        method: its name.
-        settings: the method's own.
-        classes: that the network knows; 0 for an unconditional one.
-        conditional: whether its images come by label.
-        steps: optimiser steps by stage, in order.
-        release: what the ledger books; None where the training has no guarantee.
-        published: what the paper's own formula prints; None without noise.
-        words: what was picked, a line each.
-        start: what a private start asks, as plain values; None without one.
-    """
-
-    method: str
-    settings: TrainerSettings
-    classes: int
-    conditional: bool
-    steps: Mapping[str, int]
-    release: Release | None
-    published: Published | None
-    words: tuple[str, ...]
+    method: str  # its name
+    settings: TrainerSettings  # the method's own
+    classes: int  # that the network knows; 0 for an unconditional one
+    conditional: bool  # whether its images come by label
+    steps: Mapping[str, int]  # optimiser steps by stage, in order
+    release: Release | None  # what the ledger books; None where the training has no guarantee
+    published: Published | None  # what the paper's own formula prints; None without noise
+    words: tuple[str, ...]  # what was picked, a line each
+    # what a private start asks, as plain values; None without one
     start: Mapping[str, Any] | None = None
 
     def to_json(self) -> dict[str, Any]:

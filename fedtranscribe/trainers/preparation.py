@@ -31,40 +31,24 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Cost:
-    """What a training gives away.
+    """What a training gives away."""
 
-    Attributes:
-        stated: the headline; None where there is no guarantee.
-        sound: ε by adjacency; empty where there is no guarantee.
-    """
-
-    stated: Guarantee | None
-    sound: dict[Adjacency, float]
+    stated: Guarantee | None  # the headline; None where there is no guarantee
+    sound: dict[Adjacency, float]  # ε by adjacency; empty where there is no guarantee
 
 
 @dataclass(frozen=True, eq=False)
 class PreparedTraining:
-    """A training whose public part is settled and has been found sound; nothing is spent.
+    """A training whose public part is settled and has been found sound; nothing is spent."""
 
-    Attributes:
-        settings: what was asked for.
-        split: PRIVATE records, and the held-out ones.
-        public: public images to start from; None for no pre-training.
-        plan: what is trained.
-        start: the private start before it; None without one.
-        cost: what that gives away.
-        device: where.
-        digest: of data in memory; None of data that have a name or a path.
-    """
-
-    settings: SynthesizeSettings
-    split: DataSplit
-    public: PublicImages | None
-    plan: TrainingPlan
-    start: MixtureStart | None
-    cost: Cost
-    device: torch.device
-    digest: str | None = None
+    settings: SynthesizeSettings  # what was asked for
+    split: DataSplit  # PRIVATE records, and the held-out ones
+    public: PublicImages | None  # public images to start from; None for no pre-training
+    plan: TrainingPlan  # what is trained
+    start: MixtureStart | None  # the private start before it; None without one
+    cost: Cost  # what that gives away
+    device: torch.device  # where
+    digest: str | None = None  # of data in memory; None of data that have a name or a path
 
     @property
     def facts(self) -> DataFacts:

@@ -60,23 +60,14 @@ _WORTH_A_START = 3.0
 
 @dataclass(frozen=True)
 class MixtureStart:
-    """What a private start asks; public.
+    """What a private start asks; public."""
 
-    Attributes:
-        share: of the run's μ².
-        cuts: 2^cuts Gaussians per class.
-        noise: std on each question's sums, in order.
-        samples: images that are drawn from the mixture, for the network to begin with.
-        release: what the questions give away.
-        words: the same, for people.
-    """
-
-    share: float
-    cuts: int
-    noise: tuple[float, ...]
-    samples: int
-    release: Release
-    words: str
+    share: float  # of the run's μ²
+    cuts: int  # 2^cuts Gaussians per class
+    noise: tuple[float, ...]  # std on each question's sums, in order
+    samples: int  # images that are drawn from the mixture, for the network to begin with
+    release: Release  # what the questions give away
+    words: str  # the same, for people
 
     def to_json(self) -> dict[str, Any]:
         """Everything that decides the outcome."""

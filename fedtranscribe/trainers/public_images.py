@@ -18,18 +18,12 @@ _SHAPES = 8_000
 
 @dataclass(frozen=True, eq=False)
 class PublicImages:
-    """Public images in the shape of the private ones.
+    """Public images in the shape of the private ones."""
 
-    Attributes:
-        name: of the set, as it was typed.
-        data_id: of the set.
-        images: float32 [m, c, h, w] in [-1, 1].
-        labels: int64 [m]; None where the set has not as many classes as the private one.
-    """
-
-    name: str
-    data_id: str
-    images: Tensor
+    name: str  # of the set, as it was typed
+    data_id: str  # of the set
+    images: Tensor  # float32 [m, c, h, w] in [-1, 1]
+    # int64 [m]; None where the set has not as many classes as the private one
     labels: Tensor | None
 
     def __len__(self) -> int:

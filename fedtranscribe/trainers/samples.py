@@ -185,20 +185,14 @@ def _import_pillow() -> Any:
 
 @dataclass(frozen=True)
 class ExistingGenerator:
-    """A private generator that was trained before, as the source of queries.
+    """A private generator that was trained before, as the source of queries."""
 
-    Attributes:
-        run: its name in the ledger of its data.
-        data_id: of the data that it was trained on; None where the run's folder does not say.
-        samples: drawn from it; labelled by the classes that they were drawn for.
-        releases: what its training has cost.
-        public: the public images that it started from; None for none, and for drawn shapes.
-    """
-
-    run: str
+    run: str  # its name in the ledger of its data
+    # of the data that it was trained on; None where the run's folder does not say
     data_id: str | None
-    samples: ImageSet
-    releases: tuple[Release, ...]
+    samples: ImageSet  # drawn from it; labelled by the classes that they were drawn for
+    releases: tuple[Release, ...]  # what its training has cost
+    # the public images that it started from; None for none, and for drawn shapes
     public: NamedData | None = None
 
 

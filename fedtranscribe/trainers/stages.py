@@ -132,31 +132,20 @@ class TrainerSettings(ABC):
 
 @dataclass(frozen=True, eq=False)
 class TrainingInputs:
-    """What a method trains on, and with.
+    """What a method trains on, and with."""
 
-    Attributes:
-        images: PRIVATE, float32 [N, c, h, w] in [-1, 1] (`models.diffusion.to_signed`).
-        labels: PRIVATE, int64 [N]; None for a network of 0 classes.
-        public: public images like `images`; None for no pre-training.
-        noise: on gradients and images: OS entropy, or a seeded source in tests.
-        bits: coins of the Poisson batches, and keys of the records' own streams; as `noise`.
-        rng: public batches, their time steps and noise; it needs no secrecy.
-        ids: of the images; those that share one are one record. None where each is its own.
-        public_labels: int64, of the records' classes; None for none.
-        backend: of the per-record gradients.
-        physical_batch: records at a time in DP-SGD; None measures it.
-    """
-
-    images: Tensor
-    labels: Tensor | None
-    public: Tensor | None
-    noise: NoiseSource
+    images: Tensor  # PRIVATE, float32 [N, c, h, w] in [-1, 1] (`models.diffusion.to_signed`)
+    labels: Tensor | None  # PRIVATE, int64 [N]; None for a network of 0 classes
+    public: Tensor | None  # public images like `images`; None for no pre-training
+    noise: NoiseSource  # on gradients and images: OS entropy, or a seeded source in tests
+    # coins of the Poisson batches, and keys of the records' own streams; as `noise`
     bits: BitSource
-    rng: torch.Generator
+    rng: torch.Generator  # public batches, their time steps and noise; it needs no secrecy
+    # Of the images; those that share one are one record. None where each is its own.
     ids: Sequence[str] | None = None
-    public_labels: Tensor | None = None
-    backend: Backend = Backend.FUNCTIONAL
-    physical_batch: int | None = None
+    public_labels: Tensor | None = None  # int64, of the records' classes; None for none
+    backend: Backend = Backend.FUNCTIONAL  # of the per-record gradients
+    physical_batch: int | None = None  # records at a time in DP-SGD; None measures it
 
     def private_records(
         self, images: RecordImages, plan: DpSgdPlan, protected: bool, device: torch.device

@@ -49,16 +49,11 @@ _NOTES = 50
 
 @dataclass(frozen=True)
 class Trained:
-    """What a training ended with.
+    """What a training ended with."""
 
-    Attributes:
-        path: the released network.
-        sha256: of that file, as the ledger has it.
-        head: sequence and hash of the ledger's last entry; None where nothing was booked.
-    """
-
-    path: Path
-    sha256: str
+    path: Path  # the released network
+    sha256: str  # of that file, as the ledger has it
+    # sequence and hash of the ledger's last entry; None where nothing was booked
     head: tuple[int, str] | None
 
 
