@@ -18,13 +18,7 @@ PRIVATE = 0o600
 
 
 def write_atomically(path: Path, content: bytes, mode: int = PRIVATE) -> None:
-    """Replace `path` by `content`, durably.
-
-    Args:
-        path: the file.
-        content: all of it.
-        mode: who may read it; its owner alone unless given.
-    """
+    """Replace `path` by `content`, durably."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -59,12 +53,7 @@ def expect_free(out: Path) -> None:
 
 
 def open_private(path: Path, flags: int) -> int:
-    """Descriptor of a file for its owner alone; it is made if it is not there.
-
-    Args:
-        path: the file.
-        flags: of `os.open`, such as `os.O_RDWR`.
-    """
+    """Descriptor of a file for its owner alone; it is made if it is not there."""
     descriptor = os.open(path, flags | os.O_CREAT, PRIVATE)
     keep_private(path)
     return descriptor

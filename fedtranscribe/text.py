@@ -21,12 +21,7 @@ _SPECIAL = re.compile(
 
 
 def printable(text: object, most: int = MOST_CHARACTERS) -> str:
-    """A text on one line, its control characters, direction marks and half code points escaped.
-
-    Args:
-        text: a string, or what `str` makes one of.
-        most: characters to keep.
-    """
+    """A text on one line, its control characters, direction marks and half code points escaped."""
     whole = str(text)
     if len(whole) > most:
         whole = f"{whole[: most - 1]}…"
@@ -45,23 +40,12 @@ def literal(name: str, most: int = 50) -> str:
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """A number with its noun: 1 teacher, 2 teachers.
-
-    Args:
-        number: how many.
-        noun: of one.
-        plural: of several; with an s if left out.
-    """
+    """A number with its noun: 1 teacher, 2 teachers."""
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def markdown(text: object, most: int = 100_000) -> str:
-    """A text as Markdown that renders as the text itself: no markup, HTML, table cell or link.
-
-    Args:
-        text: a string, or what `str` makes one of.
-        most: characters to keep.
-    """
+    """A text as Markdown that renders as the text itself: no markup, HTML, table cell or link."""
     return _SPECIAL.sub(_escaped, printable(text, most))
 
 
@@ -86,12 +70,7 @@ _REPOSITORY = re.compile(r"[\w-][\w.-]{0,95}/[\w-][\w.-]{0,95}", re.ASCII)
 
 
 def expect_name(what: str, value: str) -> str:
-    """The value itself, if it can be a name.
-
-    Args:
-        what: what it names, for the error.
-        value: the name.
-    """
+    """The value itself, if it can be a name."""
     if not 0 < len(value) <= LONGEST_NAME or not value.isprintable():
         quoted = repr(value[:_QUOTED]) + ("…" if len(value) > _QUOTED else "")
         raise ConfigError(

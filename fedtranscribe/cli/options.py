@@ -38,12 +38,6 @@ def settings_options(
     The command's first parameter receives what was typed, by field. A parameter with a field's name
     takes the place of that field's option. Fields of tables are options, too; one that is in two
     tables is one option.
-
-    Args:
-        kind: the settings.
-        only: names of the fields that become options; all that are not `Mark.NO_OPTION` if left
-            out.
-        flags: spelling of switches that are called otherwise than their fields, by field.
     """
 
     def decorate(function: Command) -> Command:

@@ -65,13 +65,7 @@ def expect_finished(*runs: Path) -> None:
 
 
 def print_plan(make: Callable[..., StatedGuarantee], bars: StageBars, *, as_json: bool) -> None:
-    """Print what a run would ask and cost; with `--json` its privacy as `metrics.json` has it.
-
-    Args:
-        make: passes the plan's lines to its argument `say`, and returns the cost.
-        bars: receive the lines of the plan, unless they become JSON.
-        as_json: print one JSON object instead.
-    """
+    """Print what a run would ask and cost; with `--json` its privacy as `metrics.json` has it."""
     lines: list[str] = []
     cost = make(say=lines.append if as_json else bars.say)
     if as_json:

@@ -169,14 +169,7 @@ def _attacks(words: str) -> tuple[str, ...]:
 def _chosen(
     words: str, known: tuple[str, ...], groups: Mapping[str, tuple[str, ...]], what: str
 ) -> tuple[str, ...]:
-    """What a user means, in the order of `known`.
-
-    Args:
-        words: a group, or names by commas.
-        known: every name.
-        groups: words that stand for several names.
-        what: one of them is called, for the message.
-    """
+    """What a user means, in the order of `known`."""
     if words in groups:
         return groups[words]
     names = [name.strip() for name in words.split(",") if name.strip()]

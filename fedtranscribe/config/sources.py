@@ -19,14 +19,7 @@ NOISE_KEY = "private/noise.key"
 
 
 def layers(config: Path | None, out: Path | None, *, resume: bool, plan: bool = False) -> Layers:
-    """Settings of the run that is resumed, and of the settings file.
-
-    Args:
-        config: the settings file.
-        out: the run's folder, which a resumed run was started with.
-        resume: whether it goes on.
-        plan: whether nothing will be written, so that it may be anybody's folder.
-    """
+    """Settings of the run that is resumed, and of the settings file."""
     if resume and out is None:
         raise ConfigError("Expected --out with --resume: it names the run to go on with.")
     stored: dict[str, Any] = {}
@@ -41,12 +34,7 @@ def layers(config: Path | None, out: Path | None, *, resume: bool, plan: bool = 
 
 
 def expect_readable(spec: str, own: OwnData) -> None:
-    """Refuse what is said about data of one kind where they are of another.
-
-    Args:
-        spec: name or path of the data.
-        own: what is said about them.
-    """
+    """Refuse what is said about data of one kind where they are of another."""
     columns = {
         "--image-column": own.image_column,
         "--label-column": own.label_column,
@@ -86,12 +74,7 @@ def expect_new_run(folder: Path) -> None:
 
 
 def expect_outside(out: Path, data: str) -> None:
-    """Refuse to write results between the records, where the next run would read them as data.
-
-    Args:
-        out: the new folder.
-        data: name or path of the records.
-    """
+    """Refuse to write results between the records, where the next run would read them as data."""
     records = Path(data).expanduser()
     if (
         data not in DATA_SETS
@@ -121,14 +104,7 @@ _NO_MEANING = ("epsilon", "adjacency", "budget")
 def synthesize_settings(
     named: Mapping[str, Any], configured: Mapping[str, Any], stored: Mapping[str, Any]
 ) -> SynthesizeSettings:
-    """The settings of a run; an earlier argument wins over a later one.
-
-    Args:
-        named: options of the command line, or keyword arguments. Those of a method's table may
-            stand without it.
-        configured: a settings file.
-        stored: the settings of the run that is resumed.
-    """
+    """The settings of a run; an earlier argument wins over a later one."""
     method = str({"method": _USUAL, **stored, **configured, **named}["method"])
     alone, own = _apart(named, _table_of(method))
     if {**configured, **alone}.get("noise") is False:

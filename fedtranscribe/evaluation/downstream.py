@@ -17,12 +17,7 @@ from fedtranscribe.results.progress import Progress
 
 
 def make(name: str, seed: int) -> Any:
-    """A fresh classifier of `SKLEARN`, or xgboost's, with scikit-learn's interface.
-
-    Args:
-        name: one of them.
-        seed: public randomness.
-    """
+    """A fresh classifier of `SKLEARN`, or xgboost's, with scikit-learn's interface."""
     if name == XGBOOST:
         from xgboost import XGBClassifier
 

@@ -37,13 +37,7 @@ _numbers = count()
 
 
 class FeatureNetwork(nn.Module):
-    """Images of any shape -> 64 features and class logits.
-
-    Args:
-        classes: of the public set.
-        channels: of its images.
-        size: of its images, in pixels.
-    """
+    """Images of any shape -> 64 features and class logits."""
 
     def __init__(self, classes: int, channels: int, size: int) -> None:
         super().__init__()
@@ -89,12 +83,7 @@ def public_set(name: str, root: Path | None) -> DataSplit:
 
 @lru_cache
 def registered(name: str, root: Path | None) -> tuple[str, str]:
-    """Train a feature network on a public set and make it known to torch-fidelity.
-
-    Args:
-        name: of the public set, which the caller has compared with the private records.
-        root: where it lies.
-    """
+    """Train a feature network on a public set and make it known to torch-fidelity."""
     from torch_fidelity import register_feature_extractor
 
     public = public_set(name, root).train
@@ -160,13 +149,7 @@ class FeatureSource:
 def feature_source(
     settings: EvaluationSettings, run: RunSettings, private: NamedData
 ) -> FeatureSource:
-    """Inception from a file or fetched, else a network trained on public images.
-
-    Args:
-        settings: of the evaluation.
-        run: settings of the run; its public set is used where it has labels.
-        private: the records of the run, which no feature network may learn from.
-    """
+    """Inception from a file or fetched, else a network trained on public images."""
     if settings.inception is not None:
         digest = check_inception(settings.inception)
         usual = digest.startswith(_USUAL)

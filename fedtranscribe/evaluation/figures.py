@@ -68,12 +68,7 @@ def draw_neighbours(
 
 
 def draw_privacy_accuracy(lines: Mapping[str, Sequence[CurvePoint]], path: Path) -> None:
-    """Accuracy over ε, a line per kind of run; runs without privacy are horizontal lines.
-
-    Args:
-        lines: label -> points.
-        path: PNG to write.
-    """
+    """Accuracy over ε, a line per kind of run; runs without privacy are horizontal lines."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(6.5, 4), layout="constrained")

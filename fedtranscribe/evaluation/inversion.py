@@ -93,12 +93,6 @@ def by_inversion(found: Inversions, suspects: Suspects, claim: Claim, confidence
 
     The nearest record of each inversion is taken for a member: a guess that is right with even
     odds if the student knows nothing of single records, which gives a lower bound on ε.
-
-    Args:
-        found: from `invert`.
-        suspects: members and other records.
-        claim: what is tested.
-        confidence: of the bound and of the interval.
     """
     made, start = _flat(found.images), _flat(found.before)
     real, used = _flat(suspects.images), torch.from_numpy(suspects.used)

@@ -71,13 +71,7 @@ def check_libraries() -> None:
 
 
 def write_report(path: Path, out: Path | None = None, ledger: Path | None = None) -> Path:
-    """Write the page of one finished run.
-
-    Args:
-        path: the run's folder.
-        out: file to write; `report.html` in the run's folder if not given.
-        ledger: of its data, where the run does not name it.
-    """
+    """Write the page of one finished run."""
     check_libraries()
     try:
         content = render(read_facts(path, ledger))

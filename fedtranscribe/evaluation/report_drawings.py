@@ -49,14 +49,7 @@ def accuracy_curve(
     baselines: Mapping[str, float],
     what: str,
 ) -> Drawing:
-    """The student's accuracy over what was answered.
-
-    Args:
-        answered: how many rows, or sums.
-        values: accuracy at each.
-        baselines: horizontal lines to compare with, by name.
-        what: was answered: rows, or sums.
-    """
+    """The student's accuracy over what was answered."""
     with _canvas() as (figure, axis):
         axis.plot(answered, values, marker="o", markersize=3.5, color=_COLOURS[0], label="student")
         for number, (name, value) in enumerate(baselines.items(), start=1):

@@ -142,12 +142,7 @@ class RunFacts:
 
 
 def read_facts(path: Path, ledger: Path | None = None) -> RunFacts:
-    """Read a finished run.
-
-    Args:
-        path: its folder.
-        ledger: of its data, where the run does not name it.
-    """
+    """Read a finished run."""
     result, holder_events = Result.read(path), read_events(path)
     public = is_published(result.asked.data)
     scores = ((result.accuracy if public else None) or Accuracy()).to_json()

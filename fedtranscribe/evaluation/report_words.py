@@ -59,14 +59,7 @@ def asked_sums(holder_events: HolderEvents) -> bool:
 def shares(
     holder_events: HolderEvents, unit: Unit, adjacency: Adjacency, delta: float
 ) -> list[Share]:
-    """What each kind of question took, in the order asked, at the holder that gave most away.
-
-    Args:
-        holder_events: what each holder gave away.
-        unit: of the headline.
-        adjacency: of the headline.
-        delta: at which ε is quoted.
-    """
+    """What each kind of question took, in the order asked, at the holder that gave most away."""
     costs: dict[str, float] = {}
     for holder, releases in holder_events.items():
         events = [release.costs.get(unit, {}).get(adjacency) for release in releases]
@@ -97,14 +90,7 @@ def _kind(mechanism: str) -> str:
 def lines(
     holder_events: HolderEvents, adjacency: Adjacency, delta: float, marks: Sequence[int]
 ) -> list[Line]:
-    """Every holder's ε per unit, while rows were answered.
-
-    Args:
-        holder_events: what each holder gave away.
-        adjacency: of the headline.
-        delta: at which ε is quoted.
-        marks: rows at which rounds ended, for a holder whose events are given as one sum.
-    """
+    """Every holder's ε per unit, while rows were answered."""
     alike: list[tuple[tuple[Release, ...], list[str]]] = []
     for holder, releases in holder_events.items():
         same = next((names for other, names in alike if other == releases), None)

@@ -98,13 +98,7 @@ class SumsGame:
 
 
 def sums_game(result: Result, releases: Sequence[Release], adjacency: Adjacency) -> SumsGame | None:
-    """The game for a run on sums; None where a holder did not answer them all.
-
-    Args:
-        result: of the run.
-        releases: of one holder, in their order.
-        adjacency: of the claim.
-    """
+    """The game for a run on sums; None where a holder did not answer them all."""
     answers = result.answers or Answers()
     sums = [release for release in releases if release.mechanism.endswith(_SUMS)]
     if not answers.sums_stds or len(sums) != len(answers.sums_stds):
@@ -150,11 +144,6 @@ def check_noise(result: Result, holder_events: HolderEvents, adjacency: Adjacenc
     the cost out again, Δ²/2τ² (Bun and Steinke 2016, Proposition 1.6), sees it always. A holder
     that missed a round may have answered any of the others, so it has to have booked as many sums
     as rounds that it answered.
-
-    Args:
-        result: of the run.
-        holder_events: what its holders gave away.
-        adjacency: of the claim.
     """
     stds = (result.answers or Answers()).sums_stds
     if not stds:

@@ -102,11 +102,7 @@ def holder_of(message: Message) -> int:
 
 
 class HolderFedAvg(FedAvg):
-    """Flower's FedAvg, but with a message per holder, since a node may play several.
-
-    Args:
-        addresses: of the holders.
-    """
+    """Flower's FedAvg, but with a message per holder, since a node may play several."""
 
     def __init__(self, addresses: Sequence[Address]) -> None:
         super().__init__(fraction_evaluate=0.0, min_train_nodes=1, min_available_nodes=1)

@@ -31,12 +31,7 @@ _LONGEST_NAME = 64  # of a common name, by X.509
 
 
 def make_authority(folder: Path, days: int = 3650) -> Path:
-    """Make a key and a certificate that signs itself.
-
-    Args:
-        folder: for both; made if absent.
-        days: of validity.
-    """
+    """Make a key and a certificate that signs itself."""
     _check_days(days)
     certificate, key = folder / CA_CERTIFICATE, folder / CA_KEY
     refuse_existing(certificate, key)
@@ -54,15 +49,7 @@ def make_authority(folder: Path, days: int = 3650) -> Path:
 
 
 def make_server(folder: Path, authority: Path, names: Sequence[str], days: int = 365) -> Path:
-    """Make the SuperLink's key and certificate, and lay `ca.crt` beside them.
-
-    Args:
-        folder: for the three files.
-        authority: folder of `ca.crt` and `ca.key`.
-        names: host names and IP addresses by which holders reach the server; those of loopback
-            are added, because the ServerApp uses them.
-        days: of validity; it never outlives the authority.
-    """
+    """Make the SuperLink's key and certificate, and lay `ca.crt` beside them."""
     _check_days(days)
     general = general_names(names)
     certificate, key = folder / SERVER_CERTIFICATE, folder / SERVER_KEY

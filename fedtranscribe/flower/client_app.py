@@ -28,12 +28,7 @@ _REQUESTER = "flower"
 
 
 def make_client_app(open_node: Callable[[Context, int], Node]) -> ClientApp:
-    """A ClientApp that answers for the holders that `open_node` opens.
-
-    Args:
-        open_node: gives the holder of a context and number; Flower may start a process per
-            message, so it should be quick after the first time.
-    """
+    """A ClientApp that answers for the holders that `open_node` opens."""
     app = ClientApp()
 
     def handler(message_type: str) -> Callable[[Message, Context], Message]:

@@ -36,13 +36,7 @@ def deployed_server_app(name: str) -> ServerApp:
 
 
 def serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
-    """One run with the holders that have joined.
-
-    Args:
-        grid: reaches them.
-        settings: of the run; `holders` is how many are expected.
-        out: the run's folder.
-    """
+    """One run with the holders that have joined."""
     if settings.method not in ("feddpsd", *TRAINERS):
         raise ConfigError(
             f"Expected method='feddpsd', 'dp-promise' or 'dp-sad' in a deployment, got "

@@ -60,22 +60,12 @@ class FolderCheck:
 
 
 def check_client(folder: Path, connect: bool = False) -> list[FolderCheck]:
-    """Check a data holder's folder.
-
-    Args:
-        folder: made by `fedtranscribe deploy init client`.
-        connect: speak TLS with the server that `.env` names, too.
-    """
+    """Check a data holder's folder."""
     return list(_client(folder, connect))
 
 
 def check_server(folder: Path, names: Sequence[str] = ()) -> list[FolderCheck]:
-    """Check a server's folder.
-
-    Args:
-        folder: made by `fedtranscribe deploy init server`.
-        names: host names and addresses that holders will use.
-    """
+    """Check a server's folder."""
     return list(_server(folder, names))
 
 

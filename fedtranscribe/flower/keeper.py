@@ -37,11 +37,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Family:
-    """All that descends from this process.
-
-    Args:
-        home: what every member has as FLWR_HOME, and nobody else.
-    """
+    """All that descends from this process."""
 
     def __init__(self, home: Path) -> None:
         self._home = str(home)

@@ -39,12 +39,7 @@ def run_folder(settings: FederationSettings, name: str, run_id: int) -> Path:
 
 
 def make_server_app(name: str, serve: Serve) -> ServerApp:
-    """A ServerApp called `name` that carries out a run.
-
-    Args:
-        name: in the run folder's name.
-        serve: does it, with the run's settings and folder.
-    """
+    """A ServerApp called `name` that carries out a run."""
     app = ServerApp()
 
     @app.main()

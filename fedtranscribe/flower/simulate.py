@@ -25,11 +25,7 @@ LOG = "superlink.log"
 
 
 class Tail:
-    """New whole lines of a file of JSON objects that another process writes.
-
-    Args:
-        path: the file; it need not be there yet.
-    """
+    """New whole lines of a file of JSON objects that another process writes."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -83,15 +79,7 @@ def simulate(
     show: ShowNoted,
     say: Callable[[str], None],
 ) -> Path:
-    """Run an app to its end.
-
-    Args:
-        app: from `find_app`.
-        chosen: its settings, from `choose`.
-        federation: nodes and what each may use, from `nodes`.
-        show: receives the progress of each stage.
-        say: receives lines for the user.
-    """
+    """Run an app to its end."""
     expect_settings(app, chosen)
     folder = Path(str(chosen["out"]))
     prepare(folder, chosen.get("resume") is True)

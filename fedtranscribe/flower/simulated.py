@@ -121,12 +121,7 @@ def _serve(grid: Grid, settings: FederationSettings, out: Path) -> None:
 
 
 def show_plan(run_config: Mapping[str, Scalar], say: Callable[[str], None]) -> StatedGuarantee:
-    """Say what a packaged app would ask and cost; nothing is started, trained, spent or written.
-
-    Args:
-        run_config: of the app, as `App.settings` checks it, with its defaults.
-        say: receives lines for the user.
-    """
+    """Say what a packaged app would ask and cost; nothing is started, trained, spent or written."""
     settings, split, parts = _prepared(settings_from(run_config))
     for line in split.words:
         say(line)

@@ -65,11 +65,7 @@ class RunStatus(NamedTuple):
 
 
 class PrivateSuperLink:
-    """Enter it to start, leave it to end everything.
-
-    Args:
-        log_copy: file to which the log of SuperLink and ServerApp is added in the end.
-    """
+    """Enter it to start, leave it to end everything."""
 
     def __init__(self, log_copy: Path) -> None:
         self._log_copy = log_copy.absolute()
@@ -101,13 +97,7 @@ class PrivateSuperLink:
     def submit(
         self, app: Path, settings: Mapping[str, Scalar], federation: Mapping[str, int | float]
     ) -> str:
-        """Start a run of an app.
-
-        Args:
-            app: its folder.
-            settings: run-config, only what differs from the app's defaults.
-            federation: federation-config, such as `num-supernodes`.
-        """
+        """Start a run of an app."""
         # A file: inline, Flower finds no way to write a text that holds both kinds of quotes.
         overrides = self.home / "run-config.toml"
         overrides.write_text(tomli_w.dumps(settings), encoding="utf-8")

@@ -35,12 +35,7 @@ def open_teachers(file: HolderFile) -> Ensemble | None:
 
 
 def open_records(file: HolderFile, teachers: Ensemble | None) -> ImageSet | None:
-    """The holder's PRIVATE records; None where only its teachers answer.
-
-    Args:
-        file: the holder's decisions.
-        teachers: the records are read as theirs were, unless the file says otherwise.
-    """
+    """The holder's PRIVATE records; None where only its teachers answer."""
     path = file.holder.records
     if path is None or (file.summed is None and not file.needs_records):
         return None
@@ -110,11 +105,7 @@ class Holding:
         return self.records.data_id
 
     def facts(self, backbones: Backbones) -> Facts:
-        """What is public about it.
-
-        Args:
-            backbones: the public networks that the holder allows.
-        """
+        """What is public about it."""
         try:
             return self._facts(backbones)
         except ValueError as error:
@@ -152,11 +143,7 @@ class Holding:
         return self.teachers.manifest.ids_by
 
     def statistics(self, backbones: Backbones) -> Mapping[str, Statistic[Any]]:
-        """All that can be asked: of the teachers, and where the policy allows it of the records.
-
-        Args:
-            backbones: as for `facts`.
-        """
+        """All that can be asked: of the teachers, and where the policy allows it of the records."""
         of_both: dict[str, Statistic[Any]] = {}
         if self.teachers is not None:
             of_both.update(of_teachers(self.teachers))
@@ -175,11 +162,7 @@ class Holding:
         return of_both
 
     def trainings(self, open_ledger: OpenLedger) -> Trainings | None:
-        """The holder's private trainings; None where it carries out none.
-
-        Args:
-            open_ledger: opens the ledger under the policy's limit.
-        """
+        """The holder's private trainings; None where it carries out none."""
         records, file = self.records, self.file
         if records is None or not file.trainings:
             return None

@@ -159,14 +159,7 @@ _MODE = 0o640
 
 
 class MetricsFile:
-    """Writes the metrics every 15 seconds, as long as it is entered; then the file is gone.
-
-    Args:
-        path: of the file.
-        render: gives what is written.
-        measure: brings the ledger's values up to date, on the thread that owns it. If that is busy
-            with a long answer, the values of before are written.
-    """
+    """Writes the metrics every 15 seconds, as long as it is entered; then the file is gone."""
 
     def __init__(
         self, path: Path, render: Callable[[], bytes], measure: Callable[[], Future[None]]

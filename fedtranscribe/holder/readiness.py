@@ -220,12 +220,7 @@ def _out_of_reach(name: str, path: Path) -> list[ReadinessFinding]:
 
 
 def expect_closed(path: Path, socket: Path) -> None:
-    """Refuse a folder whose metrics the SuperNode's user, and so the server, could read.
-
-    Args:
-        path: of the metrics' file.
-        socket: the service's, whose group the SuperNode's user is in.
-    """
+    """Refuse a folder whose metrics the SuperNode's user, and so the server, could read."""
     folder = path.parent
     fix = f"sudo install -d -o USER -g COLLECTOR -m 2750 {folder}"
     if not folder.is_dir():

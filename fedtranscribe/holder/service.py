@@ -120,10 +120,6 @@ class HolderService:
     One thread does all the work, because networks and ledger belong to one; messages queue for it.
     So memory does not grow with the callers: a message is no longer than the policy's
     `bytes_per_message`, and what is made of it no more than a few times as much.
-
-    Args:
-        file: the holder's decisions.
-        journal: what was done.
     """
 
     def __init__(self, file: HolderFile, journal: Journal) -> None:
@@ -255,13 +251,7 @@ def _expect_closed(folder: Path) -> None:
 def serve(
     file: HolderFile, stop: threading.Event, ready: Callable[[], None] = lambda: None
 ) -> None:
-    """Answer on the holder's socket until `stop` is set, then finish what was begun.
-
-    Args:
-        file: the holder's decisions.
-        stop: ends the service.
-        ready: called once the socket answers.
-    """
+    """Answer on the holder's socket until `stop` is set, then finish what was begun."""
     place = file.holder
     if place.metrics is not None:
         expect_closed(place.metrics, place.socket)

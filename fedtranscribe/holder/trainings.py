@@ -95,11 +95,7 @@ class Trainings:
         return self._records().facts
 
     def settings(self, asked: Mapping[str, Any]) -> SynthesizeSettings:
-        """What a server asks for and what is the holder's own, put together; quick.
-
-        Args:
-            asked: settings out of `CHOSEN`.
-        """
+        """What a server asks for and what is the holder's own, put together; quick."""
         if strange := sorted(set(asked) - CHOSEN):
             raise ConfigError(f"{strange[0][:80]} is not for a server to choose; leave it out.")
         _expect_public(asked.get("pretrain_data"))

@@ -78,14 +78,7 @@ def expect_side(side: int) -> None:
 
 
 def backbone_of(network: str, weights: Path, size: int, side: int | None = None) -> Backbone:
-    """The backbone that a network and a file make.
-
-    Args:
-        network: torchvision's name, or timm's after `TIMM`.
-        weights: the file.
-        size: pixels a side of the images at hand.
-        side: pixels that they are brought to; picked by network and size if not given.
-    """
+    """The backbone that a network and a file make."""
     expect_backbone(network)
     timm = network.startswith(TIMM)
     if side is None:
@@ -116,10 +109,6 @@ class FrozenBackbone(nn.Module):
     Its weights are part of the student's, so that a released student needs no other file. They are
     never trained, and statistics of batches are never taken. But a library's kernels may round an
     image by its place in a batch, so sums over records pass one image at a time.
-
-    Args:
-        backbone: which network, at which side.
-        channels: 1, which is repeated, or 3.
     """
 
     def __init__(self, backbone: Backbone, channels: int) -> None:
@@ -150,12 +139,7 @@ class FrozenBackbone(nn.Module):
         return torch.cat([self.layers(self.adapter(part)) for part in parts(images, _TOGETHER)])
 
     def load(self, path: Path) -> None:
-        """Take the weights of a file, which must be the one that the features are called by.
-
-        Args:
-            path: in the layout of the network's library, or of a classifier of ours; its last
-                layer is left out.
-        """
+        """Take the weights of a file, which must be the one that the features are called by."""
         state = load_state(path, self.backbone.digest)
         restore(self.layers, self._own_layout(state), path)
 
@@ -204,13 +188,7 @@ _ON_HUB = re.compile(r"hub:([\w.-]+/[\w.-]+)/([^@]+?)(?:@([\w./-]+))?")
 
 
 def find_weights(place: str, network: str) -> Path:
-    """The file that somebody means, fetched where it is not here yet.
-
-    Args:
-        place: a path; "imagenet" for torchvision's weights; or hub:OWNER/NAME/FILE, with @REVISION
-            for a branch, tag or commit.
-        network: that the weights are for.
-    """
+    """The file that somebody means, fetched where it is not here yet."""
     if place == IMAGENET:
         return _from_torchvision(network)
     if place.startswith(_HUB):

@@ -40,12 +40,6 @@ class InputAdapter(nn.Module):
     """Images in [0, 1] -> what a backbone was made for: size, channels, constant scaling.
 
     The scaling uses constants, never statistics of the data set: those would be a release.
-
-    Args:
-        mean: per channel of the output.
-        std: per channel of the output.
-        size: pixels a side of the output; smaller and larger images are resized.
-        repeat: how many times a grey channel is repeated (1: leave channels alone).
     """
 
     mean: Tensor

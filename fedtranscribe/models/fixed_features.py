@@ -46,12 +46,7 @@ def is_fixed(name: str | None) -> bool:
 
 
 def features_for(student: str | None, channels: int) -> str:
-    """The features of a student that sums over records set.
-
-    Args:
-        student: the architecture that was asked for; one without fixed features has no say.
-        channels: of its images. Small patches suit photographs, wavelets suit strokes.
-    """
+    """The features of a student that sums over records set."""
     if student is not None and is_fixed(student):
         return student
     return PATCHES if channels == 3 else SCATTER
@@ -69,14 +64,7 @@ def words_for(features: str) -> str:
 
 
 class UnitFeatures(nn.Module):
-    """Images [n, ch, s, s] -> rows [n, k + 1] of norm one: features, a linear map, a constant.
-
-    Args:
-        features: see `is_fixed`.
-        channels: of the images.
-        raw: d, how many numbers the features are.
-        width: k.
-    """
+    """Images [n, ch, s, s] -> rows [n, k + 1] of norm one: features, a linear map, a constant."""
 
     centre: Tensor
     map: Tensor
@@ -98,12 +86,7 @@ class UnitFeatures(nn.Module):
 
 
 def fixed_features(features: str, channels: int) -> nn.Module:
-    """Images float [n, ch, s, s] in [0, 1] -> float [n, d].
-
-    Args:
-        features: see `is_fixed`.
-        channels: of the images.
-    """
+    """Images float [n, ch, s, s] in [0, 1] -> float [n, d]."""
     return _of(features).make(channels)
 
 

@@ -17,13 +17,6 @@ class Generator(nn.Module):
 
     One linear layer to a 7x7 or 8x8 map, then transposed convolutions that double the side and
     halve the width. Batch statistics are harmless here: the generator never sees a record.
-
-    Args:
-        latent_dim: length of a latent vector.
-        channels: 1 for grey, 3 for colour.
-        size: 28, 32 or 64 pixels a side.
-        width: channels of the last map but one; the first has width * 2^(doublings - 1).
-        seed: fixes the initial weights (Xavier, as in the papers).
     """
 
     def __init__(

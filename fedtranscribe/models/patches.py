@@ -37,9 +37,6 @@ class Patches(nn.Module):
     """Images [n, ch, s, s] in [0, 1] -> [n, d]: by part of the image, sign and filter.
 
     Large images are brought to 64 pixels a side.
-
-    Args:
-        channels: 1, or 3 for colour.
     """
 
     filters: Tensor

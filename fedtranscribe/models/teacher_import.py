@@ -133,13 +133,7 @@ class ImportedNetworks:
 def read_networks(
     folder: Path, split: DataSplit | None, settings: TranscribeSettings
 ) -> ImportedNetworks:
-    """The networks in a folder, as its declaration describes them; no network is loaded yet.
-
-    Args:
-        folder: with `networks.toml`.
-        split: the records, where they are at hand: what is declared is compared with them.
-        settings: say how the records are read, for the manifest.
-    """
+    """The networks in a folder, as its declaration describes them; no network is loaded yet."""
     expect_declaration(folder)
     declared = build(Declaration, read_toml(folder / DECLARATION))
     expect_network(declared.architecture)
@@ -182,13 +176,7 @@ def read_networks(
 
 
 def one_network(path: Path, split: DataSplit, settings: TranscribeSettings) -> ImportedNetworks:
-    """One network that was trained on all records, as an ensemble of one.
-
-    Args:
-        path: of its weights.
-        split: the records.
-        settings: its architecture is their `teacher`.
-    """
+    """One network that was trained on all records, as an ensemble of one."""
     train = split.train
     assert settings.teacher is not None
     facts = (train.classes, train.channels, train.size)

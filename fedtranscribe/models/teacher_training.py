@@ -33,13 +33,7 @@ class _Reached(Exception):  # noqa: N818 (no error: the tapped map is all that i
 
 
 class FrozenFeatures(nn.Module):
-    """Images [n, ch, s, s] in [0, 1] -> features [n, d], standardised on public shapes.
-
-    Args:
-        network: the classifier whose backbone is used; frozen.
-        pretrained: whether its weights come from public training.
-        seed: draws the public shapes.
-    """
+    """Images [n, ch, s, s] in [0, 1] -> features [n, d], standardised on public shapes."""
 
     mean: Tensor
     scale: Tensor

@@ -28,13 +28,7 @@ State = dict[str, Tensor]
 
 
 def save(module: nn.Module, path: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write the module's state as safetensors; the file appears whole or not at all.
-
-    Args:
-        module: what to save; parameters and persistent buffers.
-        path: ends in `.safetensors`.
-        metadata: plain strings kept in the file's header.
-    """
+    """Write the module's state as safetensors; the file appears whole or not at all."""
     state = {k: v.detach().cpu().contiguous().clone() for k, v in module.state_dict().items()}
     write_atomically(path, safetensors.torch.save(state, dict(metadata or {})))
 
@@ -77,13 +71,7 @@ def read_metadata(path: Path) -> dict[str, str]:
 
 
 def restore(module: nn.Module, state: State, path: Path) -> None:
-    """Put a state into a module that it fits exactly.
-
-    Args:
-        module: changed in place.
-        state: as from `load_state`.
-        path: where it came from, for the message.
-    """
+    """Put a state into a module that it fits exactly."""
     expected = module.state_dict()
     expect_shapes(expected, state, path)
     for name, tensor in expected.items():
@@ -95,13 +83,7 @@ def restore(module: nn.Module, state: State, path: Path) -> None:
 
 
 def expect_shapes(expected: Mapping[str, Tensor], state: State, path: Path) -> None:
-    """Refuse a state that does not fit, before a tensor is copied.
-
-    Args:
-        expected: the state of a network; shapes and kinds of numbers are looked at, not values.
-        state: as from `load_state`.
-        path: where it came from, for the message.
-    """
+    """Refuse a state that does not fit, before a tensor is copied."""
     absent, strange = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
     for words, names in (("lacks", absent), ("has an unknown", strange)):
         if names:
@@ -220,13 +202,7 @@ def unusable(path: Path, why: str) -> CorruptWeightsError:
 
 
 def expect_fit(make: Callable[[], nn.Module], state: State, path: Path) -> None:
-    """Hold the layers that a network would have against the tensors of a file.
-
-    Args:
-        make: builds the network; called without memory being taken for its weights.
-        state: of the file.
-        path: of the file, for the message.
-    """
+    """Hold the layers that a network would have against the tensors of a file."""
     try:
         with torch.device("meta"):
             planned = make()

@@ -43,14 +43,6 @@ def build_zoo(
     pixels, 96 with ImageNet weights; vision transformers get four patches a side, or 224 with
     ImageNet weights). A grey channel is repeated; any other channel count than 1 or 3
     gets a first convolution of its own. Auxiliary outputs are left out.
-
-    Args:
-        name: one of `catalogue.torchvision_networks()`.
-        classes: logits of the new, untrained last layer.
-        channels: channels of the input.
-        size: pixels a side of the input.
-        pretrained: fetch torchvision's ImageNet weights for all but the last layer.
-        side: pixels that images are brought to, instead of those.
     """
     side = side or _working_side(name, size, pretrained)
     whole = _instance(name, side, pretrained)
@@ -98,12 +90,7 @@ def _working_side(name: str, size: int, pretrained: bool) -> int:
 
 
 def usual_side(name: str, size: int) -> int:
-    """Pixels a side for images of `size` where weights are given: no more than most need.
-
-    Args:
-        name: of the architecture.
-        size: of the images.
-    """
+    """Pixels a side for images of `size` where weights are given: no more than most need."""
     return _working_side(name, min(size, _USUAL_PRETRAINED_SIDE), pretrained=True)
 
 
@@ -185,13 +172,7 @@ def timm_side(network: str) -> int:
 def build_timm(
     network: str, channels: int, side: int
 ) -> tuple[InputAdapter, nn.Module, tuple[str, ...]]:
-    """What brings images to its size, its layers, and what its last layer's weights start with.
-
-    Args:
-        network: timm's name.
-        channels: 1 or 3, of the images.
-        side: pixels that they are brought to.
-    """
+    """What brings images to its size, its layers, and what its last layer's weights start with."""
     expect_timm(network)
     import timm
 

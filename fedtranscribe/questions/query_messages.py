@@ -277,14 +277,7 @@ def narrow(values: Tensor) -> np.ndarray:
 def _read_array(
     content: Message, name: str, dtype: torch.dtype, kinds: str | None = None
 ) -> Tensor:
-    """The inverse of `narrow`.
-
-    Args:
-        content: of the message.
-        name: of the array.
-        dtype: of the result.
-        kinds: of numpy dtypes that it may have travelled as; those of a query if not given.
-    """
+    """The inverse of `narrow`."""
     kinds = kinds or _KINDS[dtype]
     if (form := form_of(content, name)) is not None:
         _expect_type(name, form.dtype, dtype, kinds)

@@ -49,13 +49,7 @@ _FIGURE = re.compile(r"(?:ε|epsilon)[^0-9\n]{0,12}([0-9]+(?:\.[0-9]+)?(?:e[+-]?
 
 
 def render_card(run: FinishedRun, statement: PrivacyStatement, onnx: bool) -> str:
-    """The card of a release.
-
-    Args:
-        run: what is released.
-        statement: what it says of itself.
-        onnx: whether there is a `student.onnx`.
-    """
+    """The card of a release."""
     from huggingface_hub import ModelCard, ModelCardData
 
     data = ModelCardData(

@@ -44,12 +44,7 @@ _LISTED = (
 
 
 def describe(run: FinishedRun, choices: Sequence[str] = ()) -> PrivacyStatement:
-    """What a release of a run has to say; its `files` are still to come.
-
-    Args:
-        run: the run.
-        choices: what its publisher admits to have chosen by looking at private data.
-    """
+    """What a release of a run has to say; its `files` are still to come."""
     try:
         return _describe(run, choices)
     except DAMAGED:

@@ -81,10 +81,6 @@ def unvouched(student: Classifier | None, statement: PrivacyStatement) -> str | 
     """What is wrong with what is said of public weights, in words.
 
     Nobody may leave out whose word a guarantee rests on.
-
-    Args:
-        student: of the release.
-        statement: its `privacy.json`.
     """
     architecture = None if student is None else student.architecture
     used = architecture if Backbone.parse(architecture) else None

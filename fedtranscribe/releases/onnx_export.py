@@ -22,9 +22,6 @@ def export_onnx(student: Classifier) -> bytes | None:
     """ONNX of float32 [n, ch, s, s] in [0, 1] -> logits [n, classes], any n; None if there is none.
 
     Compared with the student itself where onnxruntime is installed.
-
-    Args:
-        student: on the CPU, in evaluation mode.
     """
     example = torch.rand(2, student.channels, student.size, student.size)
     try:

@@ -53,16 +53,7 @@ def plan_push(
     message: str | None = None,
     stamp_not_private: bool = False,
 ) -> PushPlan:
-    """Verify a release, and say what a push would send; nothing is sent, and nobody is asked.
-
-    Args:
-        path: folder of a release, or of a run that has one.
-        repository: OWNER/NAME.
-        private: whether only its owner may see the repository.
-        revision: branch; it is created if it is not there.
-        message: of the commit; names the run if not given.
-        stamp_not_private: push even a release that is stamped as not private.
-    """
+    """Verify a release, and say what a push would send; nothing is sent, and nobody is asked."""
     expect_repository(repository)
     if importlib.util.find_spec("huggingface_hub") is None:
         raise ConfigError("A push needs huggingface-hub: pip install 'fedtranscribe[hub]'.")
@@ -83,12 +74,7 @@ def plan_push(
 
 
 def push(plan: PushPlan, api: Any = None) -> str:
-    """Send what was planned, in one commit.
-
-    Args:
-        plan: from `plan_push`.
-        api: a `huggingface_hub.HfApi`; one with the user's own token if not given.
-    """
+    """Send what was planned, in one commit."""
     from huggingface_hub import CommitOperationAdd, HfApi
 
     api = api or HfApi()

@@ -41,14 +41,7 @@ def make_release(
     choices: Sequence[str] = (),
     stamp_not_private: bool = False,
 ) -> MadeRelease:
-    """Release a finished run.
-
-    Args:
-        path: the run's folder.
-        out: the release's; `release` inside the run if not given.
-        choices: what was chosen by looking at private data, without being charged.
-        stamp_not_private: release even what is not private, with a loud stamp.
-    """
+    """Release a finished run."""
     _require_extra()
     run = FinishedRun.open(path)
     folder = out or path / "release"

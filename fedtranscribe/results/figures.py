@@ -56,15 +56,7 @@ def draw_images(
 def draw_curve(
     answered: list[int], values: list[float], lines: dict[str, float], path: Path, what: str
 ) -> None:
-    """Student accuracy over what was answered, with horizontal lines to compare.
-
-    Args:
-        answered: how many rows, or sums.
-        values: accuracy at each.
-        lines: label -> accuracy.
-        path: PNG to write.
-        what: was answered.
-    """
+    """Student accuracy over what was answered, with horizontal lines to compare."""
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 

@@ -336,12 +336,7 @@ class Confusion(ResultPart):
 
     @classmethod
     def of(cls, counts: Sequence[Sequence[int]], auc: float | None = None) -> Self:
-        """From counts, at least one of which is not zero.
-
-        Args:
-            counts: see above.
-            auc: where there are two classes, both with images.
-        """
+        """From counts, at least one of which is not zero."""
         rows = tuple(tuple(row) for row in counts)
         sizes = [sum(row) for row in rows]
         majority = max(sizes) / sum(sizes)

@@ -52,12 +52,7 @@ def silent(stage: str, done: int, total: int) -> None:
 
 
 class Tracker:
-    """Appends what it is called with; every entry has `stage`, `done` and `total`.
-
-    Args:
-        folder: the run's.
-        options: TensorBoard writes each number over `done`, under its stage's name.
-    """
+    """Appends what it is called with; every entry has `stage`, `done` and `total`."""
 
     def __init__(self, folder: Path, options: TrackingOptions) -> None:
         check_tracking(options)

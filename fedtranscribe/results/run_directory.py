@@ -61,13 +61,7 @@ class Checkpoint:
 
 
 class RunDirectory:
-    """One run's folder.
-
-    Args:
-        path: the folder.
-        settings: the run's settings.
-        run_id: name of the run in ledger and query ids.
-    """
+    """One run's folder."""
 
     def __init__(self, path: Path, settings: Settings, run_id: str) -> None:
         self.path = path
@@ -76,13 +70,7 @@ class RunDirectory:
 
     @classmethod
     def create(cls, path: Path, settings: Settings, run_id: str | None = None) -> "RunDirectory":
-        """Start a run in a folder that is absent or empty.
-
-        Args:
-            path: the folder.
-            settings: the run's settings.
-            run_id: its name, where somebody else has given it one.
-        """
+        """Start a run in a folder that is absent or empty."""
         expect_new_run(path)
         expect_outside(path, getattr(settings, "data", None) or "")
         # 128 random bits: query ids are bound for ever in the ledger, so they must not come back.
@@ -258,11 +246,7 @@ class RunDirectory:
 
 
 class StateFile:
-    """One state, replaced as a whole.
-
-    Args:
-        path: the file.
-    """
+    """One state, replaced as a whole."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -287,12 +271,7 @@ class StateFile:
 
 
 def expect_same_records(folder: Path, digest: str) -> None:
-    """Refuse other records in memory than those that a run began with.
-
-    Args:
-        folder: the run's; where `private/` has been taken away, nothing can be compared.
-        digest: of the data that are passed now.
-    """
+    """Refuse other records in memory than those that a run began with."""
     known = (read_object(folder / _RECORDS) or {}).get("digest", digest)
     if known != digest:
         raise ConfigError(

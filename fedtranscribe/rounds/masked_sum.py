@@ -73,16 +73,7 @@ class Watch(Protocol):
 
 
 class MaskedSum:
-    """Asks a cohort for masked sums.
-
-    Args:
-        plan: of the run.
-        transport: reaches its holders.
-        settings: how often the silent are asked again.
-        run: name of the run, and the folder of its checkpoints.
-        folder: where keys and progress are kept.
-        watch: called with everything that was no answer.
-    """
+    """Asks a cohort for masked sums."""
 
     def __init__(
         self,
@@ -110,13 +101,7 @@ class MaskedSum:
         return RoundProgress.load(self._round_file, query_id) is not None
 
     def settle(self, query: Query, part: Part, present: Sequence[str]) -> tuple[Tensor, list[str]]:
-        """The noisy sum over the survivors of a round, float64 [rows, width], and who they are.
-
-        Args:
-            query: what is asked.
-            part: of the plan, whose noise it goes out under.
-            present: the holders that still take part.
-        """
+        """The noisy sum over the survivors of a round, float64 [rows, width], and who they are."""
         grid, self._query = part.grid(self._plan.facts), query
         task = Task(query.id, query.digest(), query.rows * query.width, grid.word)
         now = RoundProgress.load(self._round_file, query.id) or RoundProgress(query.id)

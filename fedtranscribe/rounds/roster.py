@@ -32,12 +32,6 @@ def enrol(
 
     Where sums over the records may start the run and no holder would be left out by that, all
     holders that give sums take part; see `starts`.
-
-    Args:
-        replies: by name.
-        settings: how many rows at a time, under which noise, and what may start the run.
-        kind: what teachers will be asked for.
-        expected: how many holders there should be.
     """
     replies = dict(sorted(replies.items()))
     shape = _common_shape(facts for facts in replies.values() if isinstance(facts, Capabilities))

@@ -69,13 +69,6 @@ def combine(
         holders (one did not reply to one of the copies) have noise of their own, since the same
         noise would reveal the difference of the two sums exactly. They are a second release, which
         only whoever copied the run can prevent; see the threat model.
-
-    Args:
-        query: that was answered.
-        answers: all of the plan's kind, at least one.
-        plan: of the run.
-        part: of the plan.
-        noise: for `central` mode.
     """
     asked, values = plan.parts[part], [answer.values for answer in answers]
     shares = len(values) if asked.averaged else 1

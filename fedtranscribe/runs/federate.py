@@ -122,14 +122,7 @@ def show_plan(
     expected: int,
     say: Say = lambda _: None,
 ) -> StatedGuarantee:
-    """Say what a federated run would ask and cost; nobody is asked.
-
-    Args:
-        settings: of the run.
-        capabilities: what holders state, by name.
-        expected: how many holders there should be.
-        say: receives lines for the user.
-    """
+    """Say what a federated run would ask and cost; nobody is asked."""
     against_start(settings)
     plan = _plan(settings, _enrolled(settings, capabilities, expected), say)
     say(_asked(settings, plan))

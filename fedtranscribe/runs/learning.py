@@ -194,14 +194,7 @@ def finish_generator(
     progress: Progress = silent,
     names: Sequence[str] | None = None,
 ) -> None:
-    """Train what a generator still lacks, and write it with some of its images: free.
-
-    Args:
-        method: whose student is finished.
-        run: its folder; an interrupted training goes on.
-        progress: shows it.
-        names: of the classes, for the picture of its images.
-    """
+    """Train what a generator still lacks, and write it with some of its images: free."""
     method.finish_generator(progress, run.generator_state)
     if method.generator is None:
         return

@@ -101,18 +101,7 @@ def open_holder(
     bits: BitSource | None = None,
     moments: Moments | None = None,
 ) -> Node:
-    """Open a holder's node, with its teachers trained unless they may never be asked.
-
-    Args:
-        settings: of the simulation.
-        part: the holder's records.
-        number: which holder it is.
-        folder: its own folder, for teachers and ledger.
-        policy: its limits; those of the run if not given.
-        noise: OS entropy unless a test says otherwise.
-        bits: OS entropy unless a test says otherwise.
-        moments: of these records, from an earlier run that has computed their features.
-    """
+    """Open a holder's node, with its teachers trained unless they may never be asked."""
     policy = policy or policy_of(settings)
     open_ledger = partial(Ledger.open, folder / _LEDGER, part.data_id, policy.budget)
     if settings.method in TRAINERS:
@@ -140,13 +129,7 @@ def open_holder(
 def show_plan(
     settings: FederationSettings, parts: list[ImageSet], say: Say = lambda _: None
 ) -> StatedGuarantee:
-    """Say what a private simulation would ask and cost; nobody is asked, nothing is written.
-
-    Args:
-        settings: of the simulation, with `with_features`.
-        parts: each holder's records.
-        say: receives lines for the user.
-    """
+    """Say what a private simulation would ask and cost; nobody is asked, nothing is written."""
     policy, names = policy_of(settings), [holder_name(i) for i in range(len(parts))]
     records = ", ".join(f"{len(part):,}" for part in parts)
     say(
@@ -227,15 +210,7 @@ def _teachers(
 
 
 class TrainedWhenAsked:
-    """A simulated holder's teachers; see `teachers.Teachers`.
-
-    Args:
-        part: the holder's records.
-        manifest: describes the teachers.
-        folder: for their weights; those that lie there are not trained again.
-        device: where to train and run them.
-        features: public networks that the holder allows.
-    """
+    """A simulated holder's teachers; see `teachers.Teachers`."""
 
     def __init__(
         self,

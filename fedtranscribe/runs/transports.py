@@ -55,10 +55,6 @@ class OwnHolder:
     """One's own data on one's own machine: no policy and no codes stand between.
 
     What goes wrong at the holder is raised as it is.
-
-    Args:
-        name: of the holder in the plan's roster.
-        holder: answers.
     """
 
     def __init__(self, name: str, holder: Holder) -> None:

@@ -112,15 +112,7 @@ def plan_training(
     public_records: int,
     start: Release | None = None,
 ) -> TrainingPlan:
-    """Resolve everything that is public, noise included.
-
-    Args:
-        recipe: of the method that the settings name.
-        settings: the user's.
-        facts: what is public about the private data.
-        public_records: how many images there are to begin with.
-        start: what those images cost, where they are labelled samples of a private start.
-    """
+    """Resolve everything that is public, noise included."""
     resolved: Any = recipe.resolve(settings, facts, with_start=start is not None)
     wanted = resolved.privacy_plan(facts.records, facts.dimensions)
     counts = resolved.steps(facts.records, public_records)

@@ -96,12 +96,7 @@ class PreparedTraining:
         )
 
     def trainer(self, noise: NoiseSource | None = None, bits: BitSource | None = None) -> Trainer:
-        """Make the trainer; it checks images and labels, and computes nothing from them yet.
-
-        Args:
-            noise: OS entropy unless a test says otherwise.
-            bits: the same, for coins and the records' own random numbers.
-        """
+        """Make the trainer; it checks images and labels, and computes nothing from them yet."""
         train, plan, seed = self.split.train, self.plan, self.settings.seed
         inputs = TrainingInputs(
             images=to_signed(train.images),
@@ -141,15 +136,7 @@ def prepare(
     *,
     asked_by_server: bool = False,
 ) -> PreparedTraining:
-    """Load and check everything public, choose the plan and find its noise.
-
-    Args:
-        settings: what was asked for.
-        split: the data, where they are in memory; otherwise they are loaded by name.
-        say: receives lines for the user.
-        asked_by_server: the settings are a server's. Public images are then compared with the data
-            by id alone, see `expect_public`.
-    """
+    """Load and check everything public, choose the plan and find its noise."""
     check_tracking(settings)
     recipe = recipe_named(settings.method)
     device = pick_device(settings.device)

@@ -33,14 +33,7 @@ class PublicImages:
 def public_images(
     name: str, settings: SynthesizeSettings, facts: DataFacts, private: NamedData
 ) -> PublicImages:
-    """A public set by name: colour becomes grey or grey colour, and another size is resampled.
-
-    Args:
-        name: `shapes`, or a data set.
-        settings: where it lies.
-        facts: the shape wanted.
-        private: the private data, which cannot be public at the same time.
-    """
+    """A public set by name: colour becomes grey or grey colour, and another size is resampled."""
     if name == PUBLIC_SHAPES:
         rng = torch.Generator().manual_seed(settings.seed)
         drawn = draw_shapes(_SHAPES, facts.channels, facts.size, rng)

@@ -40,12 +40,7 @@ class Draws(Protocol):
 
 
 class SharedDraws:
-    """One stream for all rows: for public rows, and for post-processing.
-
-    Args:
-        rng: the stream; it needs no secrecy.
-        rows: n.
-    """
+    """One stream for all rows: for public rows, and for post-processing."""
 
     def __init__(self, rng: torch.Generator, rows: int) -> None:
         self._rng, self._rows = rng, rows

@@ -202,12 +202,6 @@ def open_generator(
     """Labelled samples of a run, every class alike, and what the run has cost.
 
     Samples are kept beside the run and found again, because drawing them takes minutes.
-
-    Args:
-        path: folder of the run.
-        num: how many samples.
-        device: where to draw them.
-        progress: called with (images done, images in all).
     """
     model, result = open_run(path, device)
     if not result.guarantee.private:

@@ -170,11 +170,6 @@ Settings = TypeVar("Settings", bound=TrainerSettings)
 class StageTrainer(ABC, Generic[Stage, Settings]):
     """What a method's trainer begins with; the method ends its own `__init__` with `_begin`.
 
-    Args:
-        denoiser: the network to be released; trained in place, on its own device.
-        settings: public.
-        inputs: records, public images, noise and coins.
-
     Attributes:
         privacy_plan: every private training.
         images: by record.

@@ -58,15 +58,7 @@ class Trained:
 
 
 class Training:
-    """Takes a prepared training to its end in a run's folder.
-
-    Args:
-        prepared: what is trained, and at what cost.
-        trainer: from `prepared.trainer()`.
-        run: the run's folder, made or resumed.
-        open_ledger: opens the ledger of the data for writing; not called without a release.
-        report: receives counts, at most fifty times per stage.
-    """
+    """Takes a prepared training to its end in a run's folder."""
 
     def __init__(
         self,
