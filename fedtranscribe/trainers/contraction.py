@@ -31,12 +31,7 @@ Gradients = Mapping[str, Callable[[], Tensor]]
 
 
 class Contraction:
-    """Gradients per record of a network that gives one loss for each row.
-
-    Args:
-        losses: rows [b·K, ...] in, losses [b·K] out.
-        parameters: those of `losses` that take part, by name.
-    """
+    """Gradients per record of `losses`, which takes rows [b·K, ...] and gives losses [b·K]."""
 
     def __init__(self, losses: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
         self._losses = losses
@@ -52,11 +47,7 @@ class Contraction:
                 self._layers.append((known_as, layer, own))
 
     def __call__(self, inputs: tuple[Tensor, ...]) -> list[Tensor]:
-        """Gradients of each record's mean loss, [b, *shape] per parameter.
-
-        Args:
-            inputs: each [b, K, ...].
-        """
+        """Gradients of each record's mean loss, [b, *shape] per parameter, of [b, K, ...] each."""
         records, copies = inputs[0].shape[:2]
         found: list[Tensor | None] = [None] * len(self._parameters)
         # What is found hangs on this number: no parameter asks for a gradient.

@@ -92,9 +92,7 @@ class Ema(AveragedModel, Generic[Network]):
     The k-th update after a start keeps min(decay, (1 + k) / (10 + k)), so that a short run is not
     an average over its initial weights.
 
-    Args:
-        network: whose weights are followed; copied, so make this before hooks are put on it.
-        decay: share that stays per update, in [0, 1).
+    The network is copied, so make this before hooks are put on it.
     """
 
     def __init__(self, network: Network, decay: float) -> None:
@@ -132,15 +130,8 @@ _LONGEST_WAVE = 10_000
 class ImageDiscriminator(nn.Module):
     """φ(x, t, y): how much more likely x is the teacher's than the student's, as a logit.
 
-    Args:
-        channels: of what it is shown: those of an image, or twice as many for pairs.
-        image_size: pixels a side, 8 or more.
-        classes: labels are 0..classes − 1; 0 for an unconditional one.
-        seed: fixes the initial weights (Xavier).
-        width: channels of the first level; they double down to 128.
-
-    Attributes:
-        null_label: the label that says nothing, = classes.
+    `channels` are an image's, or twice as many for pairs; those of the levels double from `width`
+    to 128. Labels are 0..classes − 1, and classes is the null label.
     """
 
     def __init__(
@@ -173,16 +164,7 @@ class ImageDiscriminator(nn.Module):
             xavier_(self)
 
     def forward(self, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-        """Logits; above 0 means the teacher.
-
-        Args:
-            x: float [n, channels, size, size].
-            t: int64 [n], the step that x was predicted from, each in 1..T.
-            labels: int64 [n], each in 0..null_label.
-
-        Returns:
-            float [n].
-        """
+        """Logits [n], above 0 for the teacher, of x [n, c, h, w] predicted from steps t [n]."""
         known = F.silu(self.step(_waves(t, self._waves)) + self.label(labels))
         h = self.first(x)
         for level, norm, bias in zip(self.levels, self.norms, self.biases, strict=True):

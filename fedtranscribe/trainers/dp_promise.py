@@ -213,14 +213,9 @@ def published_regression(schedule: Schedule, x_0: Tensor, t: Tensor, z: Tensor) 
 
 
 def sound_regression(schedule: Schedule, x_s: Tensor, s: int, t: Tensor, z: Tensor) -> Regression:
-    """A function of x_S and fresh noise alone, with the same minimiser.
+    """A function of x_S [n, c, h, w] and fresh noise z′ alone, with the same minimiser.
 
-    Args:
-        schedule: T and betas.
-        x_s: noisy images of step s, float [n, c, h, w].
-        s: S.
-        t: int64 [n], each in s+1..T.
-        z: z′, fresh standard normal [n, c, h, w].
+    `t` is int64 [n], each in s+1..T.
     """
     now = schedule.alpha_bar[t.cpu()]
     weight = (1 - now / schedule.alpha_bar[s]) / (1 - now)
@@ -246,7 +241,7 @@ class NoisyRecords:
         that is nulled (⊥ shows a grey image, all 0) by half of that: μ_S = 2√(d ᾱ_S/(1 − ᾱ_S)), or
         half of it, for each row drawn. (Which image was drawn only mixes over such pairs.) Low
         bits of a float64 sum depend on x_0, so x_S is rounded to a public grid, 1/256 of the
-        noise's std or finer; the proof is that of `NoisyMeanRows`. No draw is repeated under
+        noise's std or finer; the proof is that of `LocalNoise`. No draw is repeated under
         another noise: who draws again releases again.
         The rows have the order of `records`. Unless they are cached, whose cost knows who is who,
         they are released as a SET: the caller gives records in a secret order (`shuffled`), so

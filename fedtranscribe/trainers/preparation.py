@@ -116,11 +116,10 @@ class PreparedTraining:
         def make(inputs: TrainingInputs) -> Trainer:
             return recipe.trainer(plan, self.facts, inputs, seed, self.device)
 
-        trainer = (
-            make(inputs)
-            if self.start is None
-            else (TrainerWithStart(self.start, plan, train, inputs, seed, make))
-        )
+        if self.start is None:
+            trainer = make(inputs)
+        else:
+            trainer = TrainerWithStart(self.start, plan, train, inputs, seed, make)
         if trainer.release != self.plan.release:
             raise PrivacyError(
                 "Expected the trainer to release what was planned, printed and will be booked; "
@@ -160,10 +159,10 @@ def prepare(
         split, public = _clustered(settings, split, public)
         facts = facts_of(settings.data, split)
     if settings.noise:
-        say(f"looking for the noise of ε = {settings.epsilon:g} by the {_figure(settings)} figure")
+        figure = "sound" if settings.calibrate_by == "sound" else "PUBLISHED"
+        say(f"looking for the noise of ε = {settings.epsilon:g} by the {figure} figure")
     if start is None:
-        public_records = 0 if public is None else len(public)
-        plan = plan_training(recipe, settings, facts, public_records)
+        plan = plan_training(recipe, settings, facts, 0 if public is None else len(public))
     else:
         after = start.samples, start.release
         plan = start.before(plan_training(recipe, settings, facts, *after))
@@ -188,10 +187,6 @@ def facts_of(data: str, split: DataSplit) -> DataFacts:
     train = split.train
     records = len(set(train.ids))
     return DataFacts(data, records, train.classes, train.channels, train.size, train.positional)
-
-
-def _figure(settings: SynthesizeSettings) -> str:
-    return "sound" if settings.calibrate_by == "sound" else "PUBLISHED"
 
 
 def _cost(settings: SynthesizeSettings, plan: TrainingPlan) -> Cost:

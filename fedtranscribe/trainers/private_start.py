@@ -45,8 +45,9 @@ from fedtranscribe.privacy.forecasts import in_short
 from fedtranscribe.privacy.release_plan import Release, together
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.questions.mixture import Mixture, bound_of, mixture_bound
+from fedtranscribe.results.progress import Progress, silent
 from fedtranscribe.trainers.plan import DataFacts, TrainingPlan
-from fedtranscribe.trainers.stages import StepCounts, Trainer, TrainingInputs, no_counts
+from fedtranscribe.trainers.stages import Trainer, TrainingInputs
 
 MIXTURE = "mixture"
 
@@ -95,29 +96,24 @@ class MixtureStart:
 
 def mixture_start(settings: SynthesizeSettings, facts: DataFacts) -> MixtureStart | None:
     """The private start that was asked for, or the usual one where it helps; None for none."""
-    if settings.start == "none":
-        _expect_no_share(settings)
-        return None
-    against = _against(settings, facts)
-    if settings.start is None and (against or settings.profile == "paper"):
-        _expect_no_share(settings)
+    start = None if settings.start == "none" else _possible(settings, facts)
+    if start is None and settings.start_share is not None:
+        raise ConfigError(
+            f"Expected start_share={settings.start_share} with start=mixture only; leave it out, "
+            "or give --start mixture."
+        )
+    return start
+
+
+def _possible(settings: SynthesizeSettings, facts: DataFacts) -> MixtureStart | None:
+    usual, against = settings.start is None, _against(settings, facts)
+    if usual and (against or settings.profile == "paper"):
         return None
     if against:
         raise ConfigError(f"Expected start=none: {against}.")
     planned = _planned(settings, facts)
     stands = _stands(facts, planned.noise[1], question_shapes(*_shape(facts), 0)[1])
-    if settings.start is None and stands < _WORTH_A_START:
-        _expect_no_share(settings)
-        return None
-    return planned
-
-
-def _expect_no_share(settings: SynthesizeSettings) -> None:
-    if settings.start_share is not None:
-        raise ConfigError(
-            f"Expected start_share={settings.start_share} with start=mixture only; leave it out, "
-            "or give --start mixture."
-        )
+    return None if usual and stands < _WORTH_A_START else planned
 
 
 def _against(settings: SynthesizeSettings, facts: DataFacts) -> str | None:
@@ -144,8 +140,11 @@ def _planned(settings: SynthesizeSettings, facts: DataFacts) -> MixtureStart:
     share = usual if settings.start_share is None else settings.start_share
     mu = math.sqrt(share) * whole
 
+    def bound(shape: QuestionShape) -> Bound:
+        return mixture_bound(shape.width, shape.blocks)
+
     def noise(shape: QuestionShape) -> float:
-        moved = _bound(shape).moves[Unit.RECORD][adjacency]
+        moved = bound(shape).moves[Unit.RECORD][adjacency]
         return moved * (1 + ROUNDING) / (mu * math.sqrt(shape.share))
 
     def stands(shape: QuestionShape) -> float:
@@ -155,7 +154,7 @@ def _planned(settings: SynthesizeSettings, facts: DataFacts) -> MixtureStart:
     shapes = question_shapes(*_shape(facts), cuts)
     stds = tuple(noise(shape) for shape in shapes)
     releases = [
-        LocalNoise(_bound(shape), std).release(1, positional_ids=facts.positional_ids)
+        LocalNoise(bound(shape), std).release(1, positional_ids=facts.positional_ids)
         for shape, std in zip(shapes, stds, strict=True)
     ]
     words = (
@@ -169,10 +168,6 @@ def _planned(settings: SynthesizeSettings, facts: DataFacts) -> MixtureStart:
 
 def _shape(facts: DataFacts) -> tuple[int, int, int]:
     return facts.channels, facts.size, facts.classes
-
-
-def _bound(shape: QuestionShape) -> Bound:
-    return mixture_bound(shape.width, shape.blocks)
 
 
 def _stands(facts: DataFacts, noise: float, shape: QuestionShape) -> float:
@@ -191,16 +186,8 @@ def _together(start: Release, training: Release) -> Release:
 class TrainerWithStart:
     """Asks for a mixture, a question per step, then trains on samples of it and on the records.
 
-    Args:
-        start: what the mixture asks.
-        plan: of both.
-        records: PRIVATE.
-        inputs: of the method's trainer, but for the samples.
-        seed: of the samples; public.
-        make: the method's trainer; made once without samples, so that it checks the data.
-
-    Attributes:
-        training: the method's own trainer; on grey images until there are samples.
+    `training` is the method's own trainer, made by `make`: on grey images until there are samples,
+    so that it checks the PRIVATE records first.
     """
 
     def __init__(
@@ -241,7 +228,7 @@ class TrainerWithStart:
         """Why the run is NOT private; empty if it is."""
         return self.training.caveats()
 
-    def train(self, steps: int | None = None, progress: StepCounts = no_counts) -> bool:
+    def train(self, steps: int | None = None, progress: Progress = silent) -> bool:
         """Go on by so many questions and steps; whether training is finished."""
         while not self._mixture.finished and (steps is None or steps > 0):
             self._ask()

@@ -57,13 +57,7 @@ _BATCH = 4_096
 
 
 class Clusters:
-    """k-means over the principal components of public images.
-
-    Args:
-        public: float32 [m, c, h, w] in [-1, 1].
-        count: k.
-        seed: of the first centres.
-    """
+    """k-means over the principal components of public images [m, c, h, w] in [-1, 1]."""
 
     def __init__(self, public: Tensor, count: int, seed: int) -> None:
         if len(public) < count:
@@ -77,11 +71,7 @@ class Clusters:
         self._steps = _pipeline(components, count, seed).fit(pixels)
 
     def labels(self, images: Tensor) -> Tensor:
-        """The nearest centre of each image, int64 [n].
-
-        Args:
-            images: float32 [n, c, h, w] in [-1, 1], of the public images' shape.
-        """
+        """The nearest centre of each image [n, c, h, w] in [-1, 1], int64 [n]."""
         parts = [
             torch.from_numpy(self._steps.predict(part.flatten(1).numpy())).long()
             for part in images.split(_BATCH)

@@ -8,6 +8,7 @@ knows the stream could read from the sum how many records took part.
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Protocol
 
 import torch
@@ -165,22 +166,9 @@ Prepare = Callable[[Tensor, Tensor, Draws], Inputs]
 _PLAIN_ROWS = 512
 
 
+@dataclass(eq=False)
 class PrivateRecords:
     """Private images and labels, and the plan that every training on them follows.
-
-    Args:
-        images: by record, as many as the plan has.
-        plan: of each training.
-        protected: clip and add noise; otherwise steps are those of ordinary training.
-        noise: of DP-SGD.
-        bits: coins of the batches, and keys of the records' own streams.
-        backend: of the per-record gradients.
-        physical_batch: records at a time in DP-SGD; None measures it for each training.
-        device: of the networks.
-
-    Attributes:
-        noise: as given, for steps that are not protected.
-        measured: physical batch of each training that was measured, by name.
 
     Guarantee:
         Each training, by its name, is a DP-SGD of `plan` when `protected` (see `DpSgdPlan` and
@@ -191,24 +179,17 @@ class PrivateRecords:
         touched, so that none reveals afterwards how many records took part.
     """
 
-    def __init__(
-        self,
-        images: RecordImages,
-        plan: DpSgdPlan,
-        *,
-        protected: bool,
-        noise: NoiseSource,
-        bits: BitSource,
-        backend: Backend,
-        physical_batch: int | None,
-        device: torch.device,
-    ) -> None:
-        self._images, self._plan = images, plan
-        self._protected = protected
-        self.noise, self._bits = noise, bits
-        self._backend, self._physical_batch = backend, physical_batch
-        self._device = device
-        self.measured: dict[str, int | None] = {}
+    images: RecordImages  # as many records as the plan has
+    plan: DpSgdPlan  # of each training
+    _: KW_ONLY
+    protected: bool  # clip and add noise; otherwise steps are those of ordinary training
+    noise: NoiseSource  # of DP-SGD; as it is for steps that are not protected
+    bits: BitSource  # coins of the batches, and keys of the records' own streams
+    backend: Backend  # of the per-record gradients
+    physical_batch: int | None  # records at a time in DP-SGD; None measures it for each training
+    device: torch.device  # of the networks
+    # The physical batch of each training that was measured, by name.
+    measured: dict[str, int | None] = field(default_factory=dict)
 
     def step(
         self,
@@ -229,8 +210,8 @@ class PrivateRecords:
             prepare: makes the rows of the loss, with all of its randomness.
             optimiser: of the network.
         """
-        plan = self._plan
-        if not self._protected:
+        plan = self.plan
+        if not self.protected:
             parts = self.parts(name, done)
             self._plain_step((loss(network, *prepare(*part)) for part in parts), optimiser)
             return
@@ -244,9 +225,9 @@ class PrivateRecords:
             network,
             plan,
             loss,
-            self._backend,
+            self.backend,
             self.noise.for_query(f"{name}/{done}"),
-            self.measured.get(name, self._physical_batch),
+            self.measured.get(name, self.physical_batch),
             taken=done,
         )
         step.step(optimiser, draw, self._poisson(name, done))
@@ -255,27 +236,27 @@ class PrivateRecords:
     def parts(self, name: str, done: int) -> Iterator[tuple[Tensor, Tensor, Draws]]:
         """What `prepare` takes of one step's batch, K times each, some records at a time."""
         indices, key = self._poisson(name, done), self._key(name, done)
-        for part in indices.split(max(1, _PLAIN_ROWS // self._plan.multiplicity)):
+        for part in indices.split(max(1, _PLAIN_ROWS // self.plan.multiplicity)):
             if len(part):
                 yield self._copies(part, key)
 
     def _plain_step(self, losses: Iterable[Tensor], optimiser: torch.optim.Optimizer) -> None:
         """Without clipping and noise; NOT private."""
-        total = self._plan.batch * self._plan.multiplicity
+        total = self.plan.batch * self.plan.multiplicity
         optimiser.zero_grad()
         for part in losses:
             (part.sum() / total).backward()
         optimiser.step()
 
     def _poisson(self, name: str, done: int) -> Tensor:
-        return PoissonBatches(self._plan, self._bits.for_query(f"{name}/{done}")).draw()
+        return PoissonBatches(self.plan, self.bits.for_query(f"{name}/{done}")).draw()
 
     def _key(self, name: str, done: int) -> bytes:
-        return self._bits.for_query(f"{name}/{done}/rows").words(KEY_WORDS).tobytes()
+        return self.bits.for_query(f"{name}/{done}/rows").words(KEY_WORDS).tobytes()
 
     def _copies(self, indices: Tensor, key: bytes) -> tuple[Tensor, Tensor, Draws]:
         """On the device, each record K times in a row, with its own random numbers."""
-        copies = self._plan.multiplicity
-        draws = OwnDraws(key, indices, copies, self._device)
-        images, labels = self._images.pick(indices.repeat_interleave(copies), draws)
-        return images.to(self._device), labels.to(self._device), draws
+        copies = self.plan.multiplicity
+        draws = OwnDraws(key, indices, copies, self.device)
+        images, labels = self.images.pick(indices.repeat_interleave(copies), draws)
+        return images.to(self.device), labels.to(self.device), draws

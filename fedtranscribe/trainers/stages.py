@@ -27,19 +27,13 @@ from fedtranscribe.models.unet import Denoiser, UNetSize
 from fedtranscribe.noise.sources import BitSource, NoiseSource
 from fedtranscribe.privacy.diffusion import DpPromisePlan, DpSadPlan, DpSgdPlan
 from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.results.progress import Progress, silent
 from fedtranscribe.trainers.denoising import Ema
 from fedtranscribe.trainers.per_sample import Backend
 from fedtranscribe.trainers.records import PrivateRecords, RecordImages
 
 # Of a checkpoint.
 _VERSION = 4
-
-StepCounts = Callable[[str, int, int], None]
-"""(stage, steps done, steps in all)."""
-
-
-def no_counts(stage: str, done: int, total: int) -> None:
-    """Report nothing."""
 
 
 class Trainer(Protocol):
@@ -64,7 +58,7 @@ class Trainer(Protocol):
         """Why the run is NOT private; empty if it is."""
         ...
 
-    def train(self, steps: int | None = None, progress: StepCounts = ...) -> bool:
+    def train(self, steps: int | None = None, progress: Progress = ...) -> bool:
         """Go on by so many steps, or to the end; whether training is finished."""
         ...
 
@@ -168,16 +162,7 @@ Settings = TypeVar("Settings", bound=TrainerSettings)
 
 
 class StageTrainer(ABC, Generic[Stage, Settings]):
-    """What a method's trainer begins with; the method ends its own `__init__` with `_begin`.
-
-    Attributes:
-        privacy_plan: every private training.
-        images: by record.
-        public: images and labels; null labels where there are none.
-        ema: its `network` holds the averaged weights.
-        stage: what the next step belongs to.
-        done: steps of it that were taken.
-    """
+    """Trains the network to be released, in place; a method ends its `__init__` with `_begin`."""
 
     stage: Stage
     done: int
@@ -186,6 +171,7 @@ class StageTrainer(ABC, Generic[Stage, Settings]):
         _check_images(inputs.images, denoiser, "private")
         labels = _checked_labels(inputs.labels, len(inputs.images), denoiser)
         self.images = RecordImages(inputs.images, labels, inputs.ids)
+        # Images and labels; null labels where there are none.
         self.public = _checked_public(inputs.public, inputs.public_labels, denoiser)
         records, public_images = len(self.images), len(self.public[0])
         self.privacy_plan: Any = settings.privacy_plan(records, inputs.images[0].numel())
@@ -252,7 +238,7 @@ class StageTrainer(ABC, Generic[Stage, Settings]):
         """Whether every stage is through."""
         return self.stage not in self._counts
 
-    def train(self, steps: int | None = None, progress: StepCounts = no_counts) -> bool:
+    def train(self, steps: int | None = None, progress: Progress = silent) -> bool:
         """Go on by so many optimiser steps, or to the end; whether training is finished."""
         left = math.inf if steps is None else steps
         while left > 0 and not self.finished:

@@ -59,15 +59,7 @@ _GRID = 50
 def show_plan(prepared: PreparedTraining, say: Say = lambda _: None) -> StatedGuarantee:
     """Say what a prepared synthesis would train and cost; nothing is spent or written.
 
-    Args:
-        prepared: from `prepare`.
-        say: receives lines for the user.
-
-    Returns:
-        What the run would cost, as its result states it.
-
-    Raises:
-        ConfigError: images or labels that the method cannot take.
+    A ConfigError names images or labels that the method cannot take.
     """
     return _say_plan(prepared, prepared.trainer().caveats(), say)
 
@@ -131,7 +123,7 @@ def synthesize(
     described = describe(prepared, run, training.caveats, trained, open_ledger)
     result = described.model_copy(update={"accuracy": accuracy})
     result.write(run.path)
-    training.forget()
+    forget_checkpoint(run)
     return with_private_scores(run.path, result)
 
 
@@ -148,13 +140,7 @@ def _begun(out: Path, prepared: PreparedTraining, say: Say) -> RunDirectory:
 
 
 def opened_ledger(prepared: PreparedTraining, run: str, say: Say = lambda _: None) -> Ledger:
-    """The ledger of the data, which has room for the run or has booked it; raises as that may.
-
-    Args:
-        prepared: the training, which has a release.
-        run: its name in the ledger.
-        say: receives lines for the user.
-    """
+    """The ledger of the data, which has room for the run or has booked it; raises as that may."""
     settings, release = prepared.settings, prepared.plan.release
     assert release is not None
     adjacency = Adjacency(settings.adjacency)

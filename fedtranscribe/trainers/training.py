@@ -151,10 +151,6 @@ class Training:
         self.result = Trained(path, digest, head)
         return self.result
 
-    def forget(self) -> None:
-        """Remove the checkpoint, once the run's result is written."""
-        forget_checkpoint(self._run)
-
     # ---------------------------------------------------------------- checkpoint and counts
 
     @property
