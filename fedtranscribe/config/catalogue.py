@@ -25,6 +25,7 @@ DATA_SETS = (
     "cifar10",
     "cifar100",
     "svhn",
+    "usps",
     "cifar10-jpeg",
     f"{MEDMNIST}<name>",
 )
@@ -38,6 +39,7 @@ LAYOUT = {
     "cifar10": "cifar-10-batches-py/{data_batch_1,…,data_batch_5,test_batch,batches.meta}",
     "cifar100": "cifar-100-python/{train,test,meta}",
     "svhn": "{train,test}_32x32.mat",
+    "usps": "usps[.t].bz2",
     "cifar10-jpeg": "cifar10_jpeg_{train,test}.npz",
     f"{MEDMNIST}<name>": "<name>.npz",
 }
@@ -49,7 +51,7 @@ NOT_FETCHED = ("cifar10-jpeg",)
 MEMORY = "memory:"
 """Before the data id of data that Python had in memory, where others have a name or a path."""
 
-NETWORKS = ("cnn-small", "cnn", "cnn-wide", "scatter", "patches")
+NETWORKS = ("cnn-small", "cnn", "cnn-wide", "cnn-deep", "scatter", "patches")
 """Our own; torchvision's classifiers come on top where it is installed."""
 
 SPLITS, STATE, INFO = "dataset_dict.json", "state.json", "dataset_info.json"

@@ -208,6 +208,7 @@ TORCHVISION_SETS = {
         TorchvisionSet("cifar10", "CIFAR10", 10, _PART_AS_FLAG, lambda d: d.targets),
         TorchvisionSet("cifar100", "CIFAR100", 100, _PART_AS_FLAG, lambda d: d.targets),
         TorchvisionSet("svhn", "SVHN", 10, _PART_AS_WORD, lambda d: d.labels),
+        TorchvisionSet("usps", "USPS", 10, _PART_AS_FLAG, lambda d: d.targets),
     )
 }
 
@@ -215,7 +216,8 @@ TORCHVISION_SETS = {
 def load_torchvision_set(which: TorchvisionSet, root: Path | None, download: bool) -> DataSplit:
     """Read train and test below `root`, in torchvision's own layout.
 
-    Record ids are places in the official, frozen files, whose checksums torchvision verifies.
+    Record ids are places in the official, frozen files. torchvision verifies their checksums, of
+    `usps` only while downloading.
     """
     if root is None:
         raise absent_data(which.name, None)
@@ -265,6 +267,10 @@ def _open(
         raise DataNotFoundError(
             f"Cannot fetch {torchvision_name} into {str(root)!r}{why}; check the network and the "
             "folder."
+        ) from error
+    except (EOFError, ValueError) as error:
+        raise InvalidDataError(
+            f"Cannot read {name} in {str(root)!r} ({type(error).__name__}); fetch its files again."
         ) from error
 
 

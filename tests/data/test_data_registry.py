@@ -1,3 +1,4 @@
+import bz2
 import subprocess
 import sys
 
@@ -7,7 +8,7 @@ import torch
 
 from fedtranscribe import data
 from fedtranscribe.data import available, is_published, load
-from fedtranscribe.errors import DataNotFoundError
+from fedtranscribe.errors import DataNotFoundError, InvalidDataError
 
 
 def test_public_names_are_exactly_these():
@@ -67,6 +68,30 @@ def test_torchvision_sets(monkeypatch, tmp_path):
     assert split.test.ids[0] == "cifar10-test-0"
     with pytest.raises(DataNotFoundError, match="check the network"):
         load("cifar10", tmp_path, download=True)
+
+
+def usps_file(path, labels):
+    """A file of USPS: pixels are -1 (0) but for the record's own place, which is 1 (255)."""
+    lines = [
+        f"{label + 1} " + " ".join(f"{j}:{1 if j == i + 1 else -1}" for j in range(1, 257))
+        for i, label in enumerate(labels)
+    ]
+    path.write_bytes(bz2.compress("\n".join(lines).encode()))
+
+
+def test_usps_reads_torchvisions_files_and_refuses_damaged_ones(tmp_path):
+    usps_file(tmp_path / "usps.bz2", [0, 9, 4])
+    usps_file(tmp_path / "usps.t.bz2", [3])
+    split = load("usps", tmp_path)
+    assert split.train.pixels.shape == (3, 1, 16, 16)
+    assert split.train.labels.tolist() == [0, 9, 4]
+    assert split.train.pixels.flatten(1).nonzero().tolist() == [[0, 0], [1, 1], [2, 2]]
+    assert (split.test.ids, split.test.labels.tolist()) == (("usps-test-0",), [3])
+    whole = (tmp_path / "usps.bz2").read_bytes()
+    for damaged in (whole[: len(whole) // 2], bz2.compress(b"1 1:0.5\n2 1:abc")):
+        (tmp_path / "usps.bz2").write_bytes(damaged)
+        with pytest.raises(InvalidDataError, match="Cannot read usps .* fetch its files again"):
+            load("usps", tmp_path)
 
 
 def test_absent_torchvision_sets_say_how_to_get_them(monkeypatch, tmp_path):

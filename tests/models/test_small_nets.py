@@ -20,7 +20,9 @@ def test_any_shape_and_class_count(name, channels, size):
     assert (net.classes, net.channels, net.size) == (7, channels, size)
 
 
-@pytest.mark.parametrize(("name", "thousands"), [("cnn-small", 11), ("cnn", 34), ("cnn-wide", 114)])
+@pytest.mark.parametrize(
+    ("name", "thousands"), [("cnn-small", 11), ("cnn", 34), ("cnn-wide", 114), ("cnn-deep", 400)]
+)
 def test_sizes_are_as_documented(name, thousands):
     net = build(name, 10, 1, 28)
     assert round(sum(p.numel() for p in net.parameters()) / 1000) == thousands
