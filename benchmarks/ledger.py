@@ -19,7 +19,7 @@ from fedtranscribe.privacy.budget import Budget, release_of
 from fedtranscribe.privacy.chain import EntryKind, canonical
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.units import Adjacency, Unit
 
 ENTRIES = (100, 1_000, 10_000, 100_000)
@@ -78,9 +78,9 @@ def _table(line: Line) -> str:
     return grid(("entries", "runs", "MiB", *head, "proof of the whole"), rows)
 
 
-def _release(i: int) -> Release:
+def _release(i: int) -> MechanismRelease:
     event = Gaussian(0.001 + i * 1e-7)
-    return Release("noisy-sum", 1, {Unit.RECORD: dict.fromkeys(Adjacency, event)})
+    return MechanismRelease("noisy-sum", 1, {Unit.RECORD: dict.fromkeys(Adjacency, event)})
 
 
 def _make(path: Path, entries: int, per_run: int, releases: int) -> None:

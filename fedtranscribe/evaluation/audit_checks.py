@@ -16,7 +16,7 @@ from fedtranscribe.privacy.accountant import guarantee
 from fedtranscribe.privacy.chain import EntryKind
 from fedtranscribe.privacy.events import Event
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
+from fedtranscribe.privacy.release_plan import MechanismRelease, PrivacyPlan
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.questions.descent import GRADIENTS
 from fedtranscribe.questions.mixture import PRODUCTS, SQUARES
@@ -27,7 +27,7 @@ from fedtranscribe.text import counted
 EVENTS = "events.jsonl"
 THE_HOLDER = "the holder"
 
-HolderEvents = dict[str, tuple[Release, ...]]
+HolderEvents = dict[str, tuple[MechanismRelease, ...]]
 """What each holder gave away."""
 
 # A record that is used or left out comes and goes; where that has no guarantee, replacing it has.
@@ -41,19 +41,22 @@ def read_events(folder: Path) -> HolderEvents:
     path = folder / EVENTS
     if not path.exists():
         return {}
-    holder_events: dict[str, tuple[Release, ...]] = {}
+    holder_events: dict[str, tuple[MechanismRelease, ...]] = {}
     try:
         for entry in read_json_lines(path):
             # A line of a federated run names its holder; one of a local run is the release itself.
             holder, release = entry.get("holder", THE_HOLDER), entry.get("release", entry)
-            holder_events[holder] = (*holder_events.get(holder, ()), Release.from_json(release))
+            holder_events[holder] = (
+                *holder_events.get(holder, ()),
+                MechanismRelease.from_json(release),
+            )
     except (OSError, ValueError, TypeError, AttributeError, ConfigError):
         raise StorageError(f"{path} is damaged; it says what the run gave away.") from None
     return holder_events
 
 
 def epsilon_of(
-    releases: Iterable[Release], unit: Unit, adjacency: Adjacency, delta: float
+    releases: Iterable[MechanismRelease], unit: Unit, adjacency: Adjacency, delta: float
 ) -> float | None:
     """ε of one holder's releases; None where nothing follows from them."""
     try:
@@ -109,7 +112,7 @@ def most_exposed(holder_events: HolderEvents, adjacency: Adjacency, delta: float
 
     costs: dict[Any, float] = {}
 
-    def cost(releases: tuple[Release, ...]) -> float:
+    def cost(releases: tuple[MechanismRelease, ...]) -> float:
         # Most holders of a run gave away the same.
         events = tuple(release.costs.get(Unit.RECORD, {}).get(adjacency) for release in releases)
         if events not in costs:
@@ -211,7 +214,7 @@ def check_ledger(
     return Check("ledger", True, f"{counted(charged, 'row')} in {queries}, each charged once")
 
 
-def _cost_alike(booked: Sequence[Release], holder_events: HolderEvents) -> bool:
+def _cost_alike(booked: Sequence[MechanismRelease], holder_events: HolderEvents) -> bool:
     """Whether both cost the same under every unit and adjacency that both have."""
     stated_events = [release for releases in holder_events.values() for release in releases]
     for unit in Unit:
@@ -222,7 +225,7 @@ def _cost_alike(booked: Sequence[Release], holder_events: HolderEvents) -> bool:
     return True
 
 
-def _rho(releases: Sequence[Release], unit: Unit, adjacency: Adjacency) -> float:
+def _rho(releases: Sequence[MechanismRelease], unit: Unit, adjacency: Adjacency) -> float:
     events = [release.costs.get(unit, {}).get(adjacency) for release in releases]
     return math.fsum(event.zcdp_rho for event in events if event is not None)
 

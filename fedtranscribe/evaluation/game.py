@@ -19,7 +19,7 @@ from fedtranscribe.noise.masked import MaskedShare
 from fedtranscribe.noise.randomized_labels import ExponentialVoteLabels, TopKRandomizedResponse
 from fedtranscribe.noise.sources import OsBits, OsNoise
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
 from fedtranscribe.questions.moments import MOMENTS
 from fedtranscribe.questions.rows import mean_rows_bound
@@ -235,7 +235,7 @@ def _play_sums(
     )
 
 
-def _claim(result: Result, releases: tuple[Release, ...], adjacency: Adjacency) -> Claim:
+def _claim(result: Result, releases: tuple[MechanismRelease, ...], adjacency: Adjacency) -> Claim:
     """What these releases are said to cost together; with seeded noise nothing is claimed."""
     delta = result.guarantee.delta
     epsilon = epsilon_of(releases, Unit.RECORD, adjacency, delta)

@@ -7,7 +7,7 @@ from itertools import groupby
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.evaluation.audit_checks import THE_HOLDER, HolderEvents, epsilon_of
 from fedtranscribe.evaluation.report_facts import RunFacts
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.units import Adjacency, Unit
 
 # A label's ε takes a second to find.
@@ -91,7 +91,7 @@ def lines(
     holder_events: HolderEvents, adjacency: Adjacency, delta: float, marks: Sequence[int]
 ) -> list[Line]:
     """Every holder's ε per unit, while rows were answered."""
-    alike: list[tuple[tuple[Release, ...], list[str]]] = []
+    alike: list[tuple[tuple[MechanismRelease, ...], list[str]]] = []
     for holder, releases in holder_events.items():
         same = next((names for other, names in alike if other == releases), None)
         if same is None:
@@ -111,8 +111,8 @@ def lines(
 
 
 def _so_far(
-    releases: tuple[Release, ...], marks: Sequence[int]
-) -> list[tuple[int, tuple[Release, ...]]]:
+    releases: tuple[MechanismRelease, ...], marks: Sequence[int]
+) -> list[tuple[int, tuple[MechanismRelease, ...]]]:
     """Rows, and what they had cost: after each release, or at the marks within a single one."""
     if len(releases) == 1:
         whole = releases[0]

@@ -12,7 +12,7 @@ from fedtranscribe.evaluation.findings import Check
 from fedtranscribe.noise.bounds import Bound
 from fedtranscribe.noise.gaussian import CentralNoise, LocalNoise
 from fedtranscribe.noise.masked import MaskedShare
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.questions.descent import GRADIENTS, gradient_sums, gradients_bound
 from fedtranscribe.questions.mixture import (
@@ -88,7 +88,7 @@ class SumsGame:
     first: Tensor  # the sums of one world, int64 [1, D]
     second: Tensor  # of the other
     weights: Tensor  # how much a difference in each of D numbers tells
-    releases: tuple[Release, ...]  # what the run books for these answers
+    releases: tuple[MechanismRelease, ...]  # what the run books for these answers
     words: str  # which they are
 
     @property
@@ -97,7 +97,9 @@ class SumsGame:
         return self.mechanism.answers[0].mode is NoiseMode.SECAGG
 
 
-def sums_game(result: Result, releases: Sequence[Release], adjacency: Adjacency) -> SumsGame | None:
+def sums_game(
+    result: Result, releases: Sequence[MechanismRelease], adjacency: Adjacency
+) -> SumsGame | None:
     """The game for a run on sums; None where a holder did not answer them all."""
     answers = result.answers or Answers()
     sums = [release for release in releases if release.mechanism.endswith(_SUMS)]
@@ -116,7 +118,7 @@ def sums_game(result: Result, releases: Sequence[Release], adjacency: Adjacency)
     )
 
 
-def opened_sums(result: Result, sums: Sequence[Release]) -> tuple[Opened, ...]:
+def opened_sums(result: Result, sums: Sequence[MechanismRelease]) -> tuple[Opened, ...]:
     """As many sums as the plan asks, with the noise that the result states of each."""
     answers = result.answers or Answers()
     holders = 1 if result.federation is None else result.federation.holders

@@ -18,7 +18,7 @@ from fedtranscribe.noise.mechanisms import Mechanism
 from fedtranscribe.noise.sources import BitSource, NoiseSource, OsBits, OsNoise
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.release_plan import NoisePlan, Release
+from fedtranscribe.privacy.release_plan import MechanismRelease, NoisePlan
 from fedtranscribe.privacy.run_ledger import answer_once
 from fedtranscribe.questions.question import Answer, Query, RawAnswer, Summand
 from fedtranscribe.questions.statistic import Statistic
@@ -123,7 +123,7 @@ class Holder:
 
     def _booking(
         self, query: Query, plan: NoisePlan, mechanism: Mechanism
-    ) -> tuple[str, str, Release, str]:
+    ) -> tuple[str, str, MechanismRelease, str]:
         words = f"{query.digest()}\0{self._terms}\0{plan.words}"
         bound_to = hashlib.sha256(words.encode()).hexdigest()
         release = mechanism.release(query.rows, positional_ids=self._positional_ids)

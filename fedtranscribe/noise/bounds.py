@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.privacy.events import Event
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.units import Adjacency, Unit
 
 # Twelve of them, in units, stay far below 2⁶³.
@@ -92,7 +92,7 @@ class Bound:
 
     def release(
         self, how: str, rows: int, cost: Callable[[float], Event], *, positional_ids: bool
-    ) -> Release:
+    ) -> MechanismRelease:
         """What `rows` vectors give away.
 
         Args:
@@ -107,7 +107,7 @@ class Bound:
             without = positional_ids and unit is Unit.RECORD
             known = {a: m for a, m in by.items() if not (without and a is Adjacency.ADD_REMOVE)}
             costs[unit] = {adjacency: cost(moved) for adjacency, moved in known.items()}
-        return Release(f"{how}-{self.name}", rows, costs)
+        return MechanismRelease(f"{how}-{self.name}", rows, costs)
 
 
 def expect_noise(noise_std: float, holders: int) -> None:

@@ -16,7 +16,7 @@ from fedtranscribe.noise.bounds import Bound, expect_noise
 from fedtranscribe.noise.sources import NoiseSource
 from fedtranscribe.privacy.calibrate import RAW_ROUNDING, ROUNDING
 from fedtranscribe.privacy.events import Gaussian
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 
 _GRID_BITS = 8
 
@@ -97,7 +97,7 @@ class LocalNoise:
         """Of an answer's values."""
         return torch.float64 if self.bound.exact else torch.float32
 
-    def release(self, rows: int, *, positional_ids: bool) -> Release:
+    def release(self, rows: int, *, positional_ids: bool) -> MechanismRelease:
         """What `rows` vectors give away; without persistent ids add-remove gives nothing."""
 
         def cost(moved: float) -> Gaussian:
@@ -168,7 +168,7 @@ class CentralNoise:
         """Of raw values."""
         return torch.int64 if self.bound.exact else torch.float32
 
-    def release(self, rows: int, *, positional_ids: bool) -> Release:
+    def release(self, rows: int, *, positional_ids: bool) -> MechanismRelease:
         """What `rows` vectors give away about a holder, once the server has added its noise."""
         room = 0.0 if self.bound.exact else RAW_ROUNDING
 

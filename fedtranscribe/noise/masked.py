@@ -20,7 +20,7 @@ from fedtranscribe.errors import ConfigError
 from fedtranscribe.noise.bounds import Bound, expect_noise
 from fedtranscribe.noise.sources import BitSource
 from fedtranscribe.privacy.calibrate import ROUNDING
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.privacy.zcdp import ZeroConcentrated, discrete_sum_rho
 
@@ -276,7 +276,7 @@ class MaskedShare:
         """ρ of one vector."""
         return self._rho(self.bound.moves[unit][adjacency])
 
-    def release(self, rows: int, *, positional_ids: bool) -> Release:
+    def release(self, rows: int, *, positional_ids: bool) -> MechanismRelease:
         """What the sums of `rows` vectors give away about this holder."""
 
         def cost(moved: float) -> ZeroConcentrated:

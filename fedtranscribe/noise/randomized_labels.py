@@ -11,7 +11,7 @@ from fedtranscribe.errors import ConfigError
 from fedtranscribe.noise.sources import NoiseSource
 from fedtranscribe.privacy.events import Event
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.units import Adjacency, Unit
 
 
@@ -51,7 +51,7 @@ class TopKRandomizedResponse:
         """Numbers in an answer's row."""
         return self.k
 
-    def release(self, rows: int, *, positional_ids: bool) -> Release:
+    def release(self, rows: int, *, positional_ids: bool) -> MechanismRelease:
         """What `rows` labels give away; a teacher may change at will under any adjacency."""
         event = RandomizedResponse(self.epsilon0, self.k, rows)
         return _release("top-k-randomized-response", rows, event)
@@ -104,11 +104,13 @@ class ExponentialVoteLabels:
         """Numbers in an answer's row."""
         return self.k
 
-    def release(self, rows: int, *, positional_ids: bool) -> Release:
+    def release(self, rows: int, *, positional_ids: bool) -> MechanismRelease:
         """What `rows` labels give away."""
         event = ExponentialVotes(self.eta, self.k, rows)
         known = [a for a in Adjacency if a is not Adjacency.ADD_REMOVE or not positional_ids]
-        return Release("exponential-votes", rows, {Unit.RECORD: dict.fromkeys(known, event)})
+        return MechanismRelease(
+            "exponential-votes", rows, {Unit.RECORD: dict.fromkeys(known, event)}
+        )
 
     def privatise(self, counts: Tensor, noise: NoiseSource) -> Tensor:
         """One-hot private labels.
@@ -154,5 +156,5 @@ def _draw(log_weights: Tensor, noise: NoiseSource) -> Tensor:
     return F.one_hot(picked, weights.shape[-1]).float()
 
 
-def _release(name: str, rows: int, event: Event) -> Release:
-    return Release(name, rows, {unit: dict.fromkeys(Adjacency, event) for unit in Unit})
+def _release(name: str, rows: int, event: Event) -> MechanismRelease:
+    return MechanismRelease(name, rows, {unit: dict.fromkeys(Adjacency, event) for unit in Unit})

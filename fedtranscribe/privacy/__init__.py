@@ -29,7 +29,7 @@ from fedtranscribe.privacy.forecasts import Forecast, Verdict, forecast, label_f
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
 from fedtranscribe.privacy.ledger import Head, Ledger, Reservation
 from fedtranscribe.privacy.published import Published, published_sigma
-from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
+from fedtranscribe.privacy.release_plan import MechanismRelease, PrivacyPlan
 from fedtranscribe.privacy.released_images import ReleasedImages
 from fedtranscribe.privacy.units import Adjacency, Guarantee, NoiseMode, RowAnswer, Unit
 
@@ -48,12 +48,12 @@ __all__ = [
     "Guarantee",
     "Head",
     "Ledger",
+    "MechanismRelease",
     "NoiseMode",
     "PoissonGaussian",
     "PrivacyPlan",
     "Published",
     "RandomizedResponse",
-    "Release",
     "ReleasedImages",
     "Reservation",
     "RowAnswer",

@@ -35,7 +35,7 @@ from fedtranscribe.privacy.label_events import (
     RandomizedResponse,
     response_loss,
 )
-from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
+from fedtranscribe.privacy.release_plan import MechanismRelease, PrivacyPlan
 from fedtranscribe.privacy.released_images import ReleasedImages
 from fedtranscribe.privacy.renyi import epsilon_of_renyi, renyi
 from fedtranscribe.privacy.totals import Spent, renyi_curve
@@ -240,7 +240,9 @@ def guarantee(plan: PrivacyPlan) -> Guarantee:
     return Guarantee(plan.unit, plan.adjacency, value, plan.delta, accountant)
 
 
-def sound_table(releases: Sequence[Release], unit: Unit, delta: float) -> dict[Adjacency, float]:
+def sound_table(
+    releases: Sequence[MechanismRelease], unit: Unit, delta: float
+) -> dict[Adjacency, float]:
     """ε of a fixed plan under every adjacency that all of its releases support.
 
     Raises:

@@ -15,7 +15,7 @@ from fedtranscribe.privacy.accountant import spent_epsilon
 from fedtranscribe.privacy.chain import canonical
 from fedtranscribe.privacy.closed_forms import gaussian_epsilon, gaussian_mu
 from fedtranscribe.privacy.events import Gaussian
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.totals import Spent, Totals
 from fedtranscribe.privacy.units import Adjacency, Unit
 
@@ -111,7 +111,7 @@ def two_digits_below(value: float) -> float:
 _HALVINGS = 24  # far finer than the two digits that are shown
 
 
-def content_of(release: Release) -> str:
+def content_of(release: MechanismRelease) -> str:
     """The content of a reservation, if it can be read again; else nothing may be booked.
 
     Raises:
@@ -129,13 +129,13 @@ def content_of(release: Release) -> str:
 
 
 @lru_cache(maxsize=4096)
-def release_of(content: str) -> Release:
+def release_of(content: str) -> MechanismRelease:
     """The release of a reservation.
 
     Raises:
         ValueError: it is none, or too long.
     """
-    return Release.from_json(parse_json(content))
+    return MechanismRelease.from_json(parse_json(content))
 
 
 class Costs:
@@ -150,7 +150,12 @@ class Costs:
         self._sums: dict[tuple[Unit, Adjacency], tuple[Spent, dict[str, int]]] = {}
 
     def epsilon(
-        self, totals: Totals, delta: float, unit: Unit, adjacency: Adjacency, *extra: Release
+        self,
+        totals: Totals,
+        delta: float,
+        unit: Unit,
+        adjacency: Adjacency,
+        *extra: MechanismRelease,
     ) -> float:
         """ε at δ of what is booked and of `extra` releases."""
         spent = self._spent(totals, unit, adjacency)

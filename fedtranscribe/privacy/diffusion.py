@@ -18,7 +18,7 @@ from fedtranscribe.privacy.published import (
     sampling_probability,
     sgd_steps,
 )
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.released_images import ReleasedImages
 from fedtranscribe.privacy.units import Adjacency, Unit
 
@@ -244,10 +244,10 @@ class DpPromisePlan:
         first, second = self.phase1_event(adjacency), self.phase2.event(adjacency)
         return second if first is None else Together((first, second))
 
-    def release(self) -> Release:
+    def release(self) -> MechanismRelease:
         """The trained model, as a ledger books it."""
         costs = {adjacency: self.event(adjacency) for adjacency in self.adjacencies}
-        return Release("dp-promise", 1, {Unit.RECORD: costs})
+        return MechanismRelease("dp-promise", 1, {Unit.RECORD: costs})
 
     def published(self, delta: float) -> Published:
         """Theorem 2 of the paper at these settings, fresh images in Phase I.
@@ -342,10 +342,10 @@ class DpSadPlan:
         one = replace(self.training, noise_multiplier=self.multiplier)
         return replace(one, steps=self.steps).event(adjacency)
 
-    def release(self) -> Release:
+    def release(self) -> MechanismRelease:
         """The trained models, as a ledger books them."""
         costs = {adjacency: self.event(adjacency) for adjacency in self.adjacencies}
-        return Release("dp-sad", 1, {Unit.RECORD: costs})
+        return MechanismRelease("dp-sad", 1, {Unit.RECORD: costs})
 
     def published(self, delta: float) -> Published:
         """Theorem 4 of the paper at these settings; it knows of one training only.

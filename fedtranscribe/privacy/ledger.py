@@ -70,7 +70,7 @@ from fedtranscribe.files import parse_json
 from fedtranscribe.privacy.book import Book
 from fedtranscribe.privacy.budget import Budget, Costs, content_of, release_of, room_words, settle
 from fedtranscribe.privacy.chain import Entry, EntryKind, Head, canonical
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit, expect_delta, expect_epsilon
 from fedtranscribe.text import expect_name
 
@@ -173,7 +173,9 @@ class Ledger:
 
     # Booking
 
-    def reserve(self, query_id: str, query_hash: str, release: Release, run: str) -> Reservation:
+    def reserve(
+        self, query_id: str, query_hash: str, release: MechanismRelease, run: str
+    ) -> Reservation:
         """Charge a query, durably, before anything private is computed for it.
 
         The same query again costs nothing and gives its stored answer, if there is one.
@@ -264,7 +266,7 @@ class Ledger:
         with self._book.writing():  # of two processes one sees the note of the other
             settle(self._book.path, ids)
 
-    def check(self, *releases: Release, delta: float | None = None) -> None:
+    def check(self, *releases: MechanismRelease, delta: float | None = None) -> None:
         """Whether a whole plan would fit, before its first query; books nothing.
 
         Args:
@@ -296,7 +298,7 @@ class Ledger:
             return 0.0 if budget is None else math.inf
         return self._costs.room(self._book.totals, budget, delta)
 
-    def _afford(self, *releases: Release, delta: float | None = None) -> None:
+    def _afford(self, *releases: MechanismRelease, delta: float | None = None) -> None:
         budget = self.budget
         if budget is None:
             raise BudgetExhaustedError(
@@ -357,7 +359,7 @@ class Ledger:
         """The whole book, oldest first; proves the chain, not the answers."""
         return self._book.entries()
 
-    def releases(self, run: str | None = None) -> list[Release]:
+    def releases(self, run: str | None = None) -> list[MechanismRelease]:
         """Every reservation, oldest first, answered or not; of one run, or of all.
 
         It reads and proves the whole chain, however old the run is.
@@ -438,7 +440,9 @@ class Ledger:
         """
         self._book.confirm(head)
 
-    def _epsilon(self, delta: float, unit: Unit, adjacency: Adjacency, *extra: Release) -> float:
+    def _epsilon(
+        self, delta: float, unit: Unit, adjacency: Adjacency, *extra: MechanismRelease
+    ) -> float:
         return self._costs.epsilon(self._book.totals, delta, unit, adjacency, *extra)
 
 

@@ -10,7 +10,7 @@ from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit, expect
 
 
 @dataclass(frozen=True)
-class Release:
+class MechanismRelease:
     """What one mechanism gives away by `rows` answers, per unit and adjacency.
 
     Attributes:
@@ -81,7 +81,7 @@ class Release:
         return cls(mechanism, rows, events)
 
 
-def together(mechanism: str, releases: Sequence[Release]) -> Release:
+def together(mechanism: str, releases: Sequence[MechanismRelease]) -> MechanismRelease:
     """Several releases of one run as one, all of them fixed before the first.
 
     Args:
@@ -105,14 +105,14 @@ def together(mechanism: str, releases: Sequence[Release]) -> Release:
     }
     shared = {unit: by for unit, by in costs.items() if by}
     expect(len(shared) > 0, "releases with a guarantee for one unit under one adjacency")
-    return Release(mechanism, 1, shared)
+    return MechanismRelease(mechanism, 1, shared)
 
 
 @dataclass(frozen=True)
 class PrivacyPlan:
     """Everything that a run will release, fixed before its first answer."""
 
-    releases: tuple[Release, ...]
+    releases: tuple[MechanismRelease, ...]
     unit: Unit
     adjacency: Adjacency
     delta: float

@@ -9,7 +9,7 @@ from fedtranscribe.privacy.budget import Budget, expect_noted
 from fedtranscribe.privacy.chain import Head
 from fedtranscribe.privacy.ledger import PROVED_WITHIN, Ledger
 from fedtranscribe.privacy.ledger_place import LedgerPlace
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 
 Say = Callable[[str], None]
 
@@ -20,7 +20,7 @@ def open_for_run(
     run: str,
     asked: float | None,
     usual: Budget,
-    releases: Sequence[Release],
+    releases: Sequence[MechanismRelease],
     say: Say,
 ) -> Ledger:
     """Open the ledger for a run; one that starts gets its limit, and has to fit under it.
@@ -95,7 +95,7 @@ def answer_once(
     ledger: Ledger,
     query_id: str,
     bound_to: str,
-    release: Release,
+    release: MechanismRelease,
     run: str,
     compute: Callable[[], bytes],
 ) -> tuple[bytes, Head]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from fedtranscribe.errors import ConfigError, ProtocolError
 from fedtranscribe.files import parse_json
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.questions.messages import (
     Message,
     array_of,
@@ -142,7 +142,7 @@ def read_trained(content: Message) -> TrainedNetwork:
         facts, release = (parse_json(get(terms, name, str)) for name in ("facts", "release"))
         if not (isinstance(facts, dict) and isinstance(release, dict)):
             raise TypeError("facts and release")
-        Release.from_json(release)
+        MechanismRelease.from_json(release)
         network = array_of(content, "network", "u").tobytes()
         return TrainedNetwork(network, TrainedFacts.model_validate(facts), release)
     except _SENSELESS:

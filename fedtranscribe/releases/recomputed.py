@@ -8,11 +8,11 @@ from typing import TypeVar
 from fedtranscribe.errors import UnsupportedAdjacencyError
 from fedtranscribe.privacy.accountant import grid_work, guarantee
 from fedtranscribe.privacy.events import Event
-from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
+from fedtranscribe.privacy.release_plan import MechanismRelease, PrivacyPlan
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.releases.statement import HolderRelease, PrivacyStatement
 
-HolderEvents = dict[str, tuple[Release, ...]]
+HolderEvents = dict[str, tuple[MechanismRelease, ...]]
 
 
 TOLERANCE = 1e-6
@@ -26,7 +26,7 @@ up to three adjacencies; holders that answered the same number of labels count o
 
 def by_holder(events: Iterable[HolderRelease]) -> HolderEvents:
     """What each holder gave away."""
-    holders: defaultdict[str, list[Release]] = defaultdict(list)
+    holders: defaultdict[str, list[MechanismRelease]] = defaultdict(list)
     for event in events:
         holders[event.holder].append(event.release.release())
     return {holder: tuple(releases) for holder, releases in holders.items()}

@@ -19,7 +19,7 @@ from fedtranscribe.config.catalogue import STATEMENT, no_release
 from fedtranscribe.errors import FedtranscribeError, PrivacyError
 from fedtranscribe.files import read_bounded
 from fedtranscribe.privacy.events import MOST_COUNT
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.text import printable
 
@@ -71,7 +71,7 @@ class _Part(BaseModel):
 
 
 class ReleaseRecord(_Part):
-    """One line of `events.jsonl` in the accountant's words; see `privacy.Release`."""
+    """One line of `events.jsonl` in the accountant's words; see `privacy.MechanismRelease`."""
 
     mechanism: _Name
     rows: Annotated[int, Field(ge=1, le=MOST_COUNT)]
@@ -86,9 +86,9 @@ class ReleaseRecord(_Part):
             raise ValueError(str(error)) from None
         return self
 
-    def release(self) -> Release:
+    def release(self) -> MechanismRelease:
         """The same for the accountant."""
-        return Release.from_json(self.model_dump(mode="json"))
+        return MechanismRelease.from_json(self.model_dump(mode="json"))
 
 
 class HolderRelease(_Part):

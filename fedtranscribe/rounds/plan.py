@@ -18,7 +18,12 @@ from fedtranscribe.noise.mechanisms import Mechanism, gaussian_mechanism, label_
 from fedtranscribe.privacy.accountant import guarantee
 from fedtranscribe.privacy.forecasts import Forecast
 from fedtranscribe.privacy.published import Published
-from fedtranscribe.privacy.release_plan import NoisePlan, PrivacyPlan, Release, expect_tolerable
+from fedtranscribe.privacy.release_plan import (
+    MechanismRelease,
+    NoisePlan,
+    PrivacyPlan,
+    expect_tolerable,
+)
 from fedtranscribe.privacy.units import Adjacency, Guarantee, NoiseMode, RowAnswer, Unit
 from fedtranscribe.questions.capabilities import Capabilities
 from fedtranscribe.questions.descent import gradients_bound
@@ -143,7 +148,7 @@ class Part:
             raise ConfigError(f"Expected noise mode secagg, got {self.noise.mode}.")
         return mechanism.grid
 
-    def release(self, holder: Capabilities, rows: int) -> Release:
+    def release(self, holder: Capabilities, rows: int) -> MechanismRelease:
         """What so many answered rows give away about one holder's data."""
         return self.mechanism(holder).release(rows, positional_ids=holder.positional_ids)
 
@@ -190,7 +195,7 @@ class Plan:
     forecast: Forecast
     published: Published | None
     words: str = ""
-    before: tuple[Release, ...] = field(default=())
+    before: tuple[MechanismRelease, ...] = field(default=())
     mixture_share: float = 0.0
 
     @property
@@ -249,7 +254,9 @@ class Plan:
         """As `noise_std`, of every sum over records that student and generator are made from."""
         return tuple(part.noise.strength for part in self.of_method if is_sum(part.kind))
 
-    def releases(self, holder: str, rows: Sequence[int] | None = None) -> tuple[Release, ...]:
+    def releases(
+        self, holder: str, rows: Sequence[int] | None = None
+    ) -> tuple[MechanismRelease, ...]:
         """What answered rows give away about one holder's data.
 
         Args:

@@ -23,7 +23,7 @@ from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.models.inference import labelled_samples, logits_of
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.privacy.accountant import quote, sound_table
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.questions.training_messages import TrainedNetwork
 from fedtranscribe.results.parts import StatedGuarantee
@@ -198,7 +198,7 @@ def verified(settings: FederationSettings, holder: str, trained: TrainedNetwork)
             f"Holder {holder} trained with method={claim[0]}, delta={claim[1]}, unit={claim[2]}, "
             f"adjacency={claim[3]}; that is not what it was asked for."
         )
-    release = Release.from_json(dict(trained.release))
+    release = MechanismRelease.from_json(dict(trained.release))
     try:
         epsilon, accountant = quote([release.event(Unit.RECORD, asked)], settings.delta)
     except UnsupportedAdjacencyError as error:

@@ -30,7 +30,7 @@ from fedtranscribe.models.backbones import Backbone
 from fedtranscribe.models.ensemble import Ensemble
 from fedtranscribe.models.fixed_features import UnitFeatures, coefficient_count, features_for
 from fedtranscribe.models.teachers import Manifest, load_manifest
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.questions.capabilities import Capabilities
 from fedtranscribe.questions.moments import Moments, MomentsQuery
@@ -95,7 +95,7 @@ class Prepared:
     digest: str | None = None
 
     @property
-    def before(self) -> tuple[Release, ...]:
+    def before(self) -> tuple[MechanismRelease, ...]:
         """What the student has cost before the first query: the training of its generator.
 
         Guarantee:
@@ -114,7 +114,7 @@ class Prepared:
         return self.generator.releases
 
     @property
-    def releases(self) -> tuple[Release, ...]:
+    def releases(self) -> tuple[MechanismRelease, ...]:
         """What the whole run will give away."""
         return self.plan.releases(OWN)
 

@@ -22,7 +22,7 @@ from fedtranscribe.models.teachers import ensemble_accuracy
 from fedtranscribe.privacy.accountant import guarantee, sound_table
 from fedtranscribe.privacy.budget import DEFAULT_LIMIT, POSITION, Budget
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
+from fedtranscribe.privacy.release_plan import MechanismRelease, PrivacyPlan
 from fedtranscribe.privacy.run_ledger import Say, open_for_run
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.questions.kinds import of_records, of_teachers
@@ -153,7 +153,7 @@ def _why_counted(prepared: Prepared) -> str:
     return f"the generator was trained on {seen!r}, which shares records with {these!r}"
 
 
-def _guaranteed(settings: TranscribeSettings, releases: tuple[Release, ...]) -> Guarantee:
+def _guaranteed(settings: TranscribeSettings, releases: tuple[MechanismRelease, ...]) -> Guarantee:
     """What releases cost in the run's unit, under zero-out."""
     unit = Unit(settings.unit)
     return guarantee(PrivacyPlan(releases, unit, Adjacency.ZERO_OUT, settings.delta))

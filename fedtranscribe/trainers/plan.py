@@ -12,7 +12,7 @@ from fedtranscribe.models.unet import make_unet
 from fedtranscribe.privacy.chain import canonical
 from fedtranscribe.privacy.diffusion_noise import CalibrateBy, calibrated
 from fedtranscribe.privacy.published import Published
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.trainers.stages import Trainer, TrainerSettings, TrainingInputs
 
@@ -45,7 +45,9 @@ class TrainingPlan:
     classes: int  # that the network knows; 0 for an unconditional one
     conditional: bool  # whether its images come by label
     steps: Mapping[str, int]  # optimiser steps by stage, in order
-    release: Release | None  # what the ledger books; None where the training has no guarantee
+    release: (
+        MechanismRelease | None
+    )  # what the ledger books; None where the training has no guarantee
     published: Published | None  # what the paper's own formula prints; None without noise
     words: tuple[str, ...]  # what was picked, a line each
     # what a private start asks, as plain values; None without one
@@ -110,7 +112,7 @@ def plan_training(
     settings: SynthesizeSettings,
     facts: DataFacts,
     public_records: int,
-    start: Release | None = None,
+    start: MechanismRelease | None = None,
 ) -> TrainingPlan:
     """Resolve everything that is public, noise included."""
     resolved: Any = recipe.resolve(settings, facts, with_start=start is not None)

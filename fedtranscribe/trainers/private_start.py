@@ -42,7 +42,7 @@ from fedtranscribe.noise.gaussian import LocalNoise
 from fedtranscribe.privacy.calibrate import ROUNDING
 from fedtranscribe.privacy.closed_forms import gaussian_mu
 from fedtranscribe.privacy.forecasts import in_short
-from fedtranscribe.privacy.release_plan import Release, together
+from fedtranscribe.privacy.release_plan import MechanismRelease, together
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.questions.mixture import Mixture, bound_of, mixture_bound
 from fedtranscribe.results.progress import Progress, silent
@@ -67,7 +67,7 @@ class MixtureStart:
     cuts: int  # 2^cuts Gaussians per class
     noise: tuple[float, ...]  # std on each question's sums, in order
     samples: int  # images that are drawn from the mixture, for the network to begin with
-    release: Release  # what the questions give away
+    release: MechanismRelease  # what the questions give away
     words: str  # the same, for people
 
     def to_json(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def _stands(facts: DataFacts, noise: float, shape: QuestionShape) -> float:
     return facts.records / shape.blocks / (noise * math.sqrt(2 * shape.width))
 
 
-def _together(start: Release, training: Release) -> Release:
+def _together(start: MechanismRelease, training: MechanismRelease) -> MechanismRelease:
     return together(f"{MIXTURE}, {training.mechanism}", [start, training])
 
 
@@ -214,7 +214,7 @@ class TrainerWithStart:
         return self._mixture.finished and self.training.finished
 
     @property
-    def release(self) -> Release | None:
+    def release(self) -> MechanismRelease | None:
         """What both give away."""
         assert self.training.release is not None
         return _together(self._start.release, self.training.release)

@@ -17,7 +17,7 @@ from fedtranscribe.data.archives import DRAWN_FROM, DRAWN_FROM_DATA
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.files import expect_free, read_json_lines, unwritable, write_atomically
 from fedtranscribe.models.diffusion import Progress, Synthesizer, load_synthesizer
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.results.result import Result
 from fedtranscribe.results.run_directory import DENOISER
 
@@ -191,7 +191,7 @@ class ExistingGenerator:
     # of the data that it was trained on; None where the run's folder does not say
     data_id: str | None
     samples: ImageSet  # drawn from it; labelled by the classes that they were drawn for
-    releases: tuple[Release, ...]  # what its training has cost
+    releases: tuple[MechanismRelease, ...]  # what its training has cost
     # the public images that it started from; None for none, and for drawn shapes
     public: NamedData | None = None
 
@@ -239,10 +239,10 @@ def _public(path: Path, result: Result) -> NamedData | None:
     return NamedData(name, data_id)
 
 
-def _releases(path: Path) -> tuple[Release, ...]:
+def _releases(path: Path) -> tuple[MechanismRelease, ...]:
     events = path / "events.jsonl"
     try:
         lines = read_json_lines(events)
-        return tuple(Release.from_json(line.get("release", line)) for line in lines)
+        return tuple(MechanismRelease.from_json(line.get("release", line)) for line in lines)
     except (OSError, ValueError, KeyError, AttributeError):
         raise StorageError(f"{events} is absent or damaged; it says what the run cost.") from None

@@ -26,7 +26,7 @@ from fedtranscribe.models.diffusion import Sampling, Schedule
 from fedtranscribe.models.unet import Denoiser, UNetSize
 from fedtranscribe.noise.sources import BitSource, NoiseSource
 from fedtranscribe.privacy.diffusion import DpPromisePlan, DpSadPlan, DpSgdPlan
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.results.progress import Progress, silent
 from fedtranscribe.trainers.denoising import Ema
 from fedtranscribe.trainers.per_sample import Backend
@@ -45,7 +45,7 @@ class Trainer(Protocol):
         ...
 
     @property
-    def release(self) -> Release | None:
+    def release(self) -> MechanismRelease | None:
         """What it gives away, from the very plan that it trains by; None for no guarantee."""
         ...
 
@@ -102,7 +102,7 @@ class TrainerSettings(ABC):
         """Over all epochs; 0 without public images."""
         return math.ceil(self.pretrain_epochs * images / self.pretrain_batch)
 
-    def release(self, records: int, dimensions: int = 784) -> Release | None:
+    def release(self, records: int, dimensions: int = 784) -> MechanismRelease | None:
         """What the ledger books; None for a run that has no guarantee."""
         return None if self.caveats() else self.privacy_plan(records, dimensions).release()
 
@@ -215,7 +215,7 @@ class StageTrainer(ABC, Generic[Stage, Settings]):
     # ---------------------------------------------------------------- train
 
     @property
-    def release(self) -> Release | None:
+    def release(self) -> MechanismRelease | None:
         """What it gives away; None where it has no guarantee."""
         return self.settings.release(self.privacy_plan.records, self.privacy_plan.dimensions)
 

@@ -15,7 +15,7 @@ import fedtranscribe
 from fedtranscribe import cli
 from fedtranscribe.cli import output
 from fedtranscribe.cli.output import emit, emit_json, say, say_path, show_table, warn
-from fedtranscribe.privacy import Adjacency, Budget, Gaussian, Release, Unit
+from fedtranscribe.privacy import Adjacency, Budget, Gaussian, MechanismRelease, Unit
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.results.stage_bars import StageBars
 
@@ -92,7 +92,7 @@ def book_of(folder: Path, run: str) -> Path:
     budget = Budget(10.0, 1e-5, Unit.RECORD, Adjacency.ZERO_OUT)
     event = {Unit.RECORD: {Adjacency.ZERO_OUT: Gaussian(0.1, 1)}}
     with Ledger.open(path, "[/data]", budget) as ledger:
-        ledger.reserve("q", "0" * 64, Release("rows", 1, event), run)
+        ledger.reserve("q", "0" * 64, MechanismRelease("rows", 1, event), run)
     return path
 
 

@@ -22,7 +22,7 @@ from fedtranscribe.models.teachers import load_manifest
 from fedtranscribe.privacy.budget import Budget, note_path, settle
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.releases import make_release, verify
 from fedtranscribe.runs.finished import FinishedRun
@@ -134,7 +134,7 @@ def test_what_a_record_is_stays_what_it_was(
         settle(place.path, images.ids_by)
         ledger.set_budget(Budget(20.0, 1e-5, Unit.RECORD, Adjacency.ZERO_OUT))
         event = {Unit.RECORD: {Adjacency.ZERO_OUT: Gaussian(0.1)}}
-        ledger.reserve("q", "h", Release("noisy-moments", 1, event), "run")
+        ledger.reserve("q", "h", MechanismRelease("noisy-moments", 1, event), "run")
         head = ledger.head
     arguments = [command, "--data", str(pets), "--epsilon", "10", *then]
     arguments += ["--force"] * (command == "transcribe")

@@ -90,7 +90,7 @@ def test_usps_reads_torchvisions_files_and_refuses_damaged_ones(tmp_path):
     whole = (tmp_path / "usps.bz2").read_bytes()
     for damaged in (whole[: len(whole) // 2], bz2.compress(b"1 1:0.5\n2 1:abc")):
         (tmp_path / "usps.bz2").write_bytes(damaged)
-        with pytest.raises(InvalidDataError, match="Cannot read usps .* fetch its files again"):
+        with pytest.raises(InvalidDataError, match=r"Cannot read usps .* fetch its files again"):
             load("usps", tmp_path)
 
 

@@ -26,7 +26,7 @@ from fedtranscribe.models.ensemble import Ensemble
 from fedtranscribe.models.teacher_training import shard_file
 from fedtranscribe.privacy.calibrate import EnsembleLayout
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.units import Adjacency, RowAnswer, Unit
 from fedtranscribe.questions.kinds import of_teachers
 from fedtranscribe.questions.question import Kind
@@ -85,7 +85,7 @@ def holder_of(run, ledger) -> Holder:
     return Holder(of_teachers(teachers), ledger, RUN, positional_ids=False)
 
 
-def cost(rows: int) -> Release:
+def cost(rows: int) -> MechanismRelease:
     return noisy_mean_rows(EnsembleLayout(20), 0.5, RowAnswer.VOTE).release(
         rows, positional_ids=False
     )

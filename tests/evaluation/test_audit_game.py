@@ -18,7 +18,7 @@ from fedtranscribe.privacy.accountant import delta_of, epsilon
 from fedtranscribe.privacy.calibrate import EnsembleLayout, noise_std
 from fedtranscribe.privacy.events import Gaussian, PoissonGaussian
 from fedtranscribe.privacy.label_events import RandomizedResponse
-from fedtranscribe.privacy.release_plan import NoisePlan, Release
+from fedtranscribe.privacy.release_plan import MechanismRelease, NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
 from fedtranscribe.questions.mixture import products_bound, squares_bound
 from fedtranscribe.questions.moments import moments_bound
@@ -241,7 +241,7 @@ def test_moments_are_played_on_the_worst_pair_of_records(adjacency, fault):
     assert play_run(result, {"holder": tuple(booked[1:])}, adjacency, 1_000, 0.99) is None
 
 
-def sums_of(mode: NoiseMode, holders: int, stds: tuple[float, ...]) -> list[Release]:
+def sums_of(mode: NoiseMode, holders: int, stds: tuple[float, ...]) -> list[MechanismRelease]:
     """Releases of a holder under a plan of these stds: two of moments, three of a mixture."""
     bounds = [
         moments_bound(2, None),
@@ -296,7 +296,7 @@ def test_one_answer_with_too_little_noise_is_found_without_chance(mode, adjacenc
         private=True, delta=DELTA, rows=5, noise=mode.value, sums_stds=stds, holders=3
     )
 
-    def found(told: tuple[float, ...], given: tuple[Release, ...] = releases) -> Check:
+    def found(told: tuple[float, ...], given: tuple[MechanismRelease, ...] = releases) -> Check:
         check = check_noise(changed(result, sums_stds=told), {"holder": given}, adjacency)
         assert check is not None
         return check

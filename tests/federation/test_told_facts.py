@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fedtranscribe.errors import ConfigError, ProtocolError
-from fedtranscribe.privacy import Adjacency, Gaussian, Release, Unit
+from fedtranscribe.privacy import Adjacency, Gaussian, MechanismRelease, Unit
 from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.questions.capabilities import Capabilities
 from fedtranscribe.questions.messages import Message
@@ -24,7 +24,9 @@ TRAINING = {
     **{"sigma": 2.0, "steps": {"student": 3}, "records": 90, "classes": 3, "channels": 1},
     **{"size": 28, "unet": "tiny", "sampling": {"steps": 2}, "sha256": "0" * 64, "resolved": {}},
 }
-RELEASE = Release("network", 1, {Unit.RECORD: {Adjacency.ZERO_OUT: Gaussian(0.1)}}).to_json()
+RELEASE = MechanismRelease(
+    "network", 1, {Unit.RECORD: {Adjacency.ZERO_OUT: Gaussian(0.1)}}
+).to_json()
 
 
 @pytest.mark.parametrize("name", ["classes", "channels", "size", "shards"])

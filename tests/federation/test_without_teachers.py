@@ -30,7 +30,7 @@ from fedtranscribe.models.backbones import NO_BACKBONES
 from fedtranscribe.models.teachers import load_manifest
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.questions.question import Kind
 from fedtranscribe.runs.transports import InProcess
@@ -236,7 +236,7 @@ def ask(home: Home) -> None:
     file = HolderFile.read(home.policy)
     with Ledger.open(file.holder.ledger, Holding.open(file).data_id) as ledger:
         event = {Unit.RECORD: {Adjacency.ZERO_OUT: Gaussian(0.1)}}
-        ledger.reserve("q", "h", Release("noisy-moments", 1, event), "run")
+        ledger.reserve("q", "h", MechanismRelease("noisy-moments", 1, event), "run")
 
 
 @pytest.mark.parametrize(

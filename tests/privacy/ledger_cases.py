@@ -7,7 +7,7 @@ from fedtranscribe.privacy.accountant import epsilon_filter
 from fedtranscribe.privacy.budget import Budget
 from fedtranscribe.privacy.events import Event, Gaussian
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.units import Adjacency, Unit
 
 DATA = "digits"
@@ -18,11 +18,11 @@ RACE = Budget(epsilon_filter([Gaussian(0.2, 24)], DELTA), DELTA, RECORD, ZERO_OU
 """Room for exactly 24 single rows of μ = 0.2."""
 
 
-def release(mu: float = 0.1, rows: int = 1) -> Release:
+def release(mu: float = 0.1, rows: int = 1) -> MechanismRelease:
     """`rows` Gaussian rows of μ each, under zero-out and replace but not add-remove."""
     event: Event = Gaussian(mu, rows)
     costs: dict[Adjacency, Event] = {ZERO_OUT: event, Adjacency.REPLACE: event}
-    return Release("noisy-mean-rows", rows, {RECORD: costs})
+    return MechanismRelease("noisy-mean-rows", rows, {RECORD: costs})
 
 
 def open_ledger(path: Path, budget: Budget | None = BUDGET) -> Ledger:

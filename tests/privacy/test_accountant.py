@@ -25,7 +25,7 @@ from fedtranscribe.privacy.accountant import (
 from fedtranscribe.privacy.closed_forms import gaussian_epsilon, zcdp_epsilon
 from fedtranscribe.privacy.events import MOST_COUNT, Event, Gaussian, PoissonGaussian
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
-from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
+from fedtranscribe.privacy.release_plan import MechanismRelease, PrivacyPlan
 from fedtranscribe.privacy.released_images import ReleasedImages
 from fedtranscribe.privacy.units import Adjacency, Guarantee, Unit
 from fedtranscribe.privacy.zcdp import ZeroConcentrated
@@ -303,8 +303,8 @@ def test_the_first_event_decides_the_filter() -> None:
         assert epsilon_filter(order, DELTA) > epsilon(order, DELTA)
 
 
-def make_release(event: Event, *adjacencies: Adjacency) -> Release:
-    return Release("test", 1, {Unit.RECORD: dict.fromkeys(adjacencies, event)})
+def make_release(event: Event, *adjacencies: Adjacency) -> MechanismRelease:
+    return MechanismRelease("test", 1, {Unit.RECORD: dict.fromkeys(adjacencies, event)})
 
 
 def test_guarantee_and_table_name_everything() -> None:

@@ -18,7 +18,7 @@ from fedtranscribe.privacy.diffusion_noise import (
 )
 from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian, Together
 from fedtranscribe.privacy.published import TIME_STEPS
-from fedtranscribe.privacy.release_plan import PrivacyPlan, Release
+from fedtranscribe.privacy.release_plan import MechanismRelease, PrivacyPlan
 from fedtranscribe.privacy.released_images import ReleasedImages
 from fedtranscribe.privacy.units import Adjacency, Unit
 
@@ -49,7 +49,7 @@ def test_dp_promise_books_what_it_releases() -> None:
     assert event == Together((MNIST.phase1_event(ZERO_OUT), MNIST.phase2.event(ZERO_OUT)))  # pyright: ignore[reportArgumentType]
     with pytest.raises(UnsupportedAdjacencyError):
         release.event(Unit.RECORD, ADD_REMOVE)
-    assert Release.from_json(json.loads(rfc8785.dumps(release.to_json()))) == release
+    assert MechanismRelease.from_json(json.loads(rfc8785.dumps(release.to_json()))) == release
     plan = PrivacyPlan((release,), Unit.RECORD, ZERO_OUT, DELTA)
     assert guarantee(plan).epsilon == sound_epsilon(MNIST, DELTA)
 

@@ -19,7 +19,7 @@ from fedtranscribe.privacy.events import (
     flat,
 )
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.released_images import ReleasedImages
 from fedtranscribe.privacy.units import Adjacency, Unit
 
@@ -173,11 +173,11 @@ def test_extreme_strengths_stay_finite(event: Event) -> None:
         (lambda: PoissonGaussian(1.1, 1.0), "sampling_probability=1.1"),
         (lambda: PoissonGaussian(0.5, 0.0), "noise_multiplier=0.0 > 0"),
         (lambda: Together(()), "at least one part"),
-        (lambda: Release("rows", 0, {}), "rows=0 >= 1"),
+        (lambda: MechanismRelease("rows", 0, {}), "rows=0 >= 1"),
         (lambda: event_from_json({"kind": "laplace"}), "accounting event"),
         (lambda: event_from_json({"kind": "gaussian"}), "accounting event"),
         (lambda: event_from_json({"kind": "gaussian", "mu": 1, "eta": 1}), "accounting event"),
-        (lambda: Release.from_json({"mechanism": "rows"}), "Expected a release"),
+        (lambda: MechanismRelease.from_json({"mechanism": "rows"}), "Expected a release"),
     ],
 )
 def test_values_out_of_range(build, message: str) -> None:
@@ -185,16 +185,16 @@ def test_values_out_of_range(build, message: str) -> None:
         build()
 
 
-def make_release() -> Release:
+def make_release() -> MechanismRelease:
     event = Gaussian(0.1, 10)
     costs = {Adjacency.ZERO_OUT: event, Adjacency.REPLACE: event}
-    return Release("noisy-mean-rows", 5, {Unit.RECORD: costs})
+    return MechanismRelease("noisy-mean-rows", 5, {Unit.RECORD: costs})
 
 
 def test_release_survives_canonical_json() -> None:
     release = make_release()
     stored = rfc8785.dumps(release.to_json())
-    assert Release.from_json(json.loads(stored)) == release
+    assert MechanismRelease.from_json(json.loads(stored)) == release
 
 
 def test_release_knows_its_events() -> None:
@@ -209,6 +209,6 @@ def test_release_knows_its_events() -> None:
 def test_release_with_other_rows_costs_the_same_per_row() -> None:
     assert make_release().with_rows(15).event(Unit.RECORD, Adjacency.REPLACE) == Gaussian(0.1, 30)
     assert make_release().with_rows(15).rows == 15
-    odd = Release("rows", 3, {Unit.RECORD: {Adjacency.REPLACE: Gaussian(0.1, 10)}})
+    odd = MechanismRelease("rows", 3, {Unit.RECORD: {Adjacency.REPLACE: Gaussian(0.1, 10)}})
     with pytest.raises(ConfigError, match="count=10 to be a multiple of rows=3"):
         odd.with_rows(6)

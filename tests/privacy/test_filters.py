@@ -23,7 +23,7 @@ from fedtranscribe.privacy.closed_forms import (
 )
 from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian, Together
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.released_images import ReleasedImages
 from fedtranscribe.privacy.totals import Spent, renyi_curve
 from fedtranscribe.privacy.zcdp import ZeroConcentrated
@@ -182,7 +182,7 @@ def test_the_best_adversary_stays_below_delta() -> None:
 
 def booked(ledger, *events: Event) -> None:
     for i, event in enumerate(events):
-        ledger.reserve(f"q{i}", "h", Release("x", 1, {RECORD: {ZERO_OUT: event}}), "run")
+        ledger.reserve(f"q{i}", "h", MechanismRelease("x", 1, {RECORD: {ZERO_OUT: event}}), "run")
 
 
 def test_a_run_alone_costs_its_loss_distribution_and_fills_a_budget_exactly(

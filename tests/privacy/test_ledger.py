@@ -24,7 +24,7 @@ from fedtranscribe.privacy.chain import EntryKind, canonical
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.label_events import RandomizedResponse
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.units import Adjacency, Unit
 
 
@@ -232,7 +232,7 @@ def test_totals_over_runs(path: Path) -> None:
 
 def test_the_first_booking_decides_the_filter(path: Path) -> None:
     label = RandomizedResponse(0.1, 10, 5)
-    labels = Release("labels", 5, {RECORD: {ZERO_OUT: label}})
+    labels = MechanismRelease("labels", 5, {RECORD: {ZERO_OUT: label}})
     rows = make_release(0.1, rows=10)
     gaussian = Gaussian(0.1, 10)
     totals = []

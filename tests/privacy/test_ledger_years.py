@@ -54,7 +54,7 @@ from fedtranscribe.privacy.chain import (
 from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian
 from fedtranscribe.privacy.label_events import RandomizedResponse
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.totals import Totals, sealed
 from fedtranscribe.privacy.units import Adjacency, Unit
 
@@ -147,7 +147,7 @@ def test_totals_are_those_of_all_entries(
         if kind == "gaussian":
             by[Adjacency.REPLACE] = Gaussian(0.02 * size, size)
         costs = {RECORD: by} | ({Unit.HOLDER: {ZERO_OUT: event}} if size > 1 else {})
-        ledger.reserve(f"q{i}", "h", Release(kind, size, costs), run)
+        ledger.reserve(f"q{i}", "h", MechanismRelease(kind, size, costs), run)
         if i < len(limits):
             ledger.set_budget(Budget(float(limits[i]), DELTA, RECORD, ZERO_OUT))
         if reopens:
@@ -158,7 +158,7 @@ def test_totals_are_those_of_all_entries(
         tally = Counter(entry.content for entry in reserved)
         events = []
         for n, (content, count) in enumerate(tally.items()):
-            event = Release.from_json(json.loads(content)).event(RECORD, ZERO_OUT)
+            event = MechanismRelease.from_json(json.loads(content)).event(RECORD, ZERO_OUT)
             if n == 0 and count > 1:
                 events.append(event)
                 count -= 1

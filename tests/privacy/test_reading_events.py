@@ -9,7 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedtranscribe.errors import ConfigError, FedtranscribeError
-from fedtranscribe.privacy import Adjacency, Gaussian, PoissonGaussian, Release, Together, Unit
+from fedtranscribe.privacy import (
+    Adjacency,
+    Gaussian,
+    MechanismRelease,
+    PoissonGaussian,
+    Together,
+    Unit,
+)
 from fedtranscribe.privacy.accountant import epsilon
 from fedtranscribe.privacy.events import MOST_COUNT, event_from_json
 from fedtranscribe.privacy.label_events import ExponentialVotes, RandomizedResponse
@@ -76,10 +83,10 @@ def test_counts_of_counts_are_bounded_in_all():
     [{"rows": 1.5}, {"rows": True}, {"rows": "1"}, {"mechanism": 1}, {"more": 1}, {"costs": 3}],
 )
 def test_a_release_is_read_as_strictly(wrong):
-    release = Release("rows", 2, {Unit.RECORD: {Adjacency.ZERO_OUT: Gaussian(0.1, 2)}})
-    assert Release.from_json(written(release)) == release
+    release = MechanismRelease("rows", 2, {Unit.RECORD: {Adjacency.ZERO_OUT: Gaussian(0.1, 2)}})
+    assert MechanismRelease.from_json(written(release)) == release
     with pytest.raises(ConfigError):
-        Release.from_json(written(release) | wrong)
+        MechanismRelease.from_json(written(release) | wrong)
 
 
 def test_a_distance_is_bounded_so_that_nothing_overflows():

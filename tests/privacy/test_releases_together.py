@@ -8,14 +8,16 @@ from fedtranscribe.errors import ConfigError, UnsupportedAdjacencyError
 from fedtranscribe.privacy.accountant import epsilon
 from fedtranscribe.privacy.diffusion import DpSgdPlan
 from fedtranscribe.privacy.events import Gaussian, PoissonGaussian
-from fedtranscribe.privacy.release_plan import Release, together
+from fedtranscribe.privacy.release_plan import MechanismRelease, together
 from fedtranscribe.privacy.units import Adjacency, Unit
 
 DELTA = 1e-5
 ZERO_OUT, REPLACE, ADD_REMOVE = Adjacency.ZERO_OUT, Adjacency.REPLACE, Adjacency.ADD_REMOVE
-SUMS = Release("sums", 1, {Unit.RECORD: {ZERO_OUT: Gaussian(0.5), REPLACE: Gaussian(0.5 * 2**0.5)}})
+SUMS = MechanismRelease(
+    "sums", 1, {Unit.RECORD: {ZERO_OUT: Gaussian(0.5), REPLACE: Gaussian(0.5 * 2**0.5)}}
+)
 PLAN = DpSgdPlan(1_000, 100, 50, 1.5, 1.0)
-TRAINING = Release(
+TRAINING = MechanismRelease(
     "training", 1, {Unit.RECORD: {a: PLAN.event(a) for a in (ZERO_OUT, REPLACE, ADD_REMOVE)}}
 )
 
@@ -44,13 +46,13 @@ def test_only_what_every_part_protects_is_protected():
     assert set(whole.costs[Unit.RECORD]) == {ZERO_OUT, REPLACE}
     with pytest.raises(UnsupportedAdjacencyError, match="'both' gives no guarantee"):
         whole.event(Unit.RECORD, ADD_REMOVE)
-    holder = Release("other", 1, {Unit.HOLDER: {ZERO_OUT: Gaussian(1.0)}})
+    holder = MechanismRelease("other", 1, {Unit.HOLDER: {ZERO_OUT: Gaussian(1.0)}})
     with pytest.raises(ConfigError, match="guarantee for one unit"):
         together("neither", [SUMS, holder])
 
 
 def test_the_ledger_reads_back_what_it_writes():
     whole = together("both", [SUMS, TRAINING])
-    assert Release.from_json(whole.to_json()) == whole
+    assert MechanismRelease.from_json(whole.to_json()) == whole
     parts = whole.to_json()["costs"]["record"]["zero-out"]["parts"]
     assert [part["kind"] for part in parts] == [Gaussian.kind, PoissonGaussian.kind]

@@ -12,7 +12,7 @@ from fedtranscribe.privacy.closed_forms import gaussian_mu
 from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian
 from fedtranscribe.privacy.label_events import RandomizedResponse
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.runs.preparation import prepare
 from fedtranscribe.runs.transcription import transcribe
@@ -21,11 +21,13 @@ DELTA = 1e-5
 RECORD, ZERO_OUT = Unit.RECORD, Adjacency.ZERO_OUT
 
 
-def release(*events: Event) -> tuple[Release, ...]:
-    return tuple(Release("noisy-votes", 1, {RECORD: {ZERO_OUT: event}}) for event in events)
+def release(*events: Event) -> tuple[MechanismRelease, ...]:
+    return tuple(
+        MechanismRelease("noisy-votes", 1, {RECORD: {ZERO_OUT: event}}) for event in events
+    )
 
 
-def gaussians(epsilon: float, delta: float = DELTA, parts: int = 5) -> tuple[Release, ...]:
+def gaussians(epsilon: float, delta: float = DELTA, parts: int = 5) -> tuple[MechanismRelease, ...]:
     """A plan of that ε, as several questions."""
     mu = gaussian_mu(epsilon, delta) / math.sqrt(parts)
     return release(*[Gaussian(mu)] * parts)
@@ -38,7 +40,7 @@ def ledger(tmp_path: Path):
         yield opened
 
 
-def book(ledger: Ledger, *releases: Release) -> None:
+def book(ledger: Ledger, *releases: MechanismRelease) -> None:
     for number, one in enumerate(releases):
         ledger.reserve(f"q-{number}", "hash", one, "run")
 

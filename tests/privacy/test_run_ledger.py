@@ -15,7 +15,7 @@ from fedtranscribe.privacy.chain import EntryKind, canonical
 from fedtranscribe.privacy.closed_forms import gaussian_mu
 from fedtranscribe.privacy.events import Gaussian
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.run_ledger import open_for_run
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.results.parts import LedgerFacts
@@ -28,10 +28,10 @@ USUAL = Budget(DEFAULT_LIMIT, DELTA, *KIND)
 Begin = Callable[..., tuple[Ledger, str]]
 
 
-def planned(epsilon: float) -> Release:
+def planned(epsilon: float) -> MechanismRelease:
     """One question of that ε."""
     event = Gaussian(gaussian_mu(epsilon, DELTA))
-    return Release("noisy-moments", 1, {Unit.RECORD: {Adjacency.ZERO_OUT: event}})
+    return MechanismRelease("noisy-moments", 1, {Unit.RECORD: {Adjacency.ZERO_OUT: event}})
 
 
 @pytest.fixture
@@ -124,7 +124,9 @@ def test_an_attempt_that_was_refused_does_not_fix_the_kind_of_the_limit(
         for unit in (Unit.RECORD, Unit.HOLDER)
     }
     with pytest.raises(BudgetExhaustedError):
-        open_for_run(place, OWN, "no", None, attempt, [Release("m", 1, every)], lambda _: None)
+        open_for_run(
+            place, OWN, "no", None, attempt, [MechanismRelease("m", 1, every)], lambda _: None
+        )
     ledger, said = begin("first", 5)
     assert "under which nothing was booked, is 7 (record, zero-out, δ = 1e-05)" in said
     assert ledger.budget == Budget(7, DELTA, *KIND), "ε was named, and stays"

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from fedtranscribe.privacy.accountant import epsilon, sound_table
-from fedtranscribe.privacy.release_plan import NoisePlan, Release
+from fedtranscribe.privacy.release_plan import MechanismRelease, NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.questions.capabilities import Capabilities
 from fedtranscribe.questions.question import Kind
@@ -17,12 +17,12 @@ from fedtranscribe.rounds.plan import Part
 DELTA = 1e-5
 
 
-def event(holder: str, release: Release) -> HolderRelease:
+def event(holder: str, release: MechanismRelease) -> HolderRelease:
     record = ReleaseRecord.model_validate_json(json.dumps(release.to_json()))
     return HolderRelease(holder=holder, release=record)
 
 
-def release(kind: Kind, shards: int, rows: int, positional: bool = False) -> Release:
+def release(kind: Kind, shards: int, rows: int, positional: bool = False) -> MechanismRelease:
     strength = 0.1 if kind is Kind.LABEL else 2.0
     plan = NoisePlan(NoiseMode.LOCAL, strength, 3)
     part = Part(kind, rows, plan, 4, classes=2 if kind in (Kind.MOMENTS, Kind.DESCENT) else None)

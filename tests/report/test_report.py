@@ -22,7 +22,7 @@ from fedtranscribe.evaluation.report_words import asked_sums, judge, lines, shar
 from fedtranscribe.noise.randomized_labels import TopKRandomizedResponse
 from fedtranscribe.privacy.calibrate import EnsembleLayout
 from fedtranscribe.privacy.events import Gaussian
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.units import Adjacency, RowAnswer, Unit
 from fedtranscribe.runs.preparation import prepare
 from fedtranscribe.runs.transcription import transcribe
@@ -308,7 +308,8 @@ def test_what_each_kind_of_sum_took():
 
 def sums(mechanism, *mus):
     return tuple(
-        Release(mechanism, 1, {Unit.RECORD: {Adjacency.ZERO_OUT: Gaussian(mu)}}) for mu in mus
+        MechanismRelease(mechanism, 1, {Unit.RECORD: {Adjacency.ZERO_OUT: Gaussian(mu)}})
+        for mu in mus
     )
 
 

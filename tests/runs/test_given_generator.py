@@ -10,7 +10,7 @@ from fedtranscribe.errors import ConfigError, UnsupportedAdjacencyError
 from fedtranscribe.holder.answering import Holder
 from fedtranscribe.privacy.accountant import epsilon
 from fedtranscribe.privacy.events import Gaussian
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.runs.preparation import prepare
 from fedtranscribe.runs.transcription import transcribe
@@ -29,7 +29,9 @@ def generator(
     images = torch.randint(0, 256, (30, 1, size, size), generator=rng, dtype=torch.uint8)
     samples = ImageSet("samples of run-g", "run-g", images, torch.arange(30) % 3, 3)
     costs = {Unit.RECORD: dict.fromkeys((Adjacency.ZERO_OUT, Adjacency.REPLACE), TRAINED)}
-    return ExistingGenerator("run-g", data_id, samples, (Release("dp-promise", 1, costs),), public)
+    return ExistingGenerator(
+        "run-g", data_id, samples, (MechanismRelease("dp-promise", 1, costs),), public
+    )
 
 
 def test_only_samples_are_asked_and_both_costs_are_printed(tiny_settings, tmp_path, monkeypatch):
@@ -45,7 +47,7 @@ def test_only_samples_are_asked_and_both_costs_are_printed(tiny_settings, tmp_pa
     assert all(image.numpy().tobytes() in samples for image in torch.cat(asked))
     own = result["generator"]["epsilon_of_answers"]
     assert own == pytest.approx(tiny_settings.epsilon, rel=1e-4)
-    events = [Release.from_json(json.loads(line)) for line in open_lines(tmp_path / "run")]
+    events = [MechanismRelease.from_json(json.loads(line)) for line in open_lines(tmp_path / "run")]
     costs = [release.event(Unit.RECORD, Adjacency.ZERO_OUT) for release in events]
     assert costs[0] == TRAINED
     assert result["epsilon"] == pytest.approx(epsilon(costs, tiny_settings.delta), rel=1e-6)

@@ -14,7 +14,7 @@ from fedtranscribe.errors import StorageError
 from fedtranscribe.evaluation.comparison import compare
 from fedtranscribe.evaluation.report_facts import read_facts
 from fedtranscribe.privacy.accountant import epsilon
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.releases import make_release, verify
 from fedtranscribe.runs.preparation import prepare
@@ -90,7 +90,8 @@ def test_another_spelling_costs_the_same_in_every_file(
     result = transcribe(prepare(spelled, opened(trained)), tmp_path / "run", force=True).to_json()
     lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
     events = [
-        Release.from_json(json.loads(line)).event(Unit.RECORD, Adjacency.ZERO_OUT) for line in lines
+        MechanismRelease.from_json(json.loads(line)).event(Unit.RECORD, Adjacency.ZERO_OUT)
+        for line in lines
     ]
     assert len(events) == 2
     total = pytest.approx(epsilon(events, asked.delta), rel=1e-6)

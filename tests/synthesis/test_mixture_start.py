@@ -19,7 +19,7 @@ from fedtranscribe.privacy.closed_forms import gaussian_mu
 from fedtranscribe.privacy.diffusion import Teacher
 from fedtranscribe.privacy.events import Gaussian, flat
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.questions.mixture import Mixture, bound_of, mixture_bound
 from fedtranscribe.trainers.dp_promise import DpPromise
@@ -296,7 +296,7 @@ def test_a_run_is_booked_once_and_says_what_its_parts_cost(started, tmp_path: Pa
     assert max(parts) < result["epsilon"] < sum(parts)
     lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
     assert len(lines) == 1
-    release = Release.from_json(json.loads(lines[0]))
+    release = MechanismRelease.from_json(json.loads(lines[0]))
     found = sound_table([release], Unit.RECORD, 1e-5)
     assert {adjacency.value: value for adjacency, value in found.items()} == result["sound"]
     assert release.mechanism == "mixture, dp-promise"

@@ -19,7 +19,7 @@ from fedtranscribe.noise.sources import SeededNoise
 from fedtranscribe.privacy.accountant import sound_table
 from fedtranscribe.privacy.chain import EntryKind
 from fedtranscribe.privacy.ledger import Ledger
-from fedtranscribe.privacy.release_plan import Release
+from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.results.run_directory import RunDirectory
 from fedtranscribe.trainers.dp_promise import DpPromise
@@ -99,7 +99,7 @@ def test_a_run_writes_what_it_cost_and_books_it_once(tiny_synthesis, tmp_path: P
 def test_the_events_of_a_run_cost_what_its_result_says(tiny_synthesis, tmp_path: Path):
     result = go(tiny_synthesis, tmp_path / "run")
     lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
-    releases = [Release.from_json(json.loads(line)) for line in lines]
+    releases = [MechanismRelease.from_json(json.loads(line)) for line in lines]
     found = sound_table(releases, Unit.RECORD, 1e-5)
     assert {adjacency.value: value for adjacency, value in found.items()} == result["sound"]
 
