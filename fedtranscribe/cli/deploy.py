@@ -1,6 +1,5 @@
 """`fedtranscribe deploy …`: certificates, keys and folders, and starting what they are for."""
 
-import importlib.util
 from pathlib import Path
 from typing import Annotated
 
@@ -83,7 +82,6 @@ def certs_create(
     as_json: Json = False,
 ) -> None:
     """Make certificates."""
-    require_cryptography()
     from fedtranscribe.flower import certificates
     from fedtranscribe.flower.folders import refuse_existing
 
@@ -103,7 +101,6 @@ def certs_renew(
     as_json: Json = False,
 ) -> None:
     """Renew the server's certificate."""
-    require_cryptography()
     from fedtranscribe.flower.certificates import renew_server
 
     _show_certificate(renew_server(folder, authority, days), as_json)
@@ -115,7 +112,6 @@ def certs_show(
     as_json: Json = False,
 ) -> None:
     """Show a certificate."""
-    require_cryptography()
     _show_certificate(path, as_json)
 
 
@@ -126,7 +122,6 @@ def keys_create(
     as_json: Json = False,
 ) -> None:
     """Make a node's key pair."""
-    require_cryptography()
     from fedtranscribe.flower.certificates import make_node_key, public_path
 
     key = make_node_key(path, comment)
@@ -139,7 +134,6 @@ def keys_show(
     path: Annotated[Path, typer.Argument(help="Either half.")], as_json: Json = False
 ) -> None:
     """Show a key's fingerprint."""
-    require_cryptography()
     from fedtranscribe.flower.certificates import read_private, read_public
 
     key = read_public(path) if path.suffix == ".pub" else read_private(path)
@@ -163,14 +157,6 @@ def _show_certificate(path: Path, as_json: bool) -> None:
         "fingerprint": found.fingerprint if as_json else found.fingerprint.replace(":", " "),
     }
     emit(facts, as_json, "Certificate")
-
-
-def require_cryptography() -> None:
-    """See that what makes certificates is installed."""
-    if importlib.util.find_spec("cryptography") is None:
-        raise ConfigError(
-            "Certificates need cryptography: pip install 'fedtranscribe[federation]'."
-        )
 
 
 deploy_app = group("Prepare a deployment: certificates, node keys, ready folders, and their check.")
@@ -257,7 +243,6 @@ def check_command(
     as_json: Json = False,
 ) -> None:
     """Check a folder."""
-    require_cryptography()
     from fedtranscribe.flower.folder_check import check_client, check_server, first_fault
 
     if kind is FolderKind.CLIENT:
@@ -299,7 +284,6 @@ def join_command(
     wait: Annotated[float, typer.Option(help="Seconds to wait for the holder service.")] = 120.0,
 ) -> None:
     """Start a SuperNode."""
-    require_cryptography()
     from fedtranscribe.flower.folders import SOCKET, read_environment
     from fedtranscribe.flower.launch import NodeProcess, join
 
@@ -323,7 +307,6 @@ def serve_command(
     health: Health = None,
 ) -> None:
     """Start a SuperLink."""
-    require_cryptography()
     from fedtranscribe.flower.launch import ServerProcess, serve
 
     serve(ServerProcess(folder, host, port, health), _warn)

@@ -104,7 +104,7 @@ import sys
 
 class Hidden:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"flwr", "ray", "grpc", "cryptography"}:
+        if name.split(".")[0] in {"flwr", "ray", "grpc"}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Hidden())
