@@ -19,7 +19,7 @@ from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.release_plan import MechanismRelease, PrivacyPlan
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.questions.descent import GRADIENTS
-from fedtranscribe.questions.mixture import PRODUCTS, SQUARES
+from fedtranscribe.questions.mixture import ENERGIES, PRODUCTS
 from fedtranscribe.questions.moments import MOMENTS
 from fedtranscribe.results.result import Result
 from fedtranscribe.text import counted
@@ -201,7 +201,7 @@ def check_ledger(
     for entry, release in zip(reserved, ledger.releases(run), strict=True):
         answer = ledger.answer(entry.query_id)
         # How many numbers sums have follows from the query, not from rows.
-        if answer is None or release.mechanism.endswith((MOMENTS, GRADIENTS, PRODUCTS, SQUARES)):
+        if answer is None or release.mechanism.endswith((MOMENTS, GRADIENTS, PRODUCTS, ENERGIES)):
             continue
         # Integers of masked sums take eight bytes, all other answers four.
         each = 8 if release.mechanism.startswith(_MASKED) else 4

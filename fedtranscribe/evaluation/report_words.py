@@ -37,7 +37,7 @@ _SUMS = {
     "moments": "moments of the records' features, for the student",
     "loss-gradients": "gradients of the student's loss",
     "block-products": "means and covariances of images, for the generator",
-    "squares": "texture of images, for the generator",
+    "band-energies": "texture of images, for the generator",
 }
 
 

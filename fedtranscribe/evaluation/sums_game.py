@@ -16,12 +16,12 @@ from fedtranscribe.privacy.release_plan import MechanismRelease
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.questions.descent import GRADIENTS, gradient_sums, gradients_bound
 from fedtranscribe.questions.mixture import (
+    ENERGIES,
     PRODUCTS,
-    SQUARES,
+    band_energies,
     block_products,
+    energies_bound,
     products_bound,
-    square_sums,
-    squares_bound,
 )
 from fedtranscribe.questions.moments import MOMENTS, moment_sums, moments_bound, vector_length
 from fedtranscribe.questions.records import FULL_WEIGHT
@@ -33,7 +33,7 @@ from fedtranscribe.text import counted
 _WIDTH = 2
 # The process that booked an answer added whole numbers and floats in another order.
 _AGREEMENT = 1e-9
-_SUMS = (MOMENTS, GRADIENTS, PRODUCTS, SQUARES)
+_SUMS = (MOMENTS, GRADIENTS, PRODUCTS, ENERGIES)
 
 
 @dataclass(frozen=True)
@@ -132,8 +132,8 @@ def opened_sums(result: Result, sums: Sequence[MechanismRelease]) -> tuple[Opene
 
 
 def _bound_of(mechanism: str) -> Bound:
-    if mechanism.endswith(SQUARES):
-        return squares_bound(_WIDTH)
+    if mechanism.endswith(ENERGIES):
+        return energies_bound(_WIDTH)
     if mechanism.endswith(GRADIENTS):
         return gradients_bound(_WIDTH, _WIDTH)
     return (products_bound if mechanism.endswith(PRODUCTS) else moments_bound)(_WIDTH, _WIDTH)
@@ -190,9 +190,9 @@ def _worst_records(bound: Bound, adjacency: Adjacency) -> tuple[Tensor, Tensor]:
     replaced = adjacency is Adjacency.REPLACE
     here, there = torch.eye(_WIDTH, dtype=torch.float64)
     whole, nobody = torch.tensor([FULL_WEIGHT]), torch.zeros(_WIDTH, dtype=torch.float64)
-    if bound.name == SQUARES:
-        other = there if replaced else nobody
-        worlds = [square_sums([(u[None], whole)], _WIDTH) for u in (here, other)]
+    if bound.name == ENERGIES:
+        other, bands = there if replaced else nobody, torch.arange(_WIDTH)
+        worlds = [band_energies([(u[None], whole)], bands, _WIDTH) for u in (here, other)]
     elif bound.name == GRADIENTS:
         pairs = ((here, here), (here, -here if replaced else nobody))
         worlds = [gradient_sums([(u[None], r[None], whole)], _WIDTH, _WIDTH) for u, r in pairs]

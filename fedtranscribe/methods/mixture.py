@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.methods.method import Combined, read_answers, stored_answers
-from fedtranscribe.models.mixture import GaussianMixture, frequency_count, lowest
+from fedtranscribe.models.mixture import GaussianMixture, bands_of, frequency_count, lowest
 from fedtranscribe.questions.mixture import CONSTANT, MixtureQuery, block_matrices
 from fedtranscribe.questions.question import MOST_NUMBERS, Kind, triangle_length
 
@@ -27,7 +27,7 @@ class QuestionShape:
 
     share: float  # of the mixture's budget, in μ²
     width: int  # numbers in a mapped record, with the constant
-    blocks: int | None  # of products; None asks for squares
+    blocks: int | None  # of products; None asks for energies
 
 
 Shapes = tuple[QuestionShape, ...]
@@ -38,9 +38,10 @@ def question_shapes(channels: int, size: int, classes: int, cuts: int) -> Shapes
     d = frequency_count(channels, size)
     looked_at = min(FREQUENCIES, d)
     wide = min(AXES, looked_at) + 1
-    shares = (0.2, 0.15, 0.6, 0.05) if cuts else (0.25, 0.7, 0.05)
+    shares = (0.2, 0.15, 0.63, 0.02) if cuts else (0.25, 0.73, 0.02)
     blocks = (classes, classes * 2**cuts) if cuts else (classes,)
-    shapes = ((looked_at + 1, 1), *((wide, count) for count in blocks), (d, None))
+    bands = int(bands_of(channels, size)[-1]) + 1
+    shapes = ((looked_at + 1, 1), *((wide, count) for count in blocks), (bands, None))
     return tuple(QuestionShape(s, *shape) for s, shape in zip(shares, shapes, strict=True))
 
 
@@ -74,8 +75,10 @@ def picked_cuts(
 _GREY, _CONTRAST = 0.25, 0.4
 # Of the root mean square length of a record on the axes.
 _RADIUS = 1.4
-_TEXTURE_RADIUS = 0.35
+_TEXTURE_RADIUS = 1.0
 _LEAST_SQUARE = 1e-3
+# A mean or an energy counts where it is so many times the std of its noise.
+_SEEN = 4.0
 
 
 class MixtureMethod:
@@ -115,7 +118,7 @@ class MixtureMethod:
             return classes_query(name, *self._learned[0], self._classes)
         if self.round == 2 and self._cuts:
             return components_query(name, *self._learned[1], self._cuts)
-        return texture_query(name, self._learned[1][0])
+        return texture_query(name, *self._shape, self._learned[1][0])
 
     def learn(self, query: MixtureQuery, answer: Combined) -> dict[str, float]:
         """Keep the answer to a question."""
@@ -174,7 +177,10 @@ def classes_query(
     scale = mapping.norm(dim=0)[0]  # the same for every frequency that is picked
     basis = mapping / scale
     axes = basis @ vectors
-    centre = first.centre.double() + basis @ mean[0] / scale
+    # Where noise hides it, the mean is what it was taken to be before.
+    unsure = answer.noise * (1 + CONSTANT**2) / (math.sqrt(2) * CONSTANT * counts[0])
+    known = torch.where(mean[0].abs() > _SEEN * unsure, mean[0], 0.0)
+    centre = first.centre.double() + basis @ known / scale
     # Length on the axes of a usual record; of nothing but noise it may be anything.
     length = math.sqrt(max(spread, _LEAST_SQUARE)) / scale
     return _query(
@@ -221,18 +227,24 @@ def components_query(
     )
 
 
-def texture_query(query_id: str, second: MixtureQuery) -> MixtureQuery:
-    """How much of every frequency do the axes of `classes_query` (`second`) leave?"""
+def texture_query(query_id: str, channels: int, size: int, second: MixtureQuery) -> MixtureQuery:
+    """How much of each band of frequencies do the axes of `classes_query` (`second`) leave?"""
     mapping = second.map.double()
     scale = mapping.norm(dim=0)[0]
     axes, none = (mapping / scale).float(), torch.zeros(0, 0, second.entries)
-    return _query(query_id, second.centre, axes, none, float(scale / _TEXTURE_RADIUS))
+    bands = int(bands_of(channels, size)[-1]) + 1
+    return _query(query_id, second.centre, axes, none, float(scale / _TEXTURE_RADIUS), bands)
 
 
 def _query(
-    query_id: str, centre: Tensor, mapping: Tensor, cuts: Tensor, rest: float = 0.0
+    query_id: str,
+    centre: Tensor,
+    mapping: Tensor,
+    cuts: Tensor,
+    rest: float = 0.0,
+    bands: int = 0,
 ) -> MixtureQuery:
-    return MixtureQuery(query_id, Kind.MIXTURE, centre, mapping, cuts, rest)
+    return MixtureQuery(query_id, Kind.MIXTURE, centre, mapping, cuts, rest, bands)
 
 
 # ---------------------------------------------------------------- what they show
@@ -267,10 +279,10 @@ def mixture_of(
     counts, means, covariances = moments_of(query, answer)
     edges = _noise_edge(answer.noise, query) / counts
     values, vectors = torch.linalg.eigh(covariances)
-    shrunk = (values.square() - edges[:, None].square()).clamp_min(0).sqrt()
-    shrunk = torch.where(values > edges[:, None], shrunk, 0.0).sqrt()
-    squares, noisy = texture
-    rest = noisy.values[0].double().clamp_min(0) / counts.sum() / squares.rest**2
+    spread = _seen(values, edges[:, None])
+    # A mapped record is no longer than one, and so is the mean square of those of a component.
+    room = (1 - means.square().sum(1)).clamp_min(0)
+    spread = spread * (room / spread.sum(1).clamp_min(1e-300)).clamp_max(1)[:, None]
     each = query.blocks // query.classes
     return GaussianMixture(
         channels,
@@ -281,9 +293,26 @@ def mixture_of(
         counts,
         torch.arange(query.classes).repeat_interleave(each),
         means / scale,
-        vectors * shrunk[:, None, :] / scale,
-        rest.sqrt(),
+        vectors * spread.sqrt()[:, None, :] / scale,
+        _texture(channels, size, float(counts.sum()), *texture),
     )
+
+
+def _texture(
+    channels: int, size: int, records: float, query: MixtureQuery, answer: Combined
+) -> Tensor:
+    """Std of each frequency outside of the axes [d]: alike within a band, nothing out of noise."""
+    where = bands_of(channels, size)
+    energies = _seen(answer.values[0].double(), torch.tensor(_SEEN * answer.noise))
+    # What a record has left is no longer than one.
+    energies = energies * min(1.0, records / max(float(energies.sum()), 1.0))
+    each = energies / torch.bincount(where, minlength=query.bands) / records
+    return each[where].sqrt() / query.rest
+
+
+def _seen(values: Tensor, edge: Tensor) -> Tensor:
+    """Noisy values that should not be negative, without their noise: zero up to its edge."""
+    return (values.clamp_min(0).square() - edge.square()).clamp_min(0).sqrt()
 
 
 def _noise_edge(noise: float, query: MixtureQuery) -> float:

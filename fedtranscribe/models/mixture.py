@@ -76,6 +76,20 @@ def lowest(channels: int, size: int, count: int) -> Tensor:
     return height.flatten().argsort(stable=True)[:count]
 
 
+@lru_cache
+def bands_of(channels: int, size: int) -> Tensor:
+    """In which band each frequency lies, int64 [d]: half octaves of its height, by channel.
+
+    Texture is described by a number for each: what images have of a frequency changes slowly from
+    one to the next.
+    """
+    side = min(size, MOST_SIDE)
+    line = torch.arange(side, dtype=torch.float64)
+    steps = (2 * torch.hypot(line[:, None], line).clamp_min(1).log2()).long()
+    channel = torch.arange(channels)[:, None, None]
+    return (channel * (int(steps.max()) + 1) + steps).flatten()
+
+
 def _lines(size: int) -> Tensor:
     return _matrix(size)[: min(size, MOST_SIDE)]
 

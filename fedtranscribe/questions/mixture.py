@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError, ModelMismatchError
-from fedtranscribe.models.mixture import frequencies, frequency_count
+from fedtranscribe.models.mixture import bands_of, frequencies, frequency_count
 from fedtranscribe.noise.bounds import Bound
 from fedtranscribe.noise.exact_products import exact_product
 from fedtranscribe.noise.mechanisms import Mechanism, gaussian_mechanism
@@ -22,7 +22,7 @@ from fedtranscribe.questions.question import MOST_NUMBERS, Kind, Scalar, SumQuer
 from fedtranscribe.questions.records import RecordSums
 from fedtranscribe.questions.rows import clip_rows
 
-PRODUCTS, SQUARES = "block-products", "squares"
+PRODUCTS, ENERGIES = "block-products", "band-energies"
 """What the vectors are called in ledgers and events."""
 
 # One record, or all of one id, moves a sum by this much: see `products_bound`.
@@ -49,16 +49,19 @@ class MixtureQuery(SumQuery):
 
     Of a record's frequencies minus `centre`, y, this makes ũ = (y map, b) / √(1 + b²) with the
     mapped part clipped; its products are added up in the block that its label and `cuts` say. With
-    `rest` instead, what the map leaves of y, times `rest`, is clipped; its squares are added up.
+    `rest` instead, what the map leaves of y, times `rest`, is clipped; its energies are added up,
+    the sum of squares for each of `bands_of`.
 
     Attributes:
         cuts: float32 [classes, j, k + 1]: block 2^j·label + Σ 2^i [ũ · cuts[label, i] > 0]; one
             block for everybody where classes = 0.
         rest: 0 for products; otherwise what r is multiplied by, where the map is orthonormal.
+        bands: how many energies there are; 0 for products.
     """
 
     cuts: Tensor
     rest: float
+    bands: int
 
     ARRAYS: ClassVar = {**SumQuery.ARRAYS, "cuts": torch.float32}
 
@@ -71,6 +74,9 @@ class MixtureQuery(SumQuery):
             raise ConfigError(f"Expected at most {MOST_CUTS} cuts per class, none without classes.")
         if type(self.rest) is not float or not 0 <= self.rest < math.inf:
             raise ConfigError(f"Expected rest={self.rest!r} as a finite number >= 0.")
+        most = len(self.centre) if self.rest else 0
+        if type(self.bands) is not int or not bool(self.rest) <= self.bands <= most:
+            raise ConfigError(f"Expected bands={self.bands!r} from {bool(self.rest):d} to {most}.")
         if self.width > MOST_NUMBERS:
             raise ConfigError(f"Expected at most {MOST_NUMBERS} numbers, got {self.width}.")
 
@@ -87,12 +93,12 @@ class MixtureQuery(SumQuery):
     @property
     def width(self) -> int:
         """Numbers in an answer."""
-        return len(self.centre) if self.rest else self.blocks * triangle_length(self.entries)
+        return self.bands or self.blocks * triangle_length(self.entries)
 
 
 def mixture_bound(width: int, blocks: int | None) -> Bound:
-    """`products_bound`, or where no blocks are named `squares_bound`."""
-    return squares_bound(width) if blocks is None else products_bound(width, blocks)
+    """`products_bound`, or where no blocks are named `energies_bound`."""
+    return energies_bound(width) if blocks is None else products_bound(width, blocks)
 
 
 def products_bound(width: int, blocks: int) -> Bound:
@@ -126,17 +132,17 @@ def products_bound(width: int, blocks: int) -> Bound:
     )
 
 
-def squares_bound(width: int) -> Bound:
-    """The bound of Σ r² over records, entry by entry, with ‖r‖ ≤ 1.
+def energies_bound(bands: int) -> Bound:
+    """The bound of Σ v over records, v_b the sum of r² over the frequencies of band b, ‖r‖ ≤ 1.
 
     Args:
-        width: d, numbers in r.
+        bands: how many there are.
 
     Guarantee:
-        A record adds v = r² with ‖v‖₂ = ‖r‖₄² ≤ ‖r‖₂² ≤ 1; entries are nonnegative, so that two
-        such vectors are at most √2 apart. Otherwise as `products_bound`.
+        Entries of v are nonnegative, and ‖v‖₂ ≤ ‖v‖₁ = ‖r‖₂² ≤ 1, however frequencies are put into
+        bands; two such vectors are at most √2 apart. Otherwise as `products_bound`.
     """
-    return Bound(SQUARES, width, _MOVES, torch.Tensor.double, bits=SUM_BITS)
+    return Bound(ENERGIES, bands, _MOVES, torch.Tensor.double, bits=SUM_BITS)
 
 
 def block_products(
@@ -172,19 +178,21 @@ def block_products(
     return total[:, rows_, columns].flatten()
 
 
-def square_sums(parts: Iterable[tuple[Tensor, Tensor]], width: int) -> Tensor:
-    """Add up bounded rows' squares; NOT private.
+def band_energies(parts: Iterable[tuple[Tensor, Tensor]], where: Tensor, bands: int) -> Tensor:
+    """Add up bounded rows' squares, band by band; NOT private.
 
     Args:
         parts: rows r [b, d] and whole weights [b]; at most 2¹⁶ records in a part.
-        width: d.
+        where: int64 [d], the band of each entry.
+        bands: how many.
 
     Returns:
-        int64 [d] in units of 2⁻³⁶; exact.
+        int64 [bands] in units of 2⁻³⁶; exact, as `block_products`.
     """
-    total = torch.zeros(width, dtype=torch.int64)
+    total = torch.zeros(bands, dtype=torch.int64)
     for rows, weights in parts:
-        total += (weights.double() @ lattice_rows(rows.cpu()).square()).long()
+        squares = weights.double() @ lattice_rows(rows.cpu()).square()
+        total.index_add_(0, where, squares.long())
     return total
 
 
@@ -220,7 +228,7 @@ class Mixture:
         sums: over these records, where other sums share it.
 
     Guarantee:
-        The bounds are those of `products_bound` and `squares_bound`. A row, and the block that it
+        The bounds are those of `products_bound` and `energies_bound`. A row, and the block that it
         adds to, depend on the record, its label and the public query alone: all products are exact
         (`frequencies`, `exact_product`, `blocks_of`), the rest is done row by row. Records of one
         id share one record's weight.
@@ -262,6 +270,9 @@ class Mixture:
             raise ModelMismatchError(
                 f"Expected blocks of {images.classes} classes, got {query.classes}."
             )
+        bands = self._bands()[1]
+        if query.bands not in (0, bands):
+            raise ModelMismatchError(f"Expected {bands} bands, got {query.bands}.")
 
     def mechanism(self, query: MixtureQuery, plan: NoisePlan) -> Mechanism:
         """See `Statistic`."""
@@ -272,7 +283,7 @@ class Mixture:
 
         def part(records: range) -> Tensor:
             if query.rest:
-                return square_sums(self._rests(query, records), query.width)
+                return band_energies(self._rests(query, records), *self._bands())
             return block_products(self._products(query, records), query.entries, query.blocks)
 
         return self._sums.total(query, part)[None]
@@ -280,6 +291,10 @@ class Mixture:
     @property
     def _frequencies(self) -> int:
         return frequency_count(self._images.channels, self._images.size)
+
+    def _bands(self) -> tuple[Tensor, int]:
+        where = bands_of(self._images.channels, self._images.size)
+        return where, int(where[-1]) + 1
 
     def _products(
         self, query: MixtureQuery, records: range

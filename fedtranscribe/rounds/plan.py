@@ -109,7 +109,7 @@ class Part:
         noise: under which every query of this part goes out.
         width: numbers in an answer's row; for sums, features with the constant.
         classes: of the sums by class, for moments; None leaves them out. Of a gradient, its
-            columns. For a mixture, blocks of products; None asks for squares.
+            columns. For a mixture, blocks of products; None asks for energies.
     """
 
     kind: str

@@ -20,7 +20,7 @@ from fedtranscribe.privacy.events import Gaussian, PoissonGaussian
 from fedtranscribe.privacy.label_events import RandomizedResponse
 from fedtranscribe.privacy.release_plan import MechanismRelease, NoisePlan
 from fedtranscribe.privacy.units import Adjacency, NoiseMode, RowAnswer, Unit
-from fedtranscribe.questions.mixture import products_bound, squares_bound
+from fedtranscribe.questions.mixture import energies_bound, products_bound
 from fedtranscribe.questions.moments import moments_bound
 from tests.mechanisms_for import (
     masked_mean_rows,
@@ -248,7 +248,7 @@ def sums_of(mode: NoiseMode, holders: int, stds: tuple[float, ...]) -> list[Mech
         moments_bound(2, 2),
         products_bound(2, 1),
         products_bound(2, 2),
-        squares_bound(2),
+        energies_bound(2),
     ]
     return [
         gaussian_mechanism(bound, NoisePlan(mode, std, holders)).release(1, positional_ids=False)

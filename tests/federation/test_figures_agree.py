@@ -84,4 +84,4 @@ def test_sums_over_records(mode, settings, open_nodes, tmp_path):
     assert booked(result, nodes) == pytest.approx([result["epsilon"]] * 3, rel=1e-6)
     lines = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
     names = {json.loads(line)["release"]["mechanism"].partition("-")[2] for line in lines}
-    assert names == {"moments", "loss-gradients", "block-products", "squares"}
+    assert names == {"moments", "loss-gradients", "block-products", "band-energies"}

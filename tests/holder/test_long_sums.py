@@ -71,7 +71,7 @@ def queries() -> list[Query]:
     return [
         MomentsQuery("r/moments", Kind.MOMENTS, centre, mapped, SCATTER, CLASSES),
         DescentQuery("r/descent", Kind.DESCENT, centre, mapped, SCATTER, head),
-        MixtureQuery("r/mixture", Kind.MIXTURE, torch.zeros(d), axes, cuts, 0.0),
+        MixtureQuery("r/mixture", Kind.MIXTURE, torch.zeros(d), axes, cuts, 0.0, 0),
     ]
 
 

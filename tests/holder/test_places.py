@@ -69,7 +69,7 @@ def of_mixture(channels: int) -> float:
     numbers = frequency_count(channels, SIZE)
     centre = torch.full((numbers,), -1e10)
     none = torch.zeros(0, 0, K + 1)
-    query = MixtureQuery("x", Kind.MIXTURE, centre, cancelling(numbers), none, 0.0)
+    query = MixtureQuery("x", Kind.MIXTURE, centre, cancelling(numbers), none, 0.0, 0)
     counts = mixture_bound(K + 1, 1).counts
     return moved(lambda first: Mixture(records(first, channels)).values(query), counts)
 

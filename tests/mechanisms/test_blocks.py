@@ -12,12 +12,12 @@ from fedtranscribe.privacy.accountant import epsilon
 from fedtranscribe.privacy.closed_forms import gaussian_mu
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.questions.mixture import (
+    band_energies,
     block_matrices,
     block_products,
+    energies_bound,
     mixture_bound,
     products_bound,
-    square_sums,
-    squares_bound,
 )
 from fedtranscribe.questions.moments import SUM_BITS, moment_sums
 from fedtranscribe.questions.question import triangle_length
@@ -44,16 +44,22 @@ def products(row: list[float], block: int) -> torch.Tensor:
     return block_products([(rows, torch.tensor([block]), full(1))], WIDTH, BLOCKS)
 
 
-def squares(row: list[float]) -> torch.Tensor:
-    return square_sums([(torch.tensor([row], dtype=torch.float64), full(1))], WIDTH)
+def energies(row: list[float], where: list[int]) -> torch.Tensor:
+    rows = torch.tensor([row], dtype=torch.float64)
+    return band_energies([(rows, full(1))], torch.tensor(where), WIDTH)
 
 
-@given(first=ROWS, second=ROWS, here=st.integers(0, 2), there=st.integers(0, 2))
+BANDS = st.lists(st.integers(0, WIDTH - 1), min_size=WIDTH, max_size=WIDTH)
+
+
+@given(first=ROWS, second=ROWS, here=st.integers(0, 2), there=st.integers(0, 2), bands=BANDS)
 @settings(max_examples=300, deadline=None)
-def test_no_pair_of_records_lies_further_apart_than_the_sensitivity(first, second, here, there):
+def test_no_pair_of_records_lies_further_apart_than_the_sensitivity(
+    first, second, here, there, bands
+):
     pairs = [
         (products(first, here), products(second, there), products_bound(WIDTH, BLOCKS)),
-        (squares(first), squares(second), squares_bound(WIDTH)),
+        (energies(first, bands), energies(second, bands), energies_bound(WIDTH)),
     ]
     for one, other, bound in pairs:
         moves = bound.moves[Unit.RECORD]
@@ -70,7 +76,11 @@ def test_the_worst_pairs_of_the_proof_are_as_bad_as_it_says():
     assert apart(products(along, 0), 0 * products(along, 0), bound) * UNIT == pytest.approx(
         1, abs=SHORT
     )
-    far = apart(squares(along), squares(across), squares_bound(WIDTH)) * UNIT
+    apart_bands = list(range(WIDTH))
+    far = (
+        apart(energies(along, apart_bands), energies(across, apart_bands), energies_bound(WIDTH))
+        * UNIT
+    )
     assert far == pytest.approx(math.sqrt(2), abs=SHORT)
 
 
@@ -82,7 +92,7 @@ def test_blocks_cost_what_a_single_sum_costs():
 
 
 @pytest.mark.parametrize("target", [0.5, 1.0, 10.0])
-@pytest.mark.parametrize("bound", [products_bound(5, 7), squares_bound(9)], ids=lambda b: b.name)
+@pytest.mark.parametrize("bound", [products_bound(5, 7), energies_bound(9)], ids=lambda b: b.name)
 def test_the_cost_is_that_of_a_gaussian_with_this_sensitivity(bound, target: float):
     delta = 1e-5
     noise = LocalNoise(bound, 1 / gaussian_mu(target, delta))
@@ -101,13 +111,14 @@ def some_records(n: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 def test_sums_are_exact_whatever_the_order_and_the_parts():
     rows, blocks, weights = some_records(50)
     whole = block_products([(rows, blocks, weights)], WIDTH, BLOCKS)
-    alone = square_sums([(rows, weights)], WIDTH)
+    where = torch.tensor([0, 1, 1, 2])
+    alone = band_energies([(rows, weights)], where, 3)
     order = torch.randperm(50, generator=torch.Generator().manual_seed(3))
     for size in (1, 7, 50):
         picks = order.split(size)
         parts = [(rows[p], blocks[p], weights[p]) for p in picks]
         assert torch.equal(block_products(parts, WIDTH, BLOCKS), whole)
-        assert torch.equal(square_sums([(r, w) for r, _, w in parts], WIDTH), alone)
+        assert torch.equal(band_energies([(r, w) for r, _, w in parts], where, 3), alone)
         # Over any split among holders, too.
         of_each = [block_products([part], WIDTH, BLOCKS) for part in parts]
         assert torch.equal(torch.stack(of_each).sum(0), whole)
@@ -160,7 +171,7 @@ def test_noise_is_that_of_symmetric_matrices():
     rows, columns = torch.triu_indices(WIDTH, WIDTH)
     expected = torch.where(rows == columns, 3.0, 3.0 / math.sqrt(2)).double()
     assert float((found / expected - 1).abs().max()) < 0.06
-    plain = LocalNoise(squares_bound(5), 3.0).privatise(
+    plain = LocalNoise(energies_bound(5), 3.0).privatise(
         torch.zeros(4_000, 5, dtype=torch.int64), SeededNoise(6)
     )
     assert float((plain.double().std(0) / 3 - 1).abs().max()) < 0.06
@@ -168,7 +179,7 @@ def test_noise_is_that_of_symmetric_matrices():
 
 def test_a_part_of_a_plan_names_the_bound():
     assert mixture_bound(5, 7) == products_bound(5, 7)
-    assert mixture_bound(5, None) == squares_bound(5)
+    assert mixture_bound(5, None) == energies_bound(5)
 
 
 # ---------------------------------------------------------------- the grid under exact sums
@@ -198,7 +209,7 @@ def test_noisy_sums_lie_on_a_grid_that_hides_how_finely_noise_is_drawn(place, st
 def test_no_answer_tells_which_whole_numbers_the_noise_can_reach():
     # At this std the float64 numbers behind the noise are 2³ units apart or more around zero: an
     # answer to the unit would name the sum by what could have been drawn.
-    std, bound = 2.0**20, squares_bound(64)
+    std, bound = 2.0**20, energies_bound(64)
     values = torch.arange(64, dtype=torch.int64)[None]
     noisy = LocalNoise(bound, std).privatise(values, SeededNoise(8))
     cell = int(LocalNoise(bound, std).grid * 2**SUM_BITS)
@@ -207,7 +218,7 @@ def test_no_answer_tells_which_whole_numbers_the_noise_can_reach():
 
 
 def test_the_grid_is_kept_where_sums_wrap_around():
-    bound = squares_bound(3)
+    bound = energies_bound(3)
     edge = torch.tensor([[2**63 - 1, -(2**63), 0]])
     noisy = LocalNoise(bound, 4.0).privatise(edge, SeededNoise(9))
     cell = LocalNoise(bound, 4.0).grid

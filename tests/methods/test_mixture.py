@@ -1,12 +1,16 @@
 import math
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
+from torch.nn import functional
 
-from fedtranscribe.data import ImageSet
+from fedtranscribe.data import ImageSet, load
 from fedtranscribe.methods.method import Combined
 from fedtranscribe.methods.mixture import MixtureMethod, question_shapes
-from fedtranscribe.models.mixture import GaussianMixture, lowest
+from fedtranscribe.models.mixture import GaussianMixture, bands_of, frequencies, lowest
+from fedtranscribe.privacy.closed_forms import gaussian_mu
 from fedtranscribe.questions.mixture import Mixture, MixtureQuery, bound_of, mixture_bound
 from fedtranscribe.questions.moments import SUM_BITS
 
@@ -32,11 +36,16 @@ def shown(seed: int = 0, n: int = N) -> ImageSet:
 
 def mixture(records: ImageSet, cuts: int, noise: float, seed: int = 0) -> GaussianMixture:
     """Asked with noise of this std on every sum."""
+    return asked(records, cuts, [noise] * 4, seed)
+
+
+def asked(records: ImageSet, cuts: int, stds: Sequence[float], seed: int = 0) -> GaussianMixture:
+    """Asked with a noise of its own on each sum."""
     rng = torch.Generator().manual_seed(seed)
     statistic = Mixture(records)
-    method = MixtureMethod(1, SIZE, CLASSES, cuts, "run")
+    method = MixtureMethod(records.channels, records.size, records.classes, cuts, "run")
     while not method.finished:
-        query = method.ask()
+        query, noise = method.ask(), stds[method.round]
         exact = statistic.values(query)[0].double() * 2.0**-SUM_BITS
         drawn = torch.randn(len(exact), generator=rng, dtype=torch.float64)
         values = (exact + drawn * bound_of(query).spread(noise))[None]
@@ -82,18 +91,63 @@ def test_noise_alone_shows_no_direction():
     assert bool(torch.isfinite(images).all())
 
 
+def grain(made: GaussianMixture, images: torch.Tensor) -> torch.Tensor:
+    """Mean energy of images outside of the axes, by band."""
+    found = frequencies(images) - made.centre
+    left = found - (found @ made.axes) @ made.axes.T
+    where = bands_of(*images.shape[1:3])
+    sums = torch.zeros(int(where[-1]) + 1, dtype=torch.float64)
+    return sums.index_add_(0, where, left.square().mean(0))
+
+
+def scans(n: int = 1_200) -> ImageSet:
+    """As a small hospital has them: 64 pixels, two classes, two pictures of each patient."""
+    rng = torch.Generator().manual_seed(0)
+    y, x = torch.meshgrid(torch.linspace(-1, 1, 64), torch.linspace(-1, 1, 64), indexing="ij")
+    width = 0.5 + 0.1 * torch.randn(n, 1, 1, 1, generator=rng)
+    fine = functional.interpolate(torch.randn(n, 1, 16, 16, generator=rng), 64, mode="bicubic")
+    images = torch.exp(-(x**2 + y**2) / width) * (0.7 + 0.1 * fine)
+    pixels = (images.clamp(0, 1) * 255).round().to(torch.uint8)
+    ids = tuple(str(i // 2) for i in range(n))
+    return ImageSet("scans", "scans", pixels, torch.arange(n) // 2 % CLASSES, CLASSES, ids)
+
+
+def stds_of(records: ImageSet, epsilon: float) -> list[float]:
+    """Of a run of one holder that gives a mixture 30 % of its budget."""
+    budget = 0.3 * gaussian_mu(epsilon, 1e-5) ** 2
+    shapes = question_shapes(records.channels, records.size, records.classes, 0)
+    return [1 / math.sqrt(budget * shape.share) for shape in shapes]
+
+
+@pytest.mark.parametrize(("data", "epsilon"), [("scans", 3.0), ("digits", 1.0)])
+def test_grain_has_no_more_energy_than_the_records_have_of_it(data: str, epsilon: float):
+    records = scans() if data == "scans" else load("digits").train
+    made = asked(records, 0, stds_of(records, epsilon))
+    images, _ = made.sample(1_000, torch.Generator().manual_seed(1))
+    ours = grain(made, (images * 255).round().to(torch.uint8)).sum()
+    assert made.texture.any()
+    assert ours < 1.3 * grain(made, records.images).sum()
+
+
+def test_no_grain_is_made_of_noise():
+    # Of pictures without any, as many and as noisy as a small hospital's.
+    records = replace(scans(), pixels=torch.full((1_200, 1, 64, 64), 64, dtype=torch.uint8))
+    for seed in range(30):
+        assert not asked(records, 0, stds_of(records, 3.0), seed).texture.any()
+
+
 def test_questions_come_in_their_order_and_use_the_answers_before():
     method, statistic = MixtureMethod(1, SIZE, CLASSES, 1, "run"), Mixture(shown(n=100))
-    asked: list[MixtureQuery] = []
+    queries: list[MixtureQuery] = []
     while not method.finished:
         query = method.ask()
-        asked.append(query)
+        queries.append(query)
         values = statistic.values(query).double() * 2.0**-SUM_BITS
         method.learn(query, Combined(query.id, values, 0.01))
-    assert [query.id for query in asked] == [f"run/mixture-{i}" for i in range(4)]
-    assert [query.blocks for query in asked] == [1, 2, 4, 1]
-    assert [bool(query.rest) for query in asked] == [False, False, False, True]
-    axes = asked[3].map.double()
+    assert [query.id for query in queries] == [f"run/mixture-{i}" for i in range(4)]
+    assert [query.blocks for query in queries] == [1, 2, 4, 1]
+    assert [bool(query.rest) for query in queries] == [False, False, False, True]
+    axes = queries[3].map.double()
     torch.testing.assert_close(axes.T @ axes, torch.eye(40).double(), atol=1e-5, rtol=0)
 
 

@@ -54,7 +54,7 @@ def test_one_budget_pays_for_student_and_mixture(settings: TranscribeSettings, t
         total = ledger.total(1e-5, Unit.RECORD, Adjacency.ZERO_OUT).epsilon
         assert total == pytest.approx(50, rel=1e-6)
         booked = [release.mechanism for release in ledger.releases(result["run"])]
-    assert booked == ["noisy-moments"] * 2 + ["noisy-block-products"] * 2 + ["noisy-squares"]
+    assert booked == ["noisy-moments"] * 2 + ["noisy-block-products"] * 2 + ["noisy-band-energies"]
     assert any("30% of the budget goes to a generator" in line for line in said)
     run = FinishedRun.open(tmp_path / "run")
     assert isinstance(run.generator, GaussianMixture)
