@@ -34,6 +34,7 @@ TINY_DPSD = DpsdSettings(
     latent_dim=8,
     generator_width=4,
     pretrain_steps=2,
+    sharpen_steps=2,
 )
 TINY_TEACHERS = TeacherSettings(steps=2, batch=4, copies=2)
 

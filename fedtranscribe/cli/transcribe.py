@@ -64,7 +64,13 @@ tables [dpsd] and [teachers].
 """
 
 
-@settings_options(TranscribeSettings, flags={"with_generator": "--with-generator/--no-generator"})
+@settings_options(
+    TranscribeSettings,
+    flags={
+        "with_generator": "--with-generator/--no-generator",
+        "sharpen": "--sharpen/--no-sharpen",
+    },
+)
 def transcribe_command(
     typed: dict[str, Any],
     out: Out = None,

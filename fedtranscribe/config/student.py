@@ -58,6 +58,9 @@ class DpsdSettings(Settings):
     moments_steps: int = Field(
         default=100, ge=0, description="Generator updates of a run that learns from moments."
     )
+    sharpen_steps: int = Field(
+        default=300, ge=0, description="Steps of what sharpens a mixture's images."
+    )
     augment: float = Field(
         default=0.5, ge=0, le=2, description="Strength of views of answered rows."
     )
@@ -150,6 +153,11 @@ class StudentSettings(RunOptions):
         le=0.9,
         description="Share of the sums' budget for a mixture, the usual generator; default: by "
         "colour or grey, 0 without a generator.",
+    )
+    sharpen: Annotated[bool, Topic.PRIVACY] = Field(
+        default=True,
+        description="Sharpen the mixture's images by second moments of features, class by class, "
+        "for a part of its share; where records are too few for it, the plan leaves it out.",
     )
     ask: Annotated[str | None, Topic.PRIVACY, Metavar("NAMES")] = Field(
         default=None,

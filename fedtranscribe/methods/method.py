@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedtranscribe.models import Classifier, Generator
 from fedtranscribe.models.mixture import GaussianMixture
@@ -174,7 +174,7 @@ class TrainingSteps(Protocol):
 
 def run_training_steps(
     trainings: Sequence[Callable[[], TrainingSteps]],
-    generator: Generator,
+    generator: nn.Module,
     rng: torch.Generator,
     show: Show,
     store: StateStore,

@@ -170,6 +170,11 @@ class MomentsMethod:
         return len(self._learned)
 
     @property
+    def first(self) -> tuple[MomentsQuery, Combined]:
+        """The first question and its answer, once there is one."""
+        return self._learned[0]
+
+    @property
     def last(self) -> tuple[MomentsQuery, Combined]:
         """The last question and its answer, once there is one."""
         return self._learned[-1]
@@ -255,12 +260,24 @@ def moments_of(query: MomentsQuery, answer: Combined) -> MomentSums:
 
 def _visible_axes(query: MomentsQuery, answer: Combined) -> Tensor:
     """The map of the second question: each axis scaled by what the first answer showed."""
+    return _scaled_axes(query, answer, query.entries - 1, 0.5)
+
+
+def leading_axes(query: MomentsQuery, answer: Combined, count: int) -> Tensor:
+    """A map [d, count] to the axes on which records differ most, by the first answer.
+
+    They stay longer than others, but less so than they are: half whitened.
+    """
+    return _scaled_axes(query, answer, min(count, query.entries - 1), 0.25)
+
+
+def _scaled_axes(query: MomentsQuery, answer: Combined, count: int, power: float) -> Tensor:
     second = moments_of(query, answer).second[:-1, :-1]
     values, axes = torch.linalg.eigh(second)
     floor = _PRIVATE_FLOOR * _noise_edge(answer.noise, len(second))
-    scaled = axes / (values.clamp_min(0) + floor).sqrt()
+    scaled = axes[:, -count:] / (values[-count:].clamp_min(0) + floor).pow(power)
     fitted = query.map.double() @ scaled
-    return (fitted / fitted.norm() * math.sqrt(len(second))).float()
+    return (fitted / fitted.norm() * math.sqrt(count)).float()
 
 
 def set_head(

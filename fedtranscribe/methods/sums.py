@@ -3,24 +3,29 @@
     MomentsMethod ──> student          (what records of a class have in common)
     DescentMethod ──> student          (where it is still wrong), if any rounds are asked
     MixtureMethod ──> GaussianMixture  (what records look like), if one is asked
+    ClassMomentsMethod ──> Sharpener   (what its images lack), if class moments are asked
 
-All is set by sums, so that a run's time is the holders'.
+Student and mixture are set by sums, so that their time is the holders'. A sharpener is trained when
+all is answered.
 
 Guarantee:
     None of its own: functions of public images and of private answers.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
 
 from fedtranscribe.methods.descent import DescentMethod
-from fedtranscribe.methods.method import Combined, Show, StateStore
+from fedtranscribe.methods.method import Combined, Show, StateStore, run_training_steps
 from fedtranscribe.methods.mixture import MixtureMethod
 from fedtranscribe.methods.moments import MomentsMethod
+from fedtranscribe.methods.sharpening import ClassMomentsMethod, Sharpening
 from fedtranscribe.models import Classifier, Generator
 from fedtranscribe.models.mixture import GaussianMixture
+from fedtranscribe.models.sharpener import Sharpener
 from fedtranscribe.questions.moments import MomentSums
 from fedtranscribe.questions.question import SumQuery
 
@@ -50,6 +55,8 @@ class SumsMethod:
         moments: ask first, and set the student.
         descent: goes on from there; None asks nothing more for the student.
         mixture: is the generator; None leaves the network of the moments.
+        class_moments: what the mixture's images are sharpened to; None leaves them as they are.
+        sharpen_steps: of that training.
     """
 
     stage = "sums over records"
@@ -59,11 +66,17 @@ class SumsMethod:
         moments: MomentsMethod,
         descent: DescentMethod | None = None,
         mixture: MixtureMethod | None = None,
+        class_moments: ClassMomentsMethod | None = None,
+        sharpen_steps: int = 0,
     ) -> None:
         self._moments = moments
         self._descent = descent
         self._mixture = mixture
-        self._turns: Sequence[_Asks] = [x for x in (moments, descent, mixture) if x is not None]
+        self._class_moments = class_moments
+        self._sharpen_steps = sharpen_steps
+        self._sharpener: Sharpener | None = None
+        turns = (moments, descent, mixture, class_moments)
+        self._turns: Sequence[_Asks] = [turn for turn in turns if turn is not None]
 
     @property
     def student(self) -> Classifier:
@@ -80,7 +93,7 @@ class SumsMethod:
         """The mixture; the moments' network, if any, where none is asked or not completely yet."""
         if self._mixture is None or not self._mixture.finished:
             return self._moments.generator
-        return self._mixture.mixture
+        return replace(self._mixture.mixture, sharpener=self._sharpener)
 
     @property
     def rng(self) -> torch.Generator:
@@ -123,9 +136,22 @@ class SumsMethod:
         """Nothing: answers have set the student."""
 
     def finish_generator(self, show: Show, store: StateStore) -> None:
-        """Train the network of the moments, unless the answers are the generator."""
-        if self._mixture is None or not self._mixture.finished:
+        """Train the network of the moments, unless the answers are the generator; sharpen that."""
+        mixture = self.generator
+        if not isinstance(mixture, GaussianMixture):
             self._moments.finish_generator(show, store)
+        elif self._class_moments is not None and self._class_moments.finished:
+            shape = mixture.channels, mixture.size, mixture.classes
+            sharpener = Sharpener(*shape).to(self.student.head.weight.device)
+            rng, learned = torch.Generator().manual_seed(0), self._class_moments.learned
+
+            def training() -> Sharpening:
+                return Sharpening(
+                    sharpener, mixture, self.student, *learned, self._sharpen_steps, rng
+                )
+
+            run_training_steps([training], sharpener, rng, show, store)
+            self._sharpener = sharpener.cpu().eval()
 
     def state(self) -> dict[str, Any]:
         """Everything `load_state` needs to go on as if nothing had happened; tensors on CPU."""

@@ -1,11 +1,11 @@
-"""A mixture of low-rank Gaussians over images' low frequencies, as a generator."""
+"""A generator: low-rank Gaussians over images' low frequencies, sharpened or not."""
 
 import json
 import math
-from dataclasses import dataclass
-from functools import lru_cache, reduce
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial, reduce
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
 import safetensors.torch
@@ -16,12 +16,16 @@ from torch import Tensor
 
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.files import write_atomically
+from fedtranscribe.models.sharpener import Sharpener
 from fedtranscribe.models.weights import (
     ENTRY,
     Header,
+    State,
+    expect_fit,
     expect_shapes,
     load_state,
     read_header,
+    restore,
     unusable,
 )
 
@@ -103,6 +107,8 @@ def _matrix(size: int) -> Tensor:
 MOST_AXES, MOST_COMPONENTS = 500, 100_000
 # Numbers in the images that are drawn together.
 _TOGETHER = 4_000_000
+# Images that are sharpened together.
+_SHARPENED = 250
 # Columns were orthonormal before they were rounded to float32.
 _SKEW = 1e-3
 
@@ -116,6 +122,7 @@ class MixtureHeader(Header):
     classes: Annotated[int, Field(ge=2, le=100_000)]
     components: Annotated[int, Field(ge=1, le=MOST_COMPONENTS)]
     axes: Annotated[int, Field(ge=1, le=MOST_AXES)]
+    sharpened: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,6 +139,12 @@ class GaussianMixture:
     means: Tensor  # float64 [c, k], on the axes
     roots: Tensor  # float64 [c, k, k], of the covariances on the axes
     texture: Tensor  # float64 [d], std of what lies outside of the axes
+    sharpener: Sharpener | None = None  # what every image passes through
+
+    @property
+    def blurred(self) -> Self:
+        """The same mixture without its sharpener."""
+        return replace(self, sharpener=None)
 
     def sample(self, n: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Images float32 [n, ch, s, s] in [0, 1], and their labels int64 [n]."""
@@ -167,7 +180,17 @@ class GaussianMixture:
     def _of(self, drawn: Tensor, rng: torch.Generator) -> Tensor:
         """Images of the components that were drawn."""
         together = max(1, _TOGETHER // (self.channels * self.size**2))
-        return torch.cat([self._images(picked, rng) for picked in drawn.split(together)])
+        images = torch.cat([self._images(picked, rng) for picked in drawn.split(together)])
+        if self.sharpener is None:
+            return images
+        parts = zip(images.split(_SHARPENED), self.labels[drawn].split(_SHARPENED), strict=True)
+        with torch.no_grad():
+            return torch.cat(
+                [
+                    self.sharpener(part, labels, self.sharpener.noise(len(part), rng))
+                    for part, labels in parts
+                ]
+            )
 
     def _images(self, drawn: Tensor, rng: torch.Generator) -> Tensor:
         k, d = self.means.shape[1], len(self.centre)
@@ -179,6 +202,7 @@ class GaussianMixture:
         return images_from(found, self.channels, self.size).clamp(0, 1).float()
 
 
+_SHARPENER = "sharpener."
 _NAMES = ("centre", "axes", "counts", "labels", "means", "roots", "texture")
 
 
@@ -191,9 +215,13 @@ def save_mixture(mixture: GaussianMixture, path: Path) -> None:
         "classes": mixture.classes,
         "components": len(mixture.counts),
         "axes": mixture.axes.shape[1],
+        "sharpened": mixture.sharpener is not None,
     }
     stored = {name: getattr(mixture, name) for name in _NAMES}
     state = {name: (t.float() if t.is_floating_point() else t) for name, t in stored.items()}
+    if mixture.sharpener is not None:
+        weights = mixture.sharpener.state_dict()
+        state |= {f"{_SHARPENER}{name}": tensor.cpu() for name, tensor in weights.items()}
     tensors = {name: tensor.contiguous() for name, tensor in state.items()}
     write_atomically(path, safetensors.torch.save(tensors, {ENTRY: json.dumps(header)}))
 
@@ -202,6 +230,7 @@ def load_mixture(path: Path) -> GaussianMixture:
     """Read a mixture from anywhere."""
     header = read_header(path, TypeAdapter(MixtureHeader))
     state = load_state(path)
+    sharpener = _sharpener(header, state, path) if header.sharpened else None
     d, k, c = frequency_count(header.channels, header.size), header.axes, header.components
     shapes = {"centre": (d,), "axes": (d, k), "counts": (c,), "labels": (c,)}
     shapes |= {"means": (c, k), "roots": (c, k, k), "texture": (d,)}
@@ -222,4 +251,16 @@ def load_mixture(path: Path) -> GaussianMixture:
         raise unusable(path, f"labels beyond its {header.classes} classes")
     if k > d or float((axes.T @ axes - torch.eye(k).double()).abs().max()) > _SKEW:
         raise unusable(path, "axes that are not orthonormal")
-    return GaussianMixture(header.channels, header.size, header.classes, labels=labels, **doubles)
+    shape = header.channels, header.size, header.classes
+    return GaussianMixture(*shape, labels=labels, sharpener=sharpener, **doubles)
+
+
+def _sharpener(header: MixtureHeader, state: State, path: Path) -> Sharpener:
+    """The sharpener among a file's tensors, which are taken out."""
+    names = [name for name in state if name.startswith(_SHARPENER)]
+    weights = {name.removeprefix(_SHARPENER): state.pop(name) for name in names}
+    make = partial(Sharpener, header.channels, header.size, header.classes)
+    expect_fit(make, weights, path)
+    sharpener = make()
+    restore(sharpener, weights, path)
+    return sharpener.eval()

@@ -16,6 +16,7 @@ from fedtranscribe.errors import ConfigError
 from fedtranscribe.models.backbones import NO_BACKBONES, Backbones
 from fedtranscribe.models.teachers import Teachers
 from fedtranscribe.noise.bounds import Bound
+from fedtranscribe.questions.class_moments import ClassMoments, ClassMomentsQuery
 from fedtranscribe.questions.descent import Descent, DescentQuery
 from fedtranscribe.questions.gradients import MeanGradients
 from fedtranscribe.questions.labels import Labels
@@ -60,7 +61,9 @@ def of_records(
         images, device, scratch, backbones, scratch_gib=scratch_gib, progress=progress
     )
     others = [question.statistic(images) for question in registered().values()]
-    return by_kind([moments, Descent(moments.rows), Mixture(images, moments.rows.sums), *others])
+    rows = moments.rows
+    ours = (moments, Descent(rows), Mixture(images, rows.sums), ClassMoments(rows))
+    return by_kind([*ours, *others])
 
 
 def by_kind(statistics: Iterable[Statistic[Any]]) -> Mapping[str, Statistic[Any]]:
@@ -75,6 +78,7 @@ QUERIES: Mapping[str, type[Query]] = {
     Kind.MOMENTS: MomentsQuery,
     Kind.MIXTURE: MixtureQuery,
     Kind.DESCENT: DescentQuery,
+    Kind.CLASS_MOMENTS: ClassMomentsQuery,
 }
 """The form that queries of each of our own kinds have."""
 

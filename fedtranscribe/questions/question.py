@@ -44,6 +44,7 @@ class Kind(StrEnum):
     MOMENTS = "moments"
     MIXTURE = "mixture"
     DESCENT = "descent"
+    CLASS_MOMENTS = "class-moments"
 
 
 def is_sum(kind: str) -> bool:

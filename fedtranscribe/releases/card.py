@@ -306,9 +306,16 @@ def _confidence(result: Result) -> str:
 
 
 def _mixture(generator: GaussianMixture) -> str:
+    gaussians = f"{len(generator.counts)} Gaussians on {generator.axes.shape[1]} axes"
+    if generator.sharpener is None:
+        return (
+            f"{gaussians}, each of one class; its file holds counts, means, covariances and "
+            "texture, and no network"
+        )
+    weights = sum(p.numel() for p in generator.sharpener.parameters())
     return (
-        f"{len(generator.counts)} Gaussians on {generator.axes.shape[1]} axes, each of one class; "
-        "its file holds counts, means, covariances and texture, and no network"
+        f"{gaussians}, each of one class; a network of {weights:,} weights, trained on the "
+        "mixture's own images, gives them the features of their classes; its file holds both"
     )
 
 

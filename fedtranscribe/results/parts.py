@@ -191,6 +191,8 @@ class MixtureFacts(ResultPart):
 
     share: Annotated[float, Why.COST]  # of the whole budget, that it got
     components: Annotated[int, Why.SETTING]  # Gaussians per class
+    # whether its images are sharpened by features of each class
+    sharpened: Annotated[bool, Why.SETTING] = False
 
 
 class PublicFeatures(ResultPart):

@@ -128,7 +128,7 @@ class Part:
         """Of one holder's vectors; labels have none."""
         if self.kind is Kind.MOMENTS:
             return moments_bound(self.width, self.classes)
-        if self.kind is Kind.MIXTURE:
+        if self.kind in (Kind.MIXTURE, Kind.CLASS_MOMENTS):
             return mixture_bound(self.width, self.classes)
         if self.outside:
             return question_of(self.kind).bound(holder)
@@ -222,12 +222,18 @@ class Plan:
     @property
     def sets_student(self) -> Part:
         """What the student is set by: teachers' answers, or else the last sum for it."""
-        return [part for part in self.of_method if part.kind is not Kind.MIXTURE][-1]
+        for_generator = (Kind.MIXTURE, Kind.CLASS_MOMENTS)
+        return [part for part in self.of_method if part.kind not in for_generator][-1]
 
     @property
     def mixture(self) -> tuple[Part, ...]:
         """What a generator is made from; empty where none is asked for."""
         return tuple(part for part in self.parts if part.kind is Kind.MIXTURE)
+
+    @property
+    def sharpened(self) -> bool:
+        """Whether class moments are asked, to which the mixture's images are sharpened."""
+        return any(part.kind is Kind.CLASS_MOMENTS for part in self.parts)
 
     @property
     def descent(self) -> tuple[Part, ...]:

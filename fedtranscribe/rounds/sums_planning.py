@@ -5,7 +5,8 @@ from collections.abc import Mapping
 
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.methods.mixture import QuestionShape, fits, picked_cuts, question_shapes
-from fedtranscribe.models.fixed_features import features_for, row_width
+from fedtranscribe.methods.sharpening import AXES as SHARPENED
+from fedtranscribe.models.fixed_features import FIXED, features_for, row_width
 from fedtranscribe.noise.bounds import Bound
 from fedtranscribe.noise.masked import masked_noise_std
 from fedtranscribe.privacy.calibrate import ROUNDING
@@ -16,9 +17,9 @@ from fedtranscribe.privacy.units import Adjacency, NoiseMode, Unit
 from fedtranscribe.privacy.zcdp import zcdp_rho
 from fedtranscribe.questions.capabilities import Capabilities
 from fedtranscribe.questions.descent import gradients_bound
-from fedtranscribe.questions.mixture import mixture_bound
+from fedtranscribe.questions.mixture import mixture_bound, products_bound
 from fedtranscribe.questions.moments import moments_bound
-from fedtranscribe.questions.question import Kind
+from fedtranscribe.questions.question import MOST_NUMBERS, Kind, triangle_length
 from fedtranscribe.rounds.plan import Asked, Part, Plan
 from fedtranscribe.text import counted
 
@@ -28,6 +29,8 @@ _FIRST_SHARE = 0.3
 # the student's sums would stand so far above their noise that it hardly misses half of its budget.
 _GREY_SHARE, _COLOUR_SHARE, _AMPLE_SHARE = 0.3, 0.1, 0.5
 _AMPLE = 100.0
+# Of the generator's budget, to sharpen it, where a class stands so far above the noise of that.
+_SHARPEN_SHARE, _WORTH_SHARPENING = 0.6, 3.0
 # Rounds of gradients, and their share of the student's budget; the same for few and many records.
 _DESCENT_ROUNDS, _DESCENT_SHARE = 10, 0.5
 
@@ -60,7 +63,10 @@ def sums_plan(asked: Asked, roster: Mapping[str, Capabilities], share: float = 1
         gradients += _seen_of_gradients(descent[0], roster, facts.classes)
     mixture, words = (), why
     if ours:
-        mixture, words = _mixture_parts(asked, roster, ours * whole, why)
+        sharpening, about = _sharpening(asked, roster, ours * whole, min(width, SHARPENED + 1))
+        left = 1 - _SHARPEN_SHARE * len(sharpening)
+        mixture, words = _mixture_parts(asked, roster, left * ours * whole, why)
+        mixture, words = (*mixture, *sharpening), "; ".join(filter(None, (words, about)))
     std = moments[-1].combined_std(len(roster))
     outlook = moments_forecast(_declared(roster), facts.classes, width, std)
     words = "; ".join(filter(None, (gradients, words)))
@@ -187,6 +193,34 @@ def _mixture_parts(
     return tuple(part(shape) for shape in shapes), (
         f"{share:.0%} of the budget goes to a generator ({why}): a mixture of {2**cuts} "
         f"{'Gaussian' if cuts == 0 else 'Gaussians'} per class{high}"
+    )
+
+
+def _sharpening(
+    asked: Asked, roster: Mapping[str, Capabilities], share: float, width: int
+) -> tuple[tuple[Part, ...], str]:
+    """The question of class moments, where it is worth its budget; with what the run says of it."""
+    facts = next(iter(roster.values()))
+    without = next((n for n, f in roster.items() if Kind.CLASS_MOMENTS not in f.kinds), None)
+    if facts.channels > 1 or features_for(asked.settings.student, facts.channels) not in FIXED:
+        return (), ""
+    if not asked.settings.sharpen:
+        return (), "its images are not sharpened, as sharpen=false sets it"
+    if without is not None:
+        return (), f"its images are not sharpened: holder {without} allows no class moments"
+    if facts.classes * triangle_length(width) > MOST_NUMBERS:
+        return (), f"its images are not sharpened: {facts.classes:,} classes are too many for that"
+    noise = sums_noise(asked, roster, share * _SHARPEN_SHARE, products_bound(width, facts.classes))
+    part = Part(Kind.CLASS_MOMENTS, 1, noise, width, facts.classes)
+    stands = _above_noise(part, roster, facts.classes)
+    if stands < _WORTH_SHARPENING:
+        return (), (
+            "its images are not sharpened: a class would be only "
+            f"{in_short(stands)} times as strong as the noise"
+        )
+    return (part,), (
+        f"{_SHARPEN_SHARE:.0%} of that sharpens its images by features of each class "
+        f"({in_short(stands)} times as strong as their noise)"
     )
 
 

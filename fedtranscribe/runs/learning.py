@@ -16,12 +16,14 @@ from fedtranscribe.methods.method import Method
 from fedtranscribe.methods.mixture import MixtureMethod
 from fedtranscribe.methods.moments import MomentsMethod
 from fedtranscribe.methods.questions import WithQuestions
+from fedtranscribe.methods.sharpening import ClassMomentsMethod
 from fedtranscribe.methods.sums import SumsMethod
 from fedtranscribe.methods.sums_then_teachers import SumsThenTeachers, TeachersAfterMoments
 from fedtranscribe.models import pick_device, save_network
 from fedtranscribe.models.fixed_features import features_for
 from fedtranscribe.models.generator import GENERATED
 from fedtranscribe.models.inference import accuracy, confusion_of, labelled_samples
+from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.noise.sources import NoiseSource
 from fedtranscribe.privacy.units import Unit
 from fedtranscribe.results.figures import draw_curve, draw_images, figures_available
@@ -194,13 +196,22 @@ def finish_generator(
     progress: Progress = silent,
     names: Sequence[str] | None = None,
 ) -> None:
-    """Train what a generator still lacks, and write it with some of its images: free."""
+    """Train what a generator still lacks, and write it with some of its images: free.
+
+    A mixture's images are shown at once, before they are sharpened.
+    """
+    if isinstance(method.generator, GaussianMixture):
+        _draw_samples(method, run, names)
     method.finish_generator(progress, run.generator_state)
-    if method.generator is None:
-        return
-    save_network(method.generator, run.path / GENERATOR)
-    if figures_available():
-        images, labels = labelled_samples(method.generator, method.student, _POOL, seed=0)
+    if method.generator is not None:
+        save_network(method.generator, run.path / GENERATOR)
+        _draw_samples(method, run, names)
+
+
+def _draw_samples(method: Method[Any], run: RunDirectory, names: Sequence[str] | None) -> None:
+    generator = method.generator
+    if generator is not None and figures_available():
+        images, labels = labelled_samples(generator, method.student, _POOL, seed=0)
         grid_labels = _class_by_class(labels, _GRID)
         draw_images(images[grid_labels], labels[grid_labels], run.path / "images.png", names)
 
@@ -240,7 +251,11 @@ def _method(
         return make(DPSD, kind=last.kind)
     moments, rounds = make(MomentsMethod), plan.descent
     descent = DescentMethod(moments, len(rounds), run.run_id) if rounds else None
-    sums = SumsMethod(moments, descent, _mixture(plan, run.run_id) if plan.mixture else None)
+    mixture = _mixture(plan, run.run_id) if plan.mixture else None
+    class_moments = None
+    if plan.sharpened:
+        class_moments = ClassMomentsMethod(moments, plan.facts.classes, run.run_id)
+    sums = SumsMethod(moments, descent, mixture, class_moments, chosen.sharpen_steps)
     if plan.teachers is None:
         return sums
     teachers = make(TeachersAfterMoments, kind=last.kind, sums=sums)
@@ -257,7 +272,9 @@ def mixture_facts(plan: Plan) -> MixtureFacts | None:
     """What a result says of the mixture that a plan asks for; None where it asks for none."""
     if not plan.mixture:
         return None
-    return MixtureFacts(share=plan.mixture_share, components=_components(plan))
+    return MixtureFacts(
+        share=plan.mixture_share, components=_components(plan), sharpened=plan.sharpened
+    )
 
 
 def declared_teachers(plan: Plan) -> DeclaredTeachers | None:

@@ -36,7 +36,7 @@ from fedtranscribe.questions.question import Kind
 from fedtranscribe.runs.transports import InProcess
 from tests.federation.runs import go, start
 
-SUMS = (Kind.MOMENTS, Kind.MIXTURE, Kind.DESCENT)
+SUMS = (Kind.MOMENTS, Kind.MIXTURE, Kind.DESCENT, Kind.CLASS_MOMENTS)
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def found(home: Home) -> dict[str, tuple[bool, str]]:
 def test_the_check_says_what_the_records_are(home: Home):
     told = found(home)
     assert all(ok for ok, _ in told.values())
-    assert told["answers"] == (True, "moments, mixture, descent")
+    assert told["answers"] == (True, "moments, mixture, descent, class-moments")
     assert told["records"] == (
         True,
         "3 classes of 1x28, ids that the data have",

@@ -244,6 +244,7 @@ def test_a_policy_for_whole_holders_allows_no_sums():
         Kind.MOMENTS,
         Kind.MIXTURE,
         Kind.DESCENT,
+        Kind.CLASS_MOMENTS,
     }
 
 

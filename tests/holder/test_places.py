@@ -16,8 +16,14 @@ import torch
 from fedtranscribe.data import ImageSet
 from fedtranscribe.models.fixed_features import FIXED, coefficient_count, fixed_features
 from fedtranscribe.models.mixture import frequencies, frequency_count
+from fedtranscribe.questions.class_moments import ClassMoments, ClassMomentsQuery
 from fedtranscribe.questions.descent import Descent, DescentQuery
-from fedtranscribe.questions.mixture import Mixture, MixtureQuery, mixture_bound
+from fedtranscribe.questions.mixture import (
+    Mixture,
+    MixtureQuery,
+    mixture_bound,
+    products_bound,
+)
 from fedtranscribe.questions.moments import Moments, MomentsQuery, moments_bound
 from fedtranscribe.questions.question import Kind
 
@@ -49,11 +55,12 @@ def moved(answer: Callable[[int], torch.Tensor], counts: torch.Tensor | float = 
     return float((difference.square() * counts).sum().sqrt())
 
 
-def of_features(features: str, channels: int) -> tuple[float, float]:
+def of_features(features: str, channels: int) -> tuple[float, float, float]:
     numbers = coefficient_count(features, channels, SIZE)
     centre, mapped = torch.full((numbers,), -1e10), cancelling(numbers)
     head = torch.randn(K + 1, CLASSES, generator=torch.Generator().manual_seed(2)) * 1e3
     moments = MomentsQuery("m", Kind.MOMENTS, centre, mapped, features, CLASSES)
+    by_block = ClassMomentsQuery("c", Kind.CLASS_MOMENTS, centre, mapped, features, CLASSES)
     descent = DescentQuery("d", Kind.DESCENT, centre, mapped, features, head)
 
     def asked(first: int) -> Moments:
@@ -62,6 +69,10 @@ def of_features(features: str, channels: int) -> tuple[float, float]:
     return (
         moved(lambda first: asked(first).values(moments), moments_bound(K + 1, CLASSES).counts),
         moved(lambda first: Descent(asked(first).rows).values(descent)),
+        moved(
+            lambda first: ClassMoments(asked(first).rows).values(by_block),
+            products_bound(K + 1, CLASSES).counts,
+        ),
     )
 
 
@@ -80,9 +91,10 @@ def hold() -> None:
             fixed = fixed_features(features, channels)
             shown = records(0, channels).images[:200] / 255
             assert torch.equal(fixed(shown.roll(1, 0)), fixed(shown).roll(1, 0)), features
-            by_class, gradients = of_features(features, channels)
+            by_class, gradients, blocks = of_features(features, channels)
             assert by_class <= 2**0.5, (features, channels, by_class)
             assert gradients <= 1, (features, channels, gradients)
+            assert blocks <= 1, (features, channels, blocks)
         for size in (8, 28, 40):
             one = torch.randint(0, 256, (1, channels, size, size)).byte()
             found = frequencies(one.expand(256, -1, -1, -1))

@@ -12,6 +12,7 @@ from fedtranscribe.errors import (
     WeightsNotFoundError,
 )
 from fedtranscribe.models.mixture import GaussianMixture, load_mixture, save_mixture
+from fedtranscribe.models.sharpener import Sharpener
 from fedtranscribe.models.weights import ENTRY, read_metadata
 
 D, K, C = 64, 4, 3
@@ -42,6 +43,69 @@ def test_what_is_read_draws_what_was_written(made: GaussianMixture, tmp_path: Pa
     torch.testing.assert_close(images, others, atol=1e-5, rtol=0)
     assert torch.equal(labels, classes)
     assert set(labels.tolist()) == {0, 1}
+
+
+def sharpened(made: GaussianMixture) -> GaussianMixture:
+    """With a sharpener that does something."""
+    sharpener = Sharpener(1, 8, 2)
+    with torch.no_grad():
+        sharpener.last.weight.normal_(generator=torch.Generator().manual_seed(1))
+    return replace(made, sharpener=sharpener.eval())
+
+
+def test_a_sharpener_is_stored_with_its_mixture(made: GaussianMixture, tmp_path: Path):
+    path = tmp_path / "generator.safetensors"
+    save_mixture(sharpened(made), path)
+    read = load_mixture(path)
+    save_mixture(read, tmp_path / "again.safetensors")
+    assert path.read_bytes() == (tmp_path / "again.safetensors").read_bytes()
+    wanted = torch.tensor([0, 1, 1, 0])
+    images, others = (
+        mixture.draw(wanted, torch.Generator().manual_seed(1))
+        for mixture in (sharpened(made), read)
+    )
+    torch.testing.assert_close(images, others, atol=1e-4, rtol=0)
+    blurred = read.blurred.draw(wanted, torch.Generator().manual_seed(1))
+    assert float((blurred - images).abs().max()) > 0.1
+    save_mixture(read.blurred, path)
+    assert load_mixture(path).sharpener is None
+
+
+def test_a_fresh_sharpener_leaves_images_as_they_are(made: GaussianMixture):
+    fresh = replace(made, sharpener=Sharpener(1, 8, 2))
+    wanted = torch.tensor([0, 1, 1, 0])
+    images, blurred = (
+        mixture.draw(wanted, torch.Generator().manual_seed(1)) for mixture in (fresh, made)
+    )
+    torch.testing.assert_close(images, blurred.clamp(0.02, 0.98))
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "error", "words"),
+    [
+        ("last.bias", torch.full((1,), torch.nan), CorruptWeightsError, "NaN or infinity"),
+        ("last.bias", torch.zeros(2), ModelMismatchError, "last.bias"),
+        ("last.more", torch.zeros(2), CorruptWeightsError, "unknown 'last.more'"),
+        ("classes.weight", torch.zeros(3, 32), ModelMismatchError, "classes.weight"),
+    ],
+)
+def test_a_damaged_sharpener_is_refused(
+    made: GaussianMixture, tmp_path: Path, name: str, tensor: torch.Tensor, error, words: str
+):
+    path = tmp_path / "generator.safetensors"
+    save_mixture(sharpened(made), path)
+    with pytest.raises(error, match=words):
+        load_mixture(damaged(path, f"sharpener.{name}", tensor))
+
+
+def test_a_file_says_whether_it_holds_a_sharpener(made: GaussianMixture, tmp_path: Path):
+    path = tmp_path / "generator.safetensors"
+    for mixture, old, new in ((sharpened(made), "true", "false"), (made, "false", "true")):
+        save_mixture(mixture, path)
+        text = read_metadata(path)[ENTRY].replace(f'"sharpened": {old}', f'"sharpened": {new}')
+        path.write_bytes(safetensors.torch.save(safetensors.torch.load_file(path), {ENTRY: text}))
+        with pytest.raises(CorruptWeightsError, match=r"sharpener|lacks"):
+            load_mixture(path)
 
 
 def test_a_component_without_records_is_never_drawn(made: GaussianMixture):

@@ -68,7 +68,7 @@ def test_without_torchvision_the_extra_is_named(monkeypatch, request):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     torchvision_networks.cache_clear()
     request.addfinalizer(torchvision_networks.cache_clear)
-    assert available() == ["cnn-small", "cnn", "cnn-wide", "scatter", "patches"]
+    assert available() == ["cnn-small", "cnn", "cnn-wide", "cnn-deep", "scatter", "patches"]
     with pytest.raises(UnknownArchitectureError, match=r"fedtranscribe\[vision\]"):
         build("resnet50", 10, 1, 28)
 

@@ -14,7 +14,7 @@ from fedtranscribe.config.evaluation import EvaluationSettings
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.evaluation.evaluate import evaluate
 from fedtranscribe.holder.answering import Holder
-from fedtranscribe.models import Generator, save_network
+from fedtranscribe.models import Generator, load_network, save_network
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
@@ -78,6 +78,68 @@ def test_the_student_is_told_more_where_no_mixture_is_asked(
     assert prepare(network).plan.parts == alone.parts
     transcribe(prepare(network), tmp_path / "run")
     assert isinstance(FinishedRun.open(tmp_path / "run").generator, Generator)
+
+
+@pytest.fixture
+def worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However few records there are."""
+    monkeypatch.setattr("fedtranscribe.rounds.sums_planning._WORTH_SHARPENING", 0.0)
+
+
+def test_class_moments_are_paid_by_the_mixture_and_sharpen_its_images(
+    settings: TranscribeSettings, tmp_path: Path, worth_it: None
+):
+    plain, plan = prepare(settings.model_copy(update={"sharpen": False})), prepare(settings).plan
+    assert plan.sharpened
+    assert not plain.plan.sharpened
+    assert plan.parts[:2] == plain.plan.parts[:2]
+    assert [part.kind for part in plan.parts[2:]] == [Kind.MIXTURE] * 3 + [Kind.CLASS_MOMENTS]
+    assert plan.sets_student == plain.plan.sets_student
+    for one, other in zip(plan.mixture, plain.plan.mixture, strict=True):
+        assert (other.noise.strength / one.noise.strength) ** 2 == pytest.approx(0.4)
+    shown: list[tuple[str, int, int]] = []
+    result = transcribe(
+        prepare(settings), tmp_path / "run", progress=lambda *step: shown.append(step)
+    ).to_json()
+    assert (result["rows"], result["epsilon"]) == (6, pytest.approx(50, rel=1e-6))
+    assert ("sharpening", 2, 2) in shown
+    with ledger_of(settings) as ledger:
+        assert ledger.total(1e-5, Unit.RECORD, Adjacency.ZERO_OUT).epsilon <= 50 * (1 + 1e-6)
+    run = FinishedRun.open(tmp_path / "run")
+    assert isinstance(run.generator, GaussianMixture)
+    assert run.generator.sharpener is not None
+    make_release(tmp_path / "run")
+    assert verify(tmp_path / "run" / "release").ok
+    released = load(tmp_path / "run" / "release")
+    assert torch.equal(released.sample(10, seed=1)[0], run.synthesise(10, seed=1)[0])
+
+
+@pytest.mark.parametrize("stop", [0, 1])
+def test_a_run_that_stops_while_it_sharpens_has_a_student_and_goes_on_for_nothing(
+    settings: TranscribeSettings, tmp_path: Path, worth_it: None, stop: int
+):
+    def stopping(name: str, done: int, total: int) -> None:
+        if name == "sharpening" and done == stop + 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        transcribe(prepare(settings), tmp_path / "run", progress=stopping)
+    assert (tmp_path / "run" / STUDENT).exists()
+    assert (tmp_path / "run" / "images.png").exists(), "of the mixture as it is"
+    with ledger_of(settings) as ledger:
+        before = ledger.head
+    transcribe(prepare(settings), tmp_path / "run", resume=True)
+    done = load_network(tmp_path / "run" / GENERATOR)
+    assert isinstance(done, GaussianMixture)
+    assert done.sharpener is not None
+    with ledger_of(settings) as ledger:
+        assert ledger.head == before
+
+
+def test_where_records_are_too_few_the_plan_says_so_and_asks_nothing(settings: TranscribeSettings):
+    plan = prepare(settings).plan
+    assert not plan.sharpened
+    assert "its images are not sharpened: a class would be only" in plan.words
 
 
 @pytest.mark.long

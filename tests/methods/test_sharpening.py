@@ -1,0 +1,143 @@
+"""Sharpening a mixture's images by second moments of features, class by class."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fedtranscribe.config import DpsdSettings
+from fedtranscribe.methods.method import Combined, run_training_steps
+from fedtranscribe.methods.mixture import MixtureMethod
+from fedtranscribe.methods.moments import MomentsMethod
+from fedtranscribe.methods.sharpening import ClassMomentsMethod, Sharpening, targets_of
+from fedtranscribe.models import Classifier, build
+from fedtranscribe.models.fixed_features import SCATTER, unit_rows_of
+from fedtranscribe.models.mixture import GaussianMixture
+from fedtranscribe.models.scattering import Scattering
+from fedtranscribe.models.sharpener import Sharpener
+from fedtranscribe.questions.class_moments import ClassMoments, ClassMomentsQuery
+from fedtranscribe.questions.mixture import Mixture
+from fedtranscribe.questions.moments import SUM_BITS, Moments
+from tests.methods.test_mixture import CLASSES, SIZE, shown
+
+Parts = tuple[Classifier, GaussianMixture, ClassMomentsQuery, Combined]
+
+
+def answered(statistic, query, noise: float) -> Combined:
+    rng = torch.Generator().manual_seed(len(query.id))
+    exact = statistic.values(query).double() * 2.0**-SUM_BITS
+    return Combined(query.id, exact + noise * torch.randn(exact.shape, generator=rng), noise)
+
+
+@pytest.fixture(scope="module")
+def parts() -> Parts:
+    """Everything that is learned from 600 small images with hardly any noise."""
+    records, noise = shown(n=600), 1e-3
+    student = build(SCATTER, CLASSES, 1, SIZE, seed=0)
+    moments = Moments(records, torch.device("cpu"))
+    rng = torch.Generator().manual_seed(0)
+    first = MomentsMethod(student, None, settings=DpsdSettings(), rng=rng, run="run")
+    mixture = MixtureMethod(1, SIZE, CLASSES, 0, "run")
+    last = ClassMomentsMethod(first, CLASSES, "run")
+    turns = (
+        (first, moments),
+        (mixture, Mixture(records)),
+        (last, ClassMoments(moments.rows)),
+    )
+    for method, statistic in turns:
+        while not method.finished:
+            query = method.ask()
+            method.learn(query, answered(statistic, query, noise))
+    assert [query.id for query in (last.learned[0],)] == ["run/class-moments"]
+    again = ClassMomentsMethod(first, CLASSES, "run")
+    again.load_state(last.state())
+    assert again.finished
+    assert again.learned[0].digest() == last.learned[0].digest()
+    return student, mixture.mixture, *last.learned
+
+
+def training(parts: Parts, steps: int = 30) -> tuple[Sharpening, Sharpener, torch.Generator]:
+    student, mixture, query, answer = parts
+    sharpener, rng = Sharpener(1, SIZE, CLASSES), torch.Generator().manual_seed(0)
+    return Sharpening(sharpener, mixture, student, query, answer, steps, rng), sharpener, rng
+
+
+def distance(mixture: GaussianMixture, query: ClassMomentsQuery, targets: torch.Tensor) -> float:
+    """Of the second moments of many images from those that were answered, in terms of those."""
+    total = 0.0
+    for label, target in enumerate(targets):
+        images = mixture.draw(torch.full((600,), label), torch.Generator().manual_seed(5))
+        with torch.no_grad():
+            rows = unit_rows_of(Scattering()(images), query.centre, query.map)
+        total += float((rows.T @ rows / 600 - target).square().sum() / target.square().sum())
+    return total / len(targets)
+
+
+def test_targets_are_the_mean_second_moments_of_each_class_and_their_size(parts):
+    _, _, query, answer = parts
+    counts, means, sizes = targets_of(query, answer)
+    torch.testing.assert_close(counts, torch.full((CLASSES,), 300.0).double(), rtol=0.01, atol=0)
+    traces = means.diagonal(dim1=1, dim2=2).sum(1)
+    torch.testing.assert_close(traces, torch.ones(CLASSES), rtol=0.01, atol=0)
+    torch.testing.assert_close(sizes, means.square().sum((1, 2)), rtol=0.01, atol=0)
+    loud = Combined(answer.query_id, answer.values, 300 / query.entries)
+    quieter = targets_of(query, loud)[2]
+    lost = sizes - (1 + 1 / query.entries) / 2
+    torch.testing.assert_close(quieter, lost.clamp_min(1 / query.entries), rtol=0.05, atol=1e-3)
+
+
+def test_sharpened_images_have_the_records_second_moments(parts):
+    student, mixture, query, _ = parts
+    steps, sharpener, _ = training(parts, 60)
+    _, means, _ = targets_of(query, parts[3])
+    before = distance(mixture, query, means)
+    while steps.done < steps.steps:
+        steps.step()
+    sharpened = replace(mixture, sharpener=sharpener.eval())
+    assert distance(sharpened, query, means) < 0.7 * before
+    assert distance(sharpened.blurred, query, means) == before
+    assert student.head.weight.grad is None, "it only judges"
+
+
+def test_an_interrupted_training_goes_on_to_the_same_weights(parts):
+    class Store:
+        kept = None
+
+        def load(self):
+            return self.kept
+
+        def save(self, state):
+            self.kept = {**state, "generator": dict(state["generator"])}
+
+    def run(store, stop: int | None = None) -> Sharpener:
+        steps, sharpener, rng = training(parts, 6)
+
+        def show(name, done, total):
+            assert (name, total) == ("sharpening", 6)
+            if done == stop:
+                store.save(
+                    {
+                        "course": 0,
+                        "state": steps.state(),
+                        "generator": {k: v.clone() for k, v in sharpener.state_dict().items()},
+                        "rng": rng.get_state(),
+                    }
+                )
+                raise KeyboardInterrupt
+
+        run_training_steps([lambda: steps], sharpener, rng, show, store)
+        return sharpener
+
+    whole, interrupted = run(Store()), Store()
+    with pytest.raises(KeyboardInterrupt):
+        run(interrupted, stop=3)
+    for name, tensor in run(interrupted).state_dict().items():
+        assert torch.equal(tensor, whole.state_dict()[name]), name
+
+
+def test_a_class_without_records_is_left_out(parts):
+    student, mixture, query, answer = parts
+    only = replace(mixture, counts=torch.tensor([0.0, 300.0]).double())
+    rng = torch.Generator().manual_seed(0)
+    steps = Sharpening(Sharpener(1, SIZE, CLASSES), only, student, query, answer, 2, rng)
+    assert 0 < steps.step() < 10
