@@ -100,15 +100,15 @@ def table(lines: list[Line]) -> str:
     return page(
         "# What the generator of a run is worth",
         "By `benchmarks/synthesis.py`: classifiers that learned from 40,000 images of the "
-        "generator alone, with the labels that it gives them; accuracy on all real test images in per cent, "
-        "mean over runs (lowest – highest). LDA learns from 10,000 of the images. `student` is the "
-        "student of the same run, which shares the budget with the generator: ε is the total, "
-        "sound (record, zero-out, δ = 1e-5), one holder. *Sharpened* says whether the images are; "
-        "where the plan finds too few records for it, both rows are the mixture's. FID uses the "
-        "project's own features; compare it only between rows of one data set. AUC is that of the "
-        "attack `generator`: is the nearest synthetic image closer to records than to images that "
-        "were not used? One half is chance. CPU seconds are those of the whole run, features of "
-        "the student included.",
+        "generator alone, with the labels that it gives them; accuracy on all real test images "
+        "in per cent, mean over runs (lowest – highest). LDA learns from 10,000 of the images. "
+        "`student` is the student of the same run, which shares the budget with the generator: "
+        "ε is the total, sound (record, zero-out, δ = 1e-5), one holder. *Sharpened* says "
+        "whether the images are; where the plan finds too few records for it, both rows are the "
+        "mixture's. FID uses the project's own features; compare it only between rows of one "
+        "data set. AUC is that of the attack `generator`: is the nearest synthetic image closer "
+        "to records than to images that were not used? One half is chance. CPU seconds are "
+        "those of the whole run, features of the student included.",
         grid(
             (
                 *("data", "ε", "sharpened", "share", "per class", "CNN", "MLP", "LDA", "student"),
