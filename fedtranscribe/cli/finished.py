@@ -250,6 +250,9 @@ def sample_command(
     guidance: Annotated[
         float | None, typer.Option(help="Guidance weight w; default: that of the run.")
     ] = None,
+    sharpen: Annotated[
+        bool, typer.Option(help="Whether a sharpened mixture's images are, or as it draws them.")
+    ] = True,
     seed: Annotated[
         int, typer.Option(min=0, help="Public randomness.", rich_help_panel=Topic.RUN)
     ] = 0,
@@ -264,7 +267,7 @@ def sample_command(
     from fedtranscribe.trainers.samples import drawn_from, expect_writable, write_samples
 
     device = pick_device(build(Place, typed).device)
-    sampler = Sampler(run, labels, num, seed, device, steps, guidance)
+    sampler = Sampler(run, labels, num, seed, device, steps, guidance, sharpen)
     result = sampler.result
     expect_writable(out)
     with StageBars() as bars:

@@ -21,7 +21,7 @@ from fedtranscribe.methods.method import Combined, read_answers, stored_answers
 from fedtranscribe.methods.moments import MomentsMethod, features_of, leading_axes
 from fedtranscribe.models import Classifier
 from fedtranscribe.models.fixed_features import unit_rows_of
-from fedtranscribe.models.mixture import GaussianMixture
+from fedtranscribe.models.mixture import GaussianMixture, images_from
 from fedtranscribe.models.sharpener import Sharpener
 from fedtranscribe.questions.class_moments import ClassMomentsQuery
 from fedtranscribe.questions.mixture import block_matrices
@@ -29,11 +29,13 @@ from fedtranscribe.questions.question import Kind
 
 AXES = 150
 """Of a row whose second moments are asked class by class."""
-_LR, _WARM_UP = 2e-3, 10
+_LR, _WARM_UP = 6e-3, 10
 # Images of a class in a step, and classes at most.
 _EACH, _CLASSES = 20, 10
-# Of the student's loss, beside the distance between second moments, which is one at the start.
-_STUDENT = 0.1
+# Of a mixture on its axes, per pixel, where noise hides it.
+_LEAST_SPREAD = 0.01
+# Of staying in place and of the student's loss, beside the distance between second moments.
+_STAYING, _STUDENT = 2.0, 0.05
 
 
 class ClassMomentsMethod:
@@ -93,7 +95,9 @@ class Sharpening:
 
     For each class the loss is the squared distance of two second moments, those of the rows of
     sharpened images and those that holders sent, without the bias that so few images give:
-    mean over pairs of (u_i · u_j)² − 2 mean u_iᵀ M u_i + ‖M‖². The student's own loss is added.
+    mean over pairs of (u_i · u_j)² − 2 mean u_iᵀ M u_i + ‖M‖². Two terms are added. Rows have norm
+    one and know nothing of brightness, but the mixture does: on its axes images stay where they
+    are, in terms of how far they spread there. And the student names their classes.
 
     Args:
         sharpener: to be trained.
@@ -118,8 +122,12 @@ class Sharpening:
         rng: torch.Generator,
     ) -> None:
         self.steps, self.done = steps, 0
-        self._sharpener, self._mixture, self._student = sharpener, mixture.blurred, student
+        self._sharpener, self._mixture, self._student = sharpener, mixture.smooth, student
         self._query, self._rng = query, rng
+        self._axes = images_from(mixture.axes.T, mixture.channels, mixture.size).float()
+        spread = mixture.roots.square().sum((1, 2)) @ mixture.counts / mixture.counts.sum()
+        pixels = mixture.channels * mixture.size**2
+        self._spread = max(float(spread), _LEAST_SPREAD * pixels)
         counts, self._targets, self._sizes = targets_of(query, answer)
         # Of a class that noise hides nothing is known.
         known = torch.bincount(mixture.labels, mixture.counts, query.classes) > 0
@@ -134,10 +142,12 @@ class Sharpening:
         order = torch.randperm(len(self._known), generator=self._rng)[:_CLASSES]
         classes = self._known[order]
         labels = classes.repeat_interleave(_EACH)
-        blurred = self._mixture.draw(labels, self._rng)
+        smooth = self._mixture.draw(labels, self._rng).to(device)
         noise = self._sharpener.noise(len(labels), self._rng)
-        images = self._sharpener(blurred.to(device), labels.to(device), noise.to(device))
-        loss = self._loss(images, classes, labels)
+        images = self._sharpener(smooth, labels.to(device), noise.to(device))
+        moved = torch.einsum("nchw,kchw->nk", images - smooth, self._axes.to(device))
+        loss = _STAYING * moved.square().sum(1).mean() / self._spread
+        loss = loss + self._loss(images, classes, labels)
         self._optimiser.zero_grad(set_to_none=True)
         loss.backward()
         self._optimiser.step()

@@ -139,12 +139,18 @@ class GaussianMixture:
     means: Tensor  # float64 [c, k], on the axes
     roots: Tensor  # float64 [c, k, k], of the covariances on the axes
     texture: Tensor  # float64 [d], std of what lies outside of the axes
-    sharpener: Sharpener | None = None  # what every image passes through
+    # what every image passes through, without texture of the mixture's own
+    sharpener: Sharpener | None = None
 
     @property
     def blurred(self) -> Self:
         """The same mixture without its sharpener."""
         return replace(self, sharpener=None)
+
+    @property
+    def smooth(self) -> Self:
+        """The same mixture without sharpener and texture: what a sharpener is given."""
+        return replace(self.blurred, texture=torch.zeros_like(self.texture))
 
     def sample(self, n: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Images float32 [n, ch, s, s] in [0, 1], and their labels int64 [n]."""
@@ -180,9 +186,9 @@ class GaussianMixture:
     def _of(self, drawn: Tensor, rng: torch.Generator) -> Tensor:
         """Images of the components that were drawn."""
         together = max(1, _TOGETHER // (self.channels * self.size**2))
-        images = torch.cat([self._images(picked, rng) for picked in drawn.split(together)])
         if self.sharpener is None:
-            return images
+            return torch.cat([self._images(picked, rng) for picked in drawn.split(together)])
+        images = self.smooth._of(drawn, rng)
         parts = zip(images.split(_SHARPENED), self.labels[drawn].split(_SHARPENED), strict=True)
         with torch.no_grad():
             return torch.cat(

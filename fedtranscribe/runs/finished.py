@@ -203,6 +203,7 @@ class Sampler:
         device: where a network draws them.
         steps: of a diffusion model, if not the run's.
         guidance: the same.
+        sharpen: whether a mixture's images are sharpened, where the run has a sharpener.
 
     Raises:
         StorageError: there is no finished run.
@@ -219,6 +220,7 @@ class Sampler:
         device: torch.device,
         steps: int | None = None,
         guidance: float | None = None,
+        sharpen: bool = True,
     ) -> None:
         self._run = FinishedRun.open(path)
         self._num, self._seed = num, seed
@@ -234,6 +236,8 @@ class Sampler:
                     )
         if generator is None:
             raise ConfigError(f"The run in {path} has no generator; make one, or take another run.")
+        if isinstance(generator, GaussianMixture) and not sharpen:
+            generator = generator.blurred
         self._generator = generator
         if isinstance(generator, Generator):
             if words != ALL:

@@ -87,15 +87,19 @@ def test_targets_are_the_mean_second_moments_of_each_class_and_their_size(parts)
 
 
 def test_sharpened_images_have_the_records_second_moments(parts):
-    student, mixture, query, _ = parts
-    steps, sharpener, _ = training(parts, 60)
-    _, means, _ = targets_of(query, parts[3])
+    student, whole, query, answer = parts
+    # Noise hides how far the images spread, so that all of a class are alike at first.
+    mixture = replace(whole, roots=torch.zeros_like(whole.roots)).smooth
+    steps, sharpener, _ = training((student, mixture, query, answer), 60)
+    _, means, _ = targets_of(query, answer)
     before = distance(mixture, query, means)
     while steps.done < steps.steps:
         steps.step()
     sharpened = replace(mixture, sharpener=sharpener.eval())
-    assert distance(sharpened, query, means) < 0.7 * before
-    assert distance(sharpened.blurred, query, means) == before
+    assert distance(sharpened, query, means) < 0.5 * before
+    wanted = torch.arange(200) % CLASSES
+    sharp, smooth = (m.draw(wanted, torch.Generator().manual_seed(1)) for m in (sharpened, mixture))
+    assert float((sharp.mean((1, 2, 3)) - smooth.mean((1, 2, 3))).abs().mean()) < 0.03
     assert student.head.weight.grad is None, "it only judges"
 
 
