@@ -35,7 +35,7 @@ _EACH, _CLASSES = 20, 10
 # Of a mixture on its axes, per pixel, where noise hides it.
 _LEAST_SPREAD = 0.01
 # Of staying in place and of the student's loss, beside the distance between second moments.
-_STAYING, _STUDENT = 2.0, 0.05
+_STAYING, _STUDENT = 0.2, 0.05
 
 
 class ClassMomentsMethod:
