@@ -78,6 +78,39 @@ def test_a_run_goes_on_within_its_mixture_and_pays_nothing_twice(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("noise", MODES)
+def test_class_moments_of_all_holders_sharpen_it_under_the_same_budget(
+    shown, split, open_nodes, tmp_path, noise, monkeypatch
+):
+    monkeypatch.setattr("fedtranscribe.rounds.sums_planning._WORTH_SHARPENING", 0.0)
+    settings = shown.model_copy(update={"noise": noise})
+    nodes = open_nodes(settings)
+    result = go(settings, InProcess(nodes), start(tmp_path / "run", settings), split)
+    assert (result["rows"], result["mixture"]["sharpened"]) == (6, True)
+    for node in nodes:
+        with Ledger.open_read_only(ledger_file(node)) as ledger:
+            assert len(ledger.releases("run-fixed")) == 6
+            total = ledger.total(1e-5, Unit.RECORD, Adjacency.ZERO_OUT).epsilon
+            assert 9.9 < total <= 10.0 * (1 + 1e-6)
+    generator = FinishedRun.open(tmp_path / "run").generator
+    assert isinstance(generator, GaussianMixture)
+    assert generator.sharpener is not None
+
+
+@pytest.mark.long
+def test_a_holder_that_allows_no_class_moments_leaves_the_mixture_as_it_is(
+    shown, split, open_nodes, tmp_path, caplog
+):
+    caplog.set_level("INFO", "fedtranscribe")
+    only = HolderPolicy(epsilon=20.0, kinds=(Kind.MOMENTS, Kind.MIXTURE))
+    settings = shown.model_copy(update={"noise": "local"})
+    nodes = open_nodes(settings, policies={1: only})
+    result = go(settings, InProcess(nodes), start(tmp_path / "run", settings), split)
+    assert (result["mixture"]["sharpened"], result["rows"]) == (False, 5)
+    assert "its images are not sharpened: holder holder-1 allows no class moments" in caplog.text
+
+
+@pytest.mark.long
 def test_one_holder_without_mixtures_leaves_a_network(shown, split, open_nodes, tmp_path, caplog):
     caplog.set_level("INFO", "fedtranscribe")
     only = HolderPolicy(epsilon=20.0, kinds=(Kind.VOTE, Kind.MOMENTS))
