@@ -337,8 +337,7 @@ class Ledger:
         Its ε is infinite where the ledger bounds nothing, as it may be with one from an early
         version: it had an infinite limit while it answered, or limits that cannot be compared.
         """
-        limits = [limit for _, limit in self.limits]
-        if not limits:
+        if not (limits := [limit for _, limit in self.limits]):
             return None
         now = limits[-1]
         comparable = all(limit.alike(now) for limit in limits)
