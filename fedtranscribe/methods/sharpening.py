@@ -29,6 +29,8 @@ from fedtranscribe.questions.question import Kind
 
 AXES = 150
 """Of a row whose second moments are asked class by class."""
+WORTH_SHARPENING = 10.0
+"""So many times as strong as the largest eigenvalue of its noise a class has to be."""
 _LR, _WARM_UP = 6e-3, 10
 # Images of a class in a step, and classes at most.
 _EACH, _CLASSES = 20, 10
@@ -129,9 +131,14 @@ class Sharpening:
         pixels = mixture.channels * mixture.size**2
         self._spread = max(float(spread), _LEAST_SPREAD * pixels)
         counts, self._targets, self._sizes = targets_of(query, answer)
-        # Of a class that noise hides nothing is known.
+        # A class that noise hides would be given the features of the noise.
+        edge = WORTH_SHARPENING * answer.noise * math.sqrt(2 * query.entries)
         known = torch.bincount(mixture.labels, mixture.counts, query.classes) > 0
-        self._known = (known & (counts > 1)).nonzero().flatten()
+        known &= counts > edge
+        sharpener.known.copy_(known)
+        self._known = known.nonzero().flatten()
+        if not len(self._known):
+            self.steps = 0
         self._optimiser = torch.optim.Adam(sharpener.parameters(), _LR, betas=(0.9, 0.99))
 
     def step(self) -> float:

@@ -15,6 +15,8 @@ _EDGE = 0.02
 class Sharpener(nn.Module):
     """Images, their classes and noise -> images; what it adds to their logits is zero at first.
 
+    Classes that it does not know stay as they are.
+
     Args:
         channels: of the images.
         size: pixels a side, 8 at least.
@@ -22,9 +24,12 @@ class Sharpener(nn.Module):
         seed: of the weights.
     """
 
+    known: Tensor
+
     def __init__(self, channels: int, size: int, classes: int, seed: int = 0) -> None:
         super().__init__()
         self.size = size
+        self.register_buffer("known", torch.ones(classes, dtype=torch.bool))
         with fixed_randomness(seed):
             self.classes = nn.Embedding(classes, _WIDTH)
             self.first = nn.Conv2d(channels + _NOISE, _WIDTH, 3, padding=1)
@@ -53,7 +58,8 @@ class Sharpener(nn.Module):
             inner = F.interpolate(inner, size=beside.shape[-2:]) + beside
             inner = self._bent(4 + i, self.up[1 + i](inner))
         within = images.clamp(_EDGE, 1 - _EDGE)
-        return torch.sigmoid(within.logit() + self.last(inner))
+        sharper = torch.sigmoid(within.logit() + self.last(inner))
+        return torch.where(self.known[labels][:, None, None, None], sharper, images)
 
     def noise(self, n: int, rng: torch.Generator) -> Tensor:
         """What makes two images out of one."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.methods.mixture import QuestionShape, fits, picked_cuts, question_shapes
 from fedtranscribe.methods.sharpening import AXES as SHARPENED
+from fedtranscribe.methods.sharpening import WORTH_SHARPENING
 from fedtranscribe.models.fixed_features import FIXED, features_for, row_width
 from fedtranscribe.noise.bounds import Bound
 from fedtranscribe.noise.masked import masked_noise_std
@@ -29,8 +30,8 @@ _FIRST_SHARE = 0.3
 # the student's sums would stand so far above their noise that it hardly misses half of its budget.
 _GREY_SHARE, _COLOUR_SHARE, _AMPLE_SHARE = 0.3, 0.1, 0.5
 _AMPLE = 100.0
-# Of the generator's budget, to sharpen it, where a class stands so far above the noise of that.
-_SHARPEN_SHARE, _WORTH_SHARPENING = 0.6, 3.0
+# Of the generator's budget, to sharpen it.
+_SHARPEN_SHARE = 0.6
 # Rounds of gradients, and their share of the student's budget; the same for few and many records.
 _DESCENT_ROUNDS, _DESCENT_SHARE = 10, 0.5
 
@@ -213,7 +214,7 @@ def _sharpening(
     noise = sums_noise(asked, roster, share * _SHARPEN_SHARE, products_bound(width, facts.classes))
     part = Part(Kind.CLASS_MOMENTS, 1, noise, width, facts.classes)
     stands = _above_noise(part, roster, facts.classes)
-    if stands < _WORTH_SHARPENING:
+    if stands < WORTH_SHARPENING:
         return (), (
             "its images are not sharpened: a class would be only "
             f"{in_short(stands)} times as strong as the noise"

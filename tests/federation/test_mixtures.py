@@ -82,7 +82,8 @@ def test_a_run_goes_on_within_its_mixture_and_pays_nothing_twice(
 def test_class_moments_of_all_holders_sharpen_it_under_the_same_budget(
     shown, split, open_nodes, tmp_path, noise, monkeypatch
 ):
-    monkeypatch.setattr("fedtranscribe.rounds.sums_planning._WORTH_SHARPENING", 0.0)
+    for module in ("rounds.sums_planning", "methods.sharpening"):
+        monkeypatch.setattr(f"fedtranscribe.{module}.WORTH_SHARPENING", 0.0)
     settings = shown.model_copy(update={"noise": noise})
     nodes = open_nodes(settings)
     result = go(settings, InProcess(nodes), start(tmp_path / "run", settings), split)

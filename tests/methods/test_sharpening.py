@@ -16,7 +16,7 @@ from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.models.scattering import Scattering
 from fedtranscribe.models.sharpener import Sharpener
 from fedtranscribe.questions.class_moments import ClassMoments, ClassMomentsQuery
-from fedtranscribe.questions.mixture import Mixture
+from fedtranscribe.questions.mixture import Mixture, block_matrices
 from fedtranscribe.questions.moments import SUM_BITS, Moments
 from tests.methods.test_mixture import CLASSES, SIZE, shown
 
@@ -139,9 +139,34 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(parts):
         assert torch.equal(tensor, whole.state_dict()[name]), name
 
 
+def test_a_class_that_noise_hides_stays_as_it_is(parts):
+    student, mixture, query, answer = parts
+    matrices = block_matrices(answer.values[0], query.entries, CLASSES)
+    rows, columns = torch.triu_indices(query.entries, query.entries)
+    rarer = torch.cat([matrices[0, rows, columns] / 100, matrices[1, rows, columns]])
+    # Ten times the noise's largest eigenvalue lies between the two classes, of 3 records and 300.
+    loud = Combined(answer.query_id, rarer[None], 10 / (10 * (2 * query.entries) ** 0.5))
+    rng, sharpener = torch.Generator().manual_seed(0), Sharpener(1, SIZE, CLASSES)
+    steps = Sharpening(sharpener, mixture, student, query, loud, 20, rng)
+    assert sharpener.known.tolist() == [False, True]
+    while steps.done < steps.steps:
+        steps.step()
+    wanted = torch.tensor([0, 1])
+    sharp, smooth = (
+        m.draw(wanted, torch.Generator().manual_seed(1))
+        for m in (replace(mixture, sharpener=sharpener), mixture.smooth)
+    )
+    assert torch.equal(sharp[0], smooth[0])
+    assert not torch.equal(sharp[1], smooth[1])
+    silent = Combined(answer.query_id, answer.values, 1e6)
+    nothing = Sharpening(sharpener, mixture, student, query, silent, 20, rng)
+    assert (nothing.steps, sharpener.known.any()) == (0, False)
+
+
 def test_a_class_without_records_is_left_out(parts):
     student, mixture, query, answer = parts
     only = replace(mixture, counts=torch.tensor([0.0, 300.0]).double())
-    rng = torch.Generator().manual_seed(0)
-    steps = Sharpening(Sharpener(1, SIZE, CLASSES), only, student, query, answer, 2, rng)
+    rng, sharpener = torch.Generator().manual_seed(0), Sharpener(1, SIZE, CLASSES)
+    steps = Sharpening(sharpener, only, student, query, answer, 2, rng)
+    assert sharpener.known.tolist() == [False, True]
     assert 0 < steps.step() < 10

@@ -83,7 +83,8 @@ def test_the_student_is_told_more_where_no_mixture_is_asked(
 @pytest.fixture
 def worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """However few records there are."""
-    monkeypatch.setattr("fedtranscribe.rounds.sums_planning._WORTH_SHARPENING", 0.0)
+    for module in ("rounds.sums_planning", "methods.sharpening"):
+        monkeypatch.setattr(f"fedtranscribe.{module}.WORTH_SHARPENING", 0.0)
 
 
 def test_class_moments_are_paid_by_the_mixture_and_sharpen_its_images(
