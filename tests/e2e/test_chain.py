@@ -12,6 +12,7 @@ pytestmark = pytest.mark.timeout(900)
 FEDTRANSCRIBE = str(Path(sys.executable).with_name("fedtranscribe"))
 SETTINGS = """
 [dpsd]
+sharpen_steps = 20
 round_rows = 250
 student_steps = 20
 finish_steps = 100
