@@ -88,7 +88,7 @@ def worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_class_moments_are_paid_by_the_mixture_and_sharpen_its_images(
-    settings: TranscribeSettings, tmp_path: Path, worth_it: None
+    settings: TranscribeSettings, tmp_path: Path, worth_it: None, without_onnx: None
 ):
     plain, plan = prepare(settings.model_copy(update={"sharpen": False})), prepare(settings).plan
     assert plan.sharpened
