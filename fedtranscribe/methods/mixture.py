@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.methods.method import Combined, read_answers, stored_answers
-from fedtranscribe.models.mixture import GaussianMixture, bands_of, frequency_count, lowest
+from fedtranscribe.models.mixture import (
+    GaussianMixture,
+    band_count,
+    bands_of,
+    frequency_count,
+    lowest,
+)
 from fedtranscribe.questions.mixture import CONSTANT, MixtureQuery, block_matrices
 from fedtranscribe.questions.question import MOST_NUMBERS, Kind, triangle_length
 
@@ -40,7 +46,7 @@ def question_shapes(channels: int, size: int, classes: int, cuts: int) -> Shapes
     wide = min(AXES, looked_at) + 1
     shares = (0.2, 0.15, 0.63, 0.02) if cuts else (0.25, 0.73, 0.02)
     blocks = (classes, classes * 2**cuts) if cuts else (classes,)
-    bands = int(bands_of(channels, size)[-1]) + 1
+    bands = band_count(channels, size)
     shapes = ((looked_at + 1, 1), *((wide, count) for count in blocks), (bands, None))
     return tuple(QuestionShape(s, *shape) for s, shape in zip(shares, shapes, strict=True))
 
@@ -232,7 +238,7 @@ def texture_query(query_id: str, channels: int, size: int, second: MixtureQuery)
     mapping = second.map.double()
     scale = mapping.norm(dim=0)[0]
     axes, none = (mapping / scale).float(), torch.zeros(0, 0, second.entries)
-    bands = int(bands_of(channels, size)[-1]) + 1
+    bands = band_count(channels, size)
     return _query(query_id, second.centre, axes, none, float(scale / _TEXTURE_RADIUS), bands)
 
 

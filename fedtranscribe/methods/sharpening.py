@@ -34,9 +34,9 @@ WORTH_SHARPENING = 10.0
 _LR, _WARM_UP = 6e-3, 10
 # Images of a class in a step, and classes at most.
 _EACH, _CLASSES = 20, 10
-# Of a mixture on its axes, per pixel, where noise hides it.
+# Squared spread of a mixture on its axes, per pixel, at least: noise may hide all of it.
 _LEAST_SPREAD = 0.01
-# Of staying in place and of the student's loss, beside the distance between second moments.
+# Weights of staying in place and of the student's loss; the distance of second moments has one.
 _STAYING, _STUDENT = 0.2, 0.05
 
 

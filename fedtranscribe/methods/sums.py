@@ -141,8 +141,7 @@ class SumsMethod:
         if not isinstance(mixture, GaussianMixture):
             self._moments.finish_generator(show, store)
         elif self._class_moments is not None and self._class_moments.finished:
-            shape = mixture.channels, mixture.size, mixture.classes
-            sharpener = Sharpener(*shape).to(self.student.head.weight.device)
+            sharpener = self._new_sharpener().to(self.student.head.weight.device)
             rng, learned = torch.Generator().manual_seed(0), self._class_moments.learned
 
             def training() -> Sharpening:
@@ -151,16 +150,25 @@ class SumsMethod:
                 )
 
             run_training_steps([training], sharpener, rng, show, store)
-            self._sharpener = sharpener.cpu().eval()
+            # Where noise hides every class, the mixture keeps its texture.
+            self._sharpener = sharpener.cpu().eval() if bool(sharpener.known.any()) else None
 
     def state(self) -> dict[str, Any]:
         """Everything `load_state` needs to go on as if nothing had happened; tensors on CPU."""
-        return {"turns": [turn.state() for turn in self._turns]}
+        sharpener = None if self._sharpener is None else self._sharpener.state_dict()
+        return {"turns": [turn.state() for turn in self._turns], "sharpener": sharpener}
 
     def load_state(self, state: dict[str, Any]) -> None:
         """Continue from `state()` of the same plan."""
         for turn, stored in zip(self._turns, state["turns"], strict=True):
             turn.load_state(stored)
+        if state["sharpener"] is not None:
+            self._sharpener = self._new_sharpener().eval()
+            self._sharpener.load_state_dict(state["sharpener"])
+
+    def _new_sharpener(self) -> Sharpener:
+        student = self.student
+        return Sharpener(student.channels, student.size, student.classes)
 
     @property
     def _now(self) -> _Asks:

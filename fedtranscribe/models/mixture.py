@@ -94,6 +94,11 @@ def bands_of(channels: int, size: int) -> Tensor:
     return (channel * (int(steps.max()) + 1) + steps).flatten()
 
 
+def band_count(channels: int, size: int) -> int:
+    """How many bands there are."""
+    return int(bands_of(channels, size)[-1]) + 1
+
+
 def _lines(size: int) -> Tensor:
     return _matrix(size)[: min(size, MOST_SIDE)]
 

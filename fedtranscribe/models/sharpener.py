@@ -8,7 +8,7 @@ from fedtranscribe.models.classifier import fixed_randomness
 
 _WIDTH, _GROUPS = 32, 8
 _NOISE = 8
-# Of black and white as logits: nothing is further from grey.
+# Pixels are held so far from 0 and 1, whose logits are infinite.
 _EDGE = 0.02
 
 
@@ -47,25 +47,28 @@ class Sharpener(nn.Module):
             images: float [n, ch, s, s] in [0, 1].
             labels: int64 [n].
             noise: float [n, 8, s, s], standard normal, see `noise`.
+
+        Returns:
+            float [n, ch, s, s] in [0, 1].
         """
         about = self.classes(labels)[:, :, None, None]
-        found = [self._bent(0, self.first(torch.cat([2 * images - 1, noise], 1)) + about)]
+        found = [self._activated(0, self.first(torch.cat([2 * images - 1, noise], 1)) + about)]
         for i, layer in enumerate(self.down):
-            found.append(self._bent(1 + i, layer(found[-1])))
+            found.append(self._activated(1 + i, layer(found[-1])))
         inner = found.pop()
-        inner = inner + self._bent(3, self.up[0](inner))
+        inner = inner + self._activated(3, self.up[0](inner))
         for i, beside in enumerate(reversed(found)):
             inner = F.interpolate(inner, size=beside.shape[-2:]) + beside
-            inner = self._bent(4 + i, self.up[1 + i](inner))
+            inner = self._activated(4 + i, self.up[1 + i](inner))
         within = images.clamp(_EDGE, 1 - _EDGE)
         sharper = torch.sigmoid(within.logit() + self.last(inner))
         return torch.where(self.known[labels][:, None, None, None], sharper, images)
 
     def noise(self, n: int, rng: torch.Generator) -> Tensor:
-        """What makes two images out of one."""
+        """What makes two images out of one, float [n, 8, s, s]."""
         return torch.randn(n, _NOISE, self.size, self.size, generator=rng)
 
-    def _bent(self, i: int, values: Tensor) -> Tensor:
+    def _activated(self, i: int, values: Tensor) -> Tensor:
         return F.silu(self.norms[i](values))
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError, ModelMismatchError
-from fedtranscribe.models.mixture import bands_of, frequencies, frequency_count
+from fedtranscribe.models.mixture import band_count, bands_of, frequencies, frequency_count
 from fedtranscribe.noise.bounds import Bound
 from fedtranscribe.noise.exact_products import exact_product
 from fedtranscribe.noise.mechanisms import Mechanism, gaussian_mechanism
@@ -293,8 +293,8 @@ class Mixture:
         return frequency_count(self._images.channels, self._images.size)
 
     def _bands(self) -> tuple[Tensor, int]:
-        where = bands_of(self._images.channels, self._images.size)
-        return where, int(where[-1]) + 1
+        shape = self._images.channels, self._images.size
+        return bands_of(*shape), band_count(*shape)
 
     def _products(
         self, query: MixtureQuery, records: range

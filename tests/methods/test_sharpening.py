@@ -1,6 +1,7 @@
 """Sharpening a mixture's images by second moments of features, class by class."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,12 +11,14 @@ from fedtranscribe.methods.method import Combined, run_training_steps
 from fedtranscribe.methods.mixture import MixtureMethod
 from fedtranscribe.methods.moments import MomentsMethod
 from fedtranscribe.methods.sharpening import ClassMomentsMethod, Sharpening, targets_of
+from fedtranscribe.methods.sums import SumsMethod
 from fedtranscribe.models import Classifier, build
 from fedtranscribe.models.fixed_features import SCATTER, unit_rows_of
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.models.scattering import Scattering
 from fedtranscribe.models.sharpener import Sharpener
 from fedtranscribe.questions.class_moments import ClassMoments, ClassMomentsQuery
+from fedtranscribe.questions.kinds import of_records
 from fedtranscribe.questions.mixture import Mixture, block_matrices
 from fedtranscribe.questions.moments import SUM_BITS, Moments
 from tests.methods.test_mixture import CLASSES, SIZE, shown
@@ -137,6 +140,40 @@ def test_an_interrupted_training_goes_on_to_the_same_weights(parts):
         run(interrupted, stop=3)
     for name, tensor in run(interrupted).state_dict().items():
         assert torch.equal(tensor, whole.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("noise", [1e-3, 300.0])
+def test_a_stored_method_has_the_same_generator(noise: float):
+    """Teachers that are asked after sums see the same images after an interrupt."""
+    records = shown(n=200)
+    moments = Moments(records, torch.device("cpu"))
+
+    def fresh() -> SumsMethod:
+        student = build(SCATTER, CLASSES, 1, SIZE, seed=0)
+        rng, settings = torch.Generator().manual_seed(0), DpsdSettings()
+        first = MomentsMethod(student, None, settings=settings, rng=rng, run="run")
+        mixture = MixtureMethod(1, SIZE, CLASSES, 0, "run")
+        return SumsMethod(first, None, mixture, ClassMomentsMethod(first, CLASSES, "run"), 2)
+
+    class Nothing:
+        def load(self):
+            return None
+
+        def save(self, state):
+            pass
+
+    method, statistics = fresh(), of_records(records, torch.device("cpu"), Path(), moments)
+    while not method.finished:
+        query = method.ask()
+        method.learn(query, answered(statistics[query.kind], query, noise))
+    method.finish_generator(lambda *_: None, Nothing())
+    again = fresh()
+    again.load_state(method.state())
+    generators = method.generator, again.generator
+    assert all(isinstance(made, GaussianMixture) for made in generators)
+    assert [made.sharpener is None for made in generators] == [noise > 1] * 2
+    drawn = [made.sample(5, torch.Generator().manual_seed(1))[0] for made in generators]
+    assert torch.equal(*drawn)
 
 
 def test_a_class_that_noise_hides_stays_as_it_is(parts):
