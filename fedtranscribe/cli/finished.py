@@ -225,7 +225,8 @@ Examples:
 
 An .npz holds `images` (uint8), `labels` (int64), `classes` and what they were drawn from; a folder
 holds PNG, one sub-folder per label. A diffusion model and a mixture draw the classes that you ask
-for; the student labels what another generator draws. A diffusion model that learned no labels gives
+for (a sharpened image that the student takes for another class is drawn anew, a few times at most);
+the student labels what another generator draws. A diffusion model that learned no labels gives
 none; only a diffusion model takes --steps and --guidance. For other runs on the same records,
 samples do not count as public images.
 """

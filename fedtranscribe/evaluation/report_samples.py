@@ -125,7 +125,7 @@ def _labels(run: FinishedRun) -> str:
         if not run.labelled:
             return "The diffusion model was asked for each of its clusters, which are no classes."
         return "The diffusion model was asked for each class."
-    if isinstance(run.generator, GaussianMixture):
+    if isinstance(run.generator, GaussianMixture) and run.generator.sharpener is None:
         return "The generator was asked for each class."
     return "The generator makes images without labels; the student sorted them."
 

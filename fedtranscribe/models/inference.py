@@ -13,6 +13,7 @@ from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.results.parts import Confusion
 
 _BATCH = 250
+_TRIES = 4
 
 
 Images = Tensor | Iterable[Tensor]
@@ -52,18 +53,48 @@ def labelled_samples(
 ) -> tuple[Tensor, Tensor]:
     """Synthetic images uint8 [n, ch, s, s] and their labels int64 [n]: post-processing.
 
-    A mixture's images have the labels of its components; the student labels what a network makes; a
-    diffusion model is asked for every class alike, and one without labels gives 0 to all.
+    The student labels what a network makes and what has been sharpened; other images of a mixture
+    have the labels of their components; a diffusion model is asked for every class alike, and one
+    without labels gives 0 to all.
     """
     if isinstance(generator, GaussianMixture):
         drawn, labels = generator.sample(n, torch.Generator().manual_seed(seed))
-        return as_bytes(drawn), labels
+        images = as_bytes(drawn)
+        if student is None:
+            return images, labels
+        named = predict(student, images) if generator.sharpener is not None else labels
+        return images, torch.where(generator.is_sharpened(labels), named, labels)
     if isinstance(generator, Synthesizer):
         labels = torch.arange(n) % max(1, generator.classes)
         return generator.draw(labels, seed, done), labels
     assert student is not None
     images = sample_images(generator, n, seed)
     return images, predict(student, images)
+
+
+def draw_classes(
+    mixture: GaussianMixture, student: Classifier | None, labels: Tensor, rng: torch.Generator
+) -> Tensor:
+    """An image of each class that is asked for, uint8 [n, ch, s, s].
+
+    A sharpened one that the student names otherwise is drawn anew, a few times at most.
+
+    Args:
+        mixture: draws them.
+        student: names them; None takes them as they come.
+        labels: int64 [n].
+        rng: public randomness.
+    """
+    images = as_bytes(mixture.draw(labels, rng))
+    judged = mixture.is_sharpened(labels)
+    if student is None or not bool(judged.any()):
+        return images
+    for _ in range(_TRIES):
+        otherwise = judged & (predict(student, images) != labels)
+        if not bool(otherwise.any()):
+            break
+        images[otherwise] = as_bytes(mixture.draw(labels[otherwise], rng))
+    return images
 
 
 def sample_images(generator: Generator, n: int, seed: int) -> Tensor:

@@ -112,8 +112,8 @@ def _matrix(size: int) -> Tensor:
 MOST_AXES, MOST_COMPONENTS = 500, 100_000
 # Numbers in the images that are drawn together.
 _TOGETHER = 4_000_000
-# Images that are sharpened together.
-_SHARPENED = 250
+# Pixels of the images that are sharpened together, each of which takes some kilobytes.
+_SHARPENED = 200_000
 # Columns were orthonormal before they were rounded to float32.
 _SKEW = 1e-3
 
@@ -188,29 +188,50 @@ class GaussianMixture:
                     "none. Leave it out."
                 )
 
+    def is_sharpened(self, labels: Tensor) -> Tensor:
+        """Whether images of these classes are sharpened, bool [n]; rare classes are not."""
+        if self.sharpener is None:
+            return torch.zeros_like(labels, dtype=torch.bool)
+        return self.sharpener.known[labels]
+
+    @property
+    def noise_shape(self) -> tuple[int, ...]:
+        """Of the numbers that make texture, or that a sharpener takes, for one image."""
+        if self.sharpener is None:
+            return (len(self.centre),)
+        return self.sharpener.noise_shape
+
+    def images_of(self, components: Tensor, steps: Tensor, noise: Tensor) -> Tensor:
+        """Images float32 [n, ch, s, s] in [0, 1], a function of its arguments.
+
+        Args:
+            components: int64 [n].
+            steps: [n, k], standard normal: along the axes.
+            noise: [n, *noise_shape], standard normal.
+        """
+        placed = self.means[components] + torch.einsum("nk,njk->nj", steps, self.roots[components])
+        found = self.centre + placed @ self.axes.T
+        if self.sharpener is None:
+            rest = noise * self.texture
+            found = found + rest - (rest @ self.axes) @ self.axes.T
+        images = images_from(found, self.channels, self.size).clamp(0, 1).float()
+        if self.sharpener is None:
+            return images
+        return self.sharpener(images, self.labels[components], noise)
+
     def _of(self, drawn: Tensor, rng: torch.Generator) -> Tensor:
         """Images of the components that were drawn."""
-        together = max(1, _TOGETHER // (self.channels * self.size**2))
-        if self.sharpener is None:
-            return torch.cat([self._images(picked, rng) for picked in drawn.split(together)])
-        images = self.smooth._of(drawn, rng)
-        parts = zip(images.split(_SHARPENED), self.labels[drawn].split(_SHARPENED), strict=True)
-        with torch.no_grad():
-            return torch.cat(
-                [
-                    self.sharpener(part, labels, self.sharpener.noise(len(part), rng))
-                    for part, labels in parts
-                ]
-            )
-
-    def _images(self, drawn: Tensor, rng: torch.Generator) -> Tensor:
-        k, d = self.means.shape[1], len(self.centre)
-        steps = torch.randn(len(drawn), k, generator=rng, dtype=torch.float64)
-        placed = self.means[drawn] + torch.einsum("nk,njk->nj", steps, self.roots[drawn])
-        rest = torch.randn(len(drawn), d, generator=rng, dtype=torch.float64) * self.texture
-        rest = rest - (rest @ self.axes) @ self.axes.T
-        found = self.centre + placed @ self.axes.T + rest
-        return images_from(found, self.channels, self.size).clamp(0, 1).float()
+        k, sharpened = self.means.shape[1], self.sharpener is not None
+        together = _SHARPENED if sharpened else _TOGETHER // self.channels
+        images = []
+        for part in drawn.split(max(1, together // self.size**2)):
+            steps = torch.randn(len(part), k, generator=rng, dtype=torch.float64)
+            # A sharpener computes in single precision.
+            kind = torch.float32 if sharpened else torch.float64
+            noise = torch.randn(len(part), *self.noise_shape, generator=rng, dtype=kind)
+            with torch.no_grad():
+                images.append(self.images_of(part, steps, noise))
+        return torch.cat(images)
 
 
 _SHARPENER = "sharpener."

@@ -46,7 +46,7 @@ class Sharpener(nn.Module):
         Args:
             images: float [n, ch, s, s] in [0, 1].
             labels: int64 [n].
-            noise: float [n, 8, s, s], standard normal, see `noise`.
+            noise: float [n, 8, s, s], standard normal.
 
         Returns:
             float [n, ch, s, s] in [0, 1].
@@ -64,9 +64,10 @@ class Sharpener(nn.Module):
         sharper = torch.sigmoid(within.logit() + self.last(inner))
         return torch.where(self.known[labels][:, None, None, None], sharper, images)
 
-    def noise(self, n: int, rng: torch.Generator) -> Tensor:
-        """What makes two images out of one, float [n, 8, s, s]."""
-        return torch.randn(n, _NOISE, self.size, self.size, generator=rng)
+    @property
+    def noise_shape(self) -> tuple[int, int, int]:
+        """Of the numbers that make two images out of one."""
+        return _NOISE, self.size, self.size
 
     def _activated(self, i: int, values: Tensor) -> Tensor:
         return F.silu(self.norms[i](values))

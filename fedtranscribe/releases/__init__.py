@@ -4,7 +4,7 @@ statement    what `privacy.json` says, typed, and when it has to say that nothin
 recomputed   events of a release -> every ε that it may state
 describe     a finished run -> its statement; where nothing private gets through
 card         the statement -> the model card, and what a card must repeat word by word
-onnx_export  the student as ONNX, without a trace of the machine it was made on
+onnx_export  networks as ONNX, without a trace of the machine they were made on
 writing      all of it into a folder, whole or not at all
 loading      that folder -> networks to use
 verification whether a folder is what it says

@@ -7,9 +7,11 @@ the statement are escaped: none of them can end a table, open a comment or add a
 
 import html
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedtranscribe.models import Generator
 from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.privacy.units import Adjacency, Unit
@@ -48,8 +50,8 @@ _MARKUP = re.compile(r"([\\`*_{}\[\]()#+.!|~-])")
 _FIGURE = re.compile(r"(?:ε|epsilon)[^0-9\n]{0,12}([0-9]+(?:\.[0-9]+)?(?:e[+-]?[0-9]+)?)", re.I)
 
 
-def render_card(run: FinishedRun, statement: PrivacyStatement, onnx: bool) -> str:
-    """The card of a release."""
+def render_card(run: FinishedRun, statement: PrivacyStatement, onnx: Sequence[str]) -> str:
+    """The card of a release that has these ONNX files."""
     from huggingface_hub import ModelCard, ModelCardData
 
     data = ModelCardData(
@@ -279,6 +281,8 @@ def _facts(run: FinishedRun) -> dict[str, Any]:
         "confidence": _confidence(run.result),
         "generator": generator is not None,
         "mixture": _mixture(generator) if isinstance(generator, GaussianMixture) else None,
+        "sharpened": isinstance(generator, GaussianMixture) and generator.sharpener is not None,
+        "generator_inputs": generator and _inputs(generator),
     }
 
 
@@ -316,6 +320,17 @@ def _mixture(generator: GaussianMixture) -> str:
     return (
         f"{gaussians}, each of one class; a network of {weights:,} weights, trained on the "
         "mixture's own images, gives them the features of their classes; its file holds both"
+    )
+
+
+def _inputs(generator: Generator | GaussianMixture) -> str:
+    """What a generator's ONNX is given."""
+    if isinstance(generator, Generator):
+        return f"standard normal `latent`, float32 [n, {generator.latent_dim}]"
+    noise = ", ".join(map(str, generator.noise_shape))
+    return (
+        f"`components`, int64 [n] from 0 to {len(generator.counts) - 1}, and standard normal "
+        f"float32 `steps` [n, {generator.axes.shape[1]}] and `noise` [n, {noise}]"
     )
 
 

@@ -1,38 +1,96 @@
-"""The student as ONNX, and whether it answers as the student does."""
+"""Student and generator as ONNX, and whether a file of theirs answers as they do."""
 
 import importlib
 import importlib.util
 import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
-from fedtranscribe.models import Classifier
+from fedtranscribe.models import Classifier, Generator
+from fedtranscribe.models.mixture import GaussianMixture
 
-INPUT, OUTPUT = "images", "logits"
+STUDENT_ONNX, GENERATOR_ONNX = "student.onnx", "generator.onnx"
+CLOSE = 1e-3
+"""Largest difference of two numbers, relative to the largest one, that counts as none."""
 _COUNTS = (1, 3, 50)  # more than any network takes at a time, too
 
 
-CLOSE = 1e-3
-"""Largest difference of two logits, relative to the largest logit, that counts as none."""
+@dataclass(frozen=True, eq=False)
+class Exportable:
+    """What can be written as ONNX; inputs and outputs have n rows each, for any n."""
+
+    module: nn.Module
+    inputs: Callable[[int], dict[str, Tensor]]  # random ones for n images, by name
+    outputs: tuple[str, ...]  # names
 
 
-def export_onnx(student: Classifier) -> bytes | None:
-    """ONNX of float32 [n, ch, s, s] in [0, 1] -> logits [n, classes], any n; None if there is none.
+def student_as_exportable(student: Classifier) -> Exportable:
+    """`images` float32 [n, ch, s, s] in [0, 1] -> `logits` [n, classes]."""
+    shape = student.channels, student.size, student.size
+    return Exportable(student, lambda n: {"images": torch.rand(n, *shape)}, ("logits",))
 
-    Compared with the student itself where onnxruntime is installed.
+
+def generator_as_exportable(generator: Generator | GaussianMixture) -> Exportable:
+    """Standard normal numbers -> `images` float32 [n, ch, s, s] in [0, 1].
+
+    A network takes them as `latent` [n, d]. A mixture takes `components` int64 [n], too, and gives
+    the class of each as `labels` int64 [n]; its numbers are `steps` [n, k] along the axes and
+    `noise`, [n, 8, s, s] for a sharpener, [n, d] for texture.
     """
-    example = torch.rand(2, student.channels, student.size, student.size)
+    if isinstance(generator, Generator):
+        latent = generator.latent_dim
+        return Exportable(generator, lambda n: {"latent": torch.randn(n, latent)}, ("images",))
+    axes, noise = generator.axes.shape[1], generator.noise_shape
+
+    def inputs(n: int) -> dict[str, Tensor]:
+        components = torch.randint(len(generator.counts), (n,))
+        return {
+            "components": components,
+            "steps": torch.randn(n, axes),
+            "noise": torch.randn(n, *noise),
+        }
+
+    return Exportable(_Mixture(generator), inputs, ("images", "labels"))
+
+
+class _Mixture(nn.Module):
+    """A mixture in single precision, of numbers that its caller draws."""
+
+    def __init__(self, mixture: GaussianMixture) -> None:
+        super().__init__()
+        tensors = {name: t for name, t in vars(mixture).items() if isinstance(t, Tensor)}
+        single = {name: t.float() for name, t in tensors.items() if t.is_floating_point()}
+        self.mixture = replace(mixture, **single)
+        self.sharpener = mixture.sharpener
+
+    def forward(self, components: Tensor, steps: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        images = self.mixture.images_of(components, steps, noise)
+        return images, self.mixture.labels[components]
+
+
+def export_onnx(what: Exportable) -> bytes | None:
+    """The content of a file; None if it cannot be expressed, or answers otherwise.
+
+    Compared with the module itself where onnxruntime is installed.
+    """
+    example = what.inputs(2)
+    with torch.no_grad():
+        # Constants that functions keep are made now: those of a trace are no numbers.
+        what.module.eval()(*example.values())
     try:
         with warnings.catch_warnings(action="ignore"):  # for the exporter's authors
             program = torch.onnx.export(
-                student,
-                (example,),
+                what.module,
+                tuple(example.values()),
                 dynamo=True,
-                input_names=[INPUT],
-                output_names=[OUTPUT],
-                dynamic_shapes=({0: "n"},),
+                input_names=list(example),
+                output_names=list(what.outputs),
+                dynamic_shapes=tuple({0: "n"} for _ in example),
                 external_data=False,
                 verbose=False,
             )
@@ -43,31 +101,35 @@ def export_onnx(student: Classifier) -> bytes | None:
         content = model.SerializeToString()
     except Exception:  # many kinds, for what cannot be expressed and for more than 2 GB
         return None
-    return None if agrees(content, student) is False else content
+    return None if agrees(content, what) is False else content
 
 
-def agrees(content: bytes, student: Classifier) -> bool | None:
-    """Whether an ONNX model answers as the student does; None where onnxruntime is not installed.
+def agrees(content: bytes, what: Exportable) -> bool | None:
+    """Whether an ONNX model answers as the module does; None where onnxruntime is not installed.
 
-    Batches of one, several and many random images, so that a fixed batch size is noticed.
+    Batches of one, several and many random inputs, so that a fixed batch size is noticed.
     """
     if importlib.util.find_spec("onnxruntime") is None:
         return None
     runtime = importlib.import_module("onnxruntime")
-    shape = student.channels, student.size, student.size
     try:
         session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
-        return all(_close(session, student, torch.rand(n, *shape)) for n in _COUNTS)
+        return all(_close(session, what, what.inputs(n)) for n in _COUNTS)
     except Exception:  # onnxruntime has its own kinds, none of which says more than "no"
         return False
 
 
-def _close(session: Any, student: Classifier, images: torch.Tensor) -> bool:
+def _close(session: Any, what: Exportable, inputs: dict[str, Tensor]) -> bool:
     with torch.no_grad():
-        expected = student(images).numpy()
-    (logits,) = session.run([OUTPUT], {INPUT: images.numpy()})
+        found = what.module(*inputs.values())
+    expected = [found] if isinstance(found, Tensor) else list(found)
+    given = session.run(list(what.outputs), {name: t.numpy() for name, t in inputs.items()})
+    return all(_alike(a, b.numpy()) for a, b in zip(given, expected, strict=True))
+
+
+def _alike(given: Any, expected: Any) -> bool:
     room = CLOSE * max(1.0, float(np.abs(expected).max()))
-    return logits.shape == expected.shape and float(np.abs(logits - expected).max()) <= room
+    return given.shape == expected.shape and float(np.abs(given - expected).max()) <= room
 
 
 def _strip(message: Any) -> None:
@@ -79,6 +141,3 @@ def _strip(message: Any) -> None:
         if field.message_type is not None:
             for part in [value] if hasattr(value, "DESCRIPTOR") else value:
                 _strip(part)
-
-
-ONNX = "student.onnx"

@@ -17,7 +17,13 @@ from fedtranscribe.releases.loading import (
     unlisted,
     unvouched,
 )
-from fedtranscribe.releases.onnx_export import ONNX, agrees
+from fedtranscribe.releases.onnx_export import (
+    GENERATOR_ONNX,
+    STUDENT_ONNX,
+    agrees,
+    generator_as_exportable,
+    student_as_exportable,
+)
 from fedtranscribe.releases.recomputed import first_disagreement
 from fedtranscribe.releases.statement import (
     CARD,
@@ -115,17 +121,27 @@ def _networks(folder: Path, statement: PrivacyStatement) -> str:
 
 
 def _onnx(folder: Path, statement: PrivacyStatement) -> str:
-    if ONNX not in statement.files:
+    student, generator = load_student(folder, statement), load_generator(folder, statement)
+    exportable = {}
+    if student is not None:
+        exportable[STUDENT_ONNX] = student_as_exportable(student)
+    if generator is not None and not isinstance(generator, Synthesizer):
+        exportable[GENERATOR_ONNX] = generator_as_exportable(generator)
+    there = [name for name in (STUDENT_ONNX, GENERATOR_ONNX) if name in statement.files]
+    if not there:
         return "there is none, as its card says"
-    student = load_student(folder, statement)
-    if student is None:
-        raise _FailedError(f"there is an {ONNX} without a student")
-    try:
-        answer = agrees((folder / ONNX).read_bytes(), student)
-    except OSError as error:
-        raise _FailedError(f"{ONNX}: {error.strerror}") from None
-    _expect(answer is not False, f"{ONNX} does not answer as the student does")
-    return "answers as the student does" if answer else "not tried: onnxruntime is not installed"
+    answers = []
+    for name in there:
+        _expect(name in exportable, f"there is a {name} of no network")
+        try:
+            answers.append(agrees((folder / name).read_bytes(), exportable[name]))
+        except OSError as error:
+            raise _FailedError(f"{name}: {error.strerror}") from None
+        of = name.removesuffix(".onnx")
+        _expect(answers[-1] is not False, f"{name} does not answer as the {of} does")
+    if None in answers:
+        return "not tried: onnxruntime is not installed"
+    return f"{' and '.join(there)} {'answers' if len(there) == 1 else 'answer'} as the networks do"
 
 
 def _epsilon(statement: PrivacyStatement) -> str:

@@ -1,4 +1,4 @@
-"""A release folder, there whole or not at all, with the student as ONNX."""
+"""A release folder, there whole or not at all, with its networks as ONNX."""
 
 import importlib
 import importlib.util
@@ -15,13 +15,19 @@ from fedtranscribe.models.diffusion import Synthesizer, save_synthesizer
 from fedtranscribe.releases.card import render_card
 from fedtranscribe.releases.describe import describe
 from fedtranscribe.releases.loading import sha256
-from fedtranscribe.releases.onnx_export import ONNX, export_onnx
+from fedtranscribe.releases.onnx_export import (
+    GENERATOR_ONNX,
+    STUDENT_ONNX,
+    export_onnx,
+    generator_as_exportable,
+    student_as_exportable,
+)
 from fedtranscribe.releases.statement import CARD, STATEMENT, PrivacyStatement, refuse_unstamped
 from fedtranscribe.results.allowed import expect_allowed
 from fedtranscribe.results.run_directory import DENOISER, GENERATOR, STUDENT
 from fedtranscribe.runs.finished import FinishedRun
 
-_FILES = frozenset({STUDENT, GENERATOR, DENOISER, ONNX, CARD, STATEMENT})
+_FILES = frozenset({STUDENT, GENERATOR, DENOISER, STUDENT_ONNX, GENERATOR_ONNX, CARD, STATEMENT})
 _NEEDED = {"huggingface_hub": "huggingface-hub", "jinja2": "jinja2", "onnx": "onnx"}
 _NEEDED |= {"onnxscript": "onnxscript"}
 
@@ -103,16 +109,20 @@ def _run_of(folder: Path) -> str | None:
 
 def _write(run: FinishedRun, statement: PrivacyStatement, folder: Path) -> PrivacyStatement:
     # Not copied but written again: whatever else a run's file might hold stays behind.
+    exportable = {}
     if isinstance(run.generator, Synthesizer):
         save_synthesizer(run.generator, folder / DENOISER)
     elif run.generator is not None:
         save_network(run.generator, folder / GENERATOR)
+        exportable[GENERATOR_ONNX] = generator_as_exportable(run.generator)
     if run.student is not None:
         save_network(run.student, folder / STUDENT)
-    onnx = export_onnx(run.student) if run.student is not None else None
-    if onnx is not None:
-        (folder / ONNX).write_bytes(onnx)
-    card = render_card(run, statement, onnx is not None)
+        exportable[STUDENT_ONNX] = student_as_exportable(run.student)
+    exported = {name: export_onnx(what) for name, what in exportable.items()}
+    for name, content in exported.items():
+        if content is not None:
+            (folder / name).write_bytes(content)
+    card = render_card(run, statement, [name for name, content in exported.items() if content])
     (folder / CARD).write_text(card, encoding="utf-8", newline="\n")
     digests = {entry.name: sha256(entry) for entry in sorted(folder.iterdir())}
     statement = statement.model_copy(update={"files": digests})

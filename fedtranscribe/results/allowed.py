@@ -101,7 +101,7 @@ FILES: Mapping[Why, str] = {
     "samples.npz samples.png inversion.png checkpoints/state.pt checkpoints/answer.pt "
     "checkpoints/generator.pt checkpoints/secagg-vectors.bin "
     "release/student.safetensors release/generator.safetensors release/denoiser.safetensors "
-    "release/student.onnx",
+    "release/student.onnx release/generator.onnx",
     Why.BENCHMARK: "accuracy.png tensorboard/events.out.tfevents.* report.html release/card.md",
 }
 """Other files, each with the reason for the most that it may tell."""

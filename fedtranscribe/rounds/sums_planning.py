@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.methods.mixture import QuestionShape, fits, picked_cuts, question_shapes
 from fedtranscribe.methods.sharpening import AXES as SHARPENED
-from fedtranscribe.methods.sharpening import WORTH_SHARPENING
+from fedtranscribe.methods.sharpening import WORTH_SHARPENING, cost_of
 from fedtranscribe.models.fixed_features import FIXED, features_for, row_width
 from fedtranscribe.noise.bounds import Bound
 from fedtranscribe.noise.masked import masked_noise_std
@@ -32,6 +32,8 @@ _GREY_SHARE, _COLOUR_SHARE, _AMPLE_SHARE = 0.3, 0.1, 0.5
 _AMPLE = 100.0
 # Of the generator's budget, to sharpen it.
 _SHARPEN_SHARE = 0.6
+# Below so many times its noise, a class of a mixture shows nothing that tells it from others.
+_WORTH_A_MIXTURE = 3.0
 # Rounds of gradients, and their share of the student's budget; the same for few and many records.
 _DESCENT_ROUNDS, _DESCENT_SHARE = 10, 0.5
 
@@ -44,10 +46,12 @@ def sums_plan(asked: Asked, roster: Mapping[str, Capabilities], share: float = 1
             f"Expected unit=record with moments, got {settings.unit}: a sum over records hides no "
             "whole holder."
         )
-    ours, why = mixture_share(asked, roster)
     # Rows have an entry for the constant as well.
-    width = _width(asked, facts)
-    whole = share * asked.left
+    width, whole = _width(asked, facts), share * asked.left
+    ours, why = mixture_share(asked, roster)
+    hidden = _hidden(asked, roster, ours * whole) if ours else ""
+    if hidden:
+        ours, why = 0.0, hidden
     student = (1 - ours) * whole
     rounds, gradients = _descent_rounds(asked, roster, share)
     on_gradients = student * _DESCENT_SHARE if rounds else 0.0
@@ -66,13 +70,24 @@ def sums_plan(asked: Asked, roster: Mapping[str, Capabilities], share: float = 1
     if ours:
         sharpening, about = _sharpening(asked, roster, ours * whole, min(width, SHARPENED + 1))
         left = 1 - _SHARPEN_SHARE * len(sharpening)
-        mixture, words = _mixture_parts(asked, roster, left * ours * whole, why)
-        mixture, words = (*mixture, *sharpening), "; ".join(filter(None, (words, about)))
+        mixture, shows = _mixture_parts(asked, roster, left * ours * whole)
+        mixture = *mixture, *sharpening
+        words = f"{ours * whole:.0%} of the budget goes to a generator ({why}): {shows}"
+        words = "; ".join(filter(None, (words, about)))
     std = moments[-1].combined_std(len(roster))
     outlook = moments_forecast(_declared(roster), facts.classes, width, std)
     words = "; ".join(filter(None, (gradients, words)))
     parts, spent = (*moments, *descent, *mixture), ours * whole
-    return Plan(parts, roster, settings.delta, outlook, None, words, mixture_share=spent)
+    return Plan(
+        parts,
+        roster,
+        settings.delta,
+        outlook,
+        None,
+        words,
+        mixture_share=spent,
+        shows_nothing=bool(hidden),
+    )
 
 
 def _descent_rounds(
@@ -169,43 +184,61 @@ def _moments_part(
 
 
 def _mixture_parts(
-    asked: Asked, roster: Mapping[str, Capabilities], share: float, why: str
+    asked: Asked, roster: Mapping[str, Capabilities], share: float
 ) -> tuple[tuple[Part, ...], str]:
     """The questions of a mixture, and in words what they can show."""
     facts = next(iter(roster.values()))
+    shape = facts.channels, facts.size, facts.classes
+    cuts = picked_cuts(*shape, lambda asked_of: _stands(asked, roster, share, asked_of))
+    shapes = question_shapes(*shape, cuts)
+    words = f"a mixture of {2**cuts} {'Gaussian' if cuts == 0 else 'Gaussians'} per class"
+    if _declared(roster):
+        words += f", each {in_short(_stands(asked, roster, share, shapes[-2]))} times as strong as"
+        words += " its noise"
+    return tuple(_mixture_part(asked, roster, share, shape) for shape in shapes), words
 
-    def part(shape: QuestionShape) -> Part:
-        noise = sums_noise(
-            asked, roster, share * shape.share, mixture_bound(shape.width, shape.blocks)
-        )
-        return Part(Kind.MIXTURE, 1, noise, shape.width, shape.blocks)
 
-    def stands(shape: QuestionShape) -> float:
-        assert shape.blocks is not None
-        return _above_noise(part(shape), roster, shape.blocks)
-
-    cuts = picked_cuts(facts.channels, facts.size, facts.classes, stands)
-    shapes = question_shapes(facts.channels, facts.size, facts.classes, cuts)
-    high = (
-        f", each {in_short(stands(shapes[-2]))} times as strong as its noise"
-        if _declared(roster)
-        else ""
+def _hidden(asked: Asked, roster: Mapping[str, Capabilities], share: float) -> str:
+    """Why a mixture would show nothing, in words; empty where it does, or the user asks for it."""
+    facts = next(iter(roster.values()))
+    of_classes = question_shapes(facts.channels, facts.size, facts.classes, 0)[1]
+    stands = _stands(asked, roster, share, of_classes)
+    # Where nobody says how many records there are, nothing can be said.
+    if asked.settings.mixture_share is not None or not 0 < stands < _WORTH_A_MIXTURE:
+        return ""
+    return (
+        "no mixture is asked for, and the student gets its budget: in pictures a class would be "
+        f"only {in_short(stands)} times as strong as the noise; it takes {_WORTH_A_MIXTURE:g} "
+        "times, so more records or a larger ε "
+        f"(mixture_share={_GREY_SHARE:g} makes one all the same)"
     )
-    return tuple(part(shape) for shape in shapes), (
-        f"{share:.0%} of the budget goes to a generator ({why}): a mixture of {2**cuts} "
-        f"{'Gaussian' if cuts == 0 else 'Gaussians'} per class{high}"
-    )
+
+
+def _mixture_part(
+    asked: Asked, roster: Mapping[str, Capabilities], share: float, shape: QuestionShape
+) -> Part:
+    bound = mixture_bound(shape.width, shape.blocks)
+    noise = sums_noise(asked, roster, share * shape.share, bound)
+    return Part(Kind.MIXTURE, 1, noise, shape.width, shape.blocks)
+
+
+def _stands(
+    asked: Asked, roster: Mapping[str, Capabilities], share: float, shape: QuestionShape
+) -> float:
+    """How far a block of a mixture's question stands above its noise."""
+    assert shape.blocks is not None
+    return _above_noise(_mixture_part(asked, roster, share, shape), roster, shape.blocks)
 
 
 def _sharpening(
     asked: Asked, roster: Mapping[str, Capabilities], share: float, width: int
 ) -> tuple[tuple[Part, ...], str]:
     """The question of class moments, where it is worth its budget; with what the run says of it."""
-    facts = next(iter(roster.values()))
+    settings, facts = asked.settings, next(iter(roster.values()))
     without = next((n for n, f in roster.items() if Kind.CLASS_MOMENTS not in f.kinds), None)
-    if facts.channels > 1 or features_for(asked.settings.student, facts.channels) not in FIXED:
+    if features_for(settings.student, facts.channels) not in FIXED:
         return (), ""
-    if not asked.settings.sharpen:
+    if not settings.sharpen:
         return (), "its images are not sharpened, as sharpen=false sets it"
     if without is not None:
         return (), f"its images are not sharpened: holder {without} allows no class moments"
@@ -219,9 +252,10 @@ def _sharpening(
             "its images are not sharpened: a class would be only "
             f"{in_short(stands)} times as strong as the noise"
         )
+    takes = cost_of(facts.classes, facts.channels, facts.size, settings.dpsd.sharpen_steps)
     return (part,), (
         f"{_SHARPEN_SHARE:.0%} of that sharpens its images by features of each class "
-        f"({in_short(stands)} times as strong as their noise)"
+        f"({in_short(stands)} times as strong as their noise), which takes {takes} in the end"
     )
 
 

@@ -40,6 +40,7 @@ from fedtranscribe.runs.learning import (
     expect_generator,
     finish_generator,
     learn,
+    makes_generator,
     mixture_facts,
     needs_network,
     with_student,
@@ -109,7 +110,7 @@ def federate(
         private = transport.private and (noise is None or noise.private)
         result = _result(settings, run, plan, learned, test, transport.payload, private=private)
         result.write(run.path)
-    if settings.with_generator:
+    if makes_generator(settings, plan):
         names = None if test is None else test.images.class_names
         finish_generator(learned.method, run, progress, names)
     return result

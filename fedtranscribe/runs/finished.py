@@ -14,7 +14,7 @@ from fedtranscribe.data.memory import digest_of
 from fedtranscribe.errors import ConfigError, CorruptWeightsError, StorageError
 from fedtranscribe.models import Classifier, Generator, load_network
 from fedtranscribe.models.diffusion import Synthesizer, load_synthesizer
-from fedtranscribe.models.inference import as_bytes
+from fedtranscribe.models.inference import draw_classes
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.results.parts import OWN_LABELS
 from fedtranscribe.results.progress import Progress, silent
@@ -270,7 +270,8 @@ class Sampler:
             return Drawn(images, labels if generator.classes else None, generator.classes, *before)
         if isinstance(generator, GaussianMixture):
             rng = torch.Generator().manual_seed(self._seed)
-            return Drawn(as_bytes(generator.draw(labels, rng)), labels, generator.classes)
+            images = draw_classes(generator, self._run.student, labels, rng)
+            return Drawn(images, labels, generator.classes)
         images, drawn_labels = self._run.synthesise(self._num, self._seed)
         assert self._run.student is not None
         return Drawn(images, drawn_labels, self._run.student.classes)

@@ -66,9 +66,14 @@ class Learned:
         return self.method.logit_scale if isinstance(self.method, SumsMethod) else None
 
 
+def makes_generator(settings: StudentSettings, plan: Plan) -> bool:
+    """Whether a run ends with a generator: a mixture or a network."""
+    return settings.with_generator and (plan.teachers is not None or not plan.shows_nothing)
+
+
 def needs_network(settings: StudentSettings, plan: Plan) -> bool:
     """Whether a generator has to be trained: where no mixture stands in for it, or for teachers."""
-    return plan.teachers is not None or (settings.with_generator and not plan.mixture)
+    return plan.teachers is not None or (makes_generator(settings, plan) and not plan.mixture)
 
 
 def expect_generator(settings: StudentSettings, plan: Plan) -> None:

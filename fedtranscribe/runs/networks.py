@@ -93,9 +93,9 @@ class Networks:
     def sample(self, n: int, seed: int | None = None) -> tuple[Tensor, Tensor]:
         """Synthetic images and their labels: costs no privacy.
 
-        A mixture's images have the labels of its components; the student labels what a network
-        makes; a diffusion model is asked for every class alike, and one without labels gives 0 to
-        all.
+        The student labels what a network makes and what has been sharpened; other images of a
+        mixture have the labels of their components; a diffusion model is asked for every class
+        alike, and one without labels gives 0 to all.
 
         Args:
             n: how many.

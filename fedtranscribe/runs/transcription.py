@@ -46,6 +46,7 @@ from fedtranscribe.runs.learning import (
     declared_teachers,
     finish_generator,
     learn,
+    makes_generator,
     mixture_facts,
 )
 from fedtranscribe.runs.preparation import OWN, Prepared, make_manifest, words_of_a_long_sum
@@ -87,7 +88,8 @@ def transcribe(
     run = starting(out, prepared.settings)
     if prepared.digest is not None:
         run.bind_records(prepared.digest)
-    if run.finished and not run.lacks_generator(wanted=prepared.settings.with_generator):
+    wanted = makes_generator(prepared.settings, prepared.plan)
+    if run.finished and not run.lacks_generator(wanted=wanted):
         say("this run was complete already; nothing was spent")
         return with_private_scores(run.path, Result.read(run.path))
     _say_cost(prepared, say)
@@ -199,7 +201,7 @@ def _run(
     if not run.finished:
         _result(prepared, run, holder, learned).write(run.path)
     scored = with_private_scores(run.path, Result.read(run.path))
-    if settings.with_generator:
+    if makes_generator(settings, prepared.plan):
         if prepared.plan.teachers is None:  # otherwise it was trained along the way
             say(_student_words(scored, run.path, free=not prepared.plan.mixture))
         finish_generator(learned.method, run, progress, split.train.class_names)

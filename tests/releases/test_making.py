@@ -16,6 +16,7 @@ from fedtranscribe.runs.finished import FinishedRun
 EVERYTHING = {
     "student.safetensors",
     "generator.safetensors",
+    "generator.onnx",
     "student.onnx",
     "card.md",
     "privacy.json",
@@ -79,7 +80,10 @@ def test_a_student_that_cannot_be_exported_is_released_without_onnx(own, tmp_pat
 
     monkeypatch.setattr(torch.onnx, "export", fail)
     folder = make_release(own.run, tmp_path / "release").folder
-    assert {entry.name for entry in folder.iterdir()} == EVERYTHING - {"student.onnx"}
+    assert {entry.name for entry in folder.iterdir()} == EVERYTHING - {
+        "student.onnx",
+        "generator.onnx",
+    }
     card = (folder / "card.md").read_text(encoding="utf-8")
     assert "`cnn-small` cannot be exported" in card
     assert "secret" not in card
@@ -89,7 +93,8 @@ def test_a_student_that_cannot_be_exported_is_released_without_onnx(own, tmp_pat
 @pytest.mark.long
 def test_an_export_that_answers_otherwise_is_left_out(own, monkeypatch):
     monkeypatch.setattr(onnx_export, "agrees", lambda *_: False)
-    assert onnx_export.export_onnx(FinishedRun.open(own.run).student) is None
+    student = onnx_export.student_as_exportable(FinishedRun.open(own.run).student)
+    assert onnx_export.export_onnx(student) is None
 
 
 def test_a_missing_extra_is_named(own, tmp_path, monkeypatch):

@@ -72,7 +72,11 @@ def test_an_untouched_release_passes_every_check(made_once):
 
 
 @pytest.mark.parametrize(
-    "name", ["student.safetensors", "generator.safetensors", "student.onnx", "card.md"]
+    "name",
+    [
+        *("student.safetensors", "generator.safetensors"),
+        *("student.onnx", "generator.onnx", "card.md"),
+    ],
 )
 def test_one_changed_byte_of_any_file_is_noticed(released, name):
     content = bytearray((released / name).read_bytes())
@@ -96,8 +100,9 @@ def test_weights_that_are_no_numbers_are_noticed(released):
     assert {"networks", "onnx"} == failed(released)
 
 
-def test_an_onnx_of_another_network_or_of_none_is_noticed(released):
-    (released / "student.onnx").write_bytes(b"no model")
+@pytest.mark.parametrize("name", ["student.onnx", "generator.onnx"])
+def test_an_onnx_of_another_network_or_of_none_is_noticed(released, name):
+    (released / name).write_bytes(b"no model")
     digest_again(released)
     assert failed(released) == {"onnx"}
 
@@ -219,7 +224,7 @@ def test_files_too_many_or_too_few_are_noticed(released):
     assert failed(released) == {"files"}
     (released / "extra.txt").unlink()
     (released / "generator.safetensors").unlink()
-    assert failed(released) == {"files", "networks"}
+    assert failed(released) == {"files", "networks", "onnx"}
 
 
 def test_a_link_is_no_file_of_a_release(released, tmp_path):

@@ -143,6 +143,23 @@ def test_where_records_are_too_few_the_plan_says_so_and_asks_nothing(settings: T
     assert "its images are not sharpened: a class would be only" in plan.words
 
 
+@pytest.mark.parametrize("size", [28, 40])
+def test_a_run_whose_pictures_would_show_nothing_ends_without_a_generator(
+    settings: TranscribeSettings, tmp_path: Path, size: int
+):
+    """Whether or not a network could make images of that size."""
+    hidden = settings.model_copy(update={"epsilon": 2.0, "image_size": size})
+    assert prepare(hidden).plan.shows_nothing
+    transcribe(prepare(hidden), tmp_path / "run")
+    run = FinishedRun.open(tmp_path / "run")
+    assert run.student is not None
+    assert run.generator is None
+    assert not (tmp_path / "run" / "images.png").exists()
+    said: list[str] = []
+    transcribe(prepare(hidden), tmp_path / "run", resume=True, say=said.append)
+    assert "this run was complete already; nothing was spent" in said
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("crash_after", range(5))
 def test_an_interrupted_run_comes_to_the_same_end_and_pays_once(

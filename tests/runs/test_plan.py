@@ -1,3 +1,4 @@
+import re
 import sys
 from dataclasses import replace
 
@@ -172,6 +173,34 @@ def test_the_student_gives_what_it_can_spare():
     assert sums(4_000, 10.0).mixture_share == 0.3
     assert sums(0, 10.0).mixture_share == 0.3, "nothing is known of records that are not declared"
     assert sums(60_000, 10.0, channels=3).mixture_share == 0.1, "colour shows less of itself"
+
+
+def test_where_noise_would_hide_the_pictures_the_student_has_the_budget():
+    made = sums(4_000, 0.3)
+    assert made.shows_nothing
+    assert not made.mixture
+    assert made.mixture_share == 0
+    assert "in pictures a class would be only" in made.words
+    student = TranscribeSettings(epsilon=0.3, with_generator=False, mixture_share=0.0)
+    alone = make_plan(Asked(student, Kind.MOMENTS, NoiseMode.LOCAL), made.roster)
+    assert made.parts == alone.parts
+    wanted = TranscribeSettings(epsilon=0.3, mixture_share=0.3)
+    asked = make_plan(Asked(wanted, Kind.MOMENTS, NoiseMode.LOCAL), made.roster)
+    assert asked.mixture
+    assert not asked.shows_nothing
+    assert not sums(4_000, 1.0).shows_nothing
+    assert not sums(0, 0.3).shows_nothing, "nothing is known of records that are not declared"
+
+
+@pytest.mark.parametrize(("channels", "size"), [(1, 28), (1, 64), (1, 128), (3, 32)])
+def test_the_plan_says_what_sharpening_takes(channels: int, size: int):
+    made = sums(60_000, 10.0, channels=channels, size=size)
+    assert made.sharpened
+    (found,) = re.findall(r"takes about (\d+) minutes of one core and ([0-9.]+) GB", made.words)
+    minutes, memory = map(float, found)
+    pixels = channels * size**2 / 28**2
+    assert minutes == pytest.approx(4 * pixels, rel=0.7)
+    assert memory == pytest.approx(0.5 * pixels, rel=0.7)
 
 
 def test_a_holder_without_mixtures_leaves_all_to_the_student():
