@@ -114,6 +114,8 @@ MOST_AXES, MOST_COMPONENTS = 500, 100_000
 _TOGETHER = 4_000_000
 # Pixels of the images that are sharpened together, each of which takes some kilobytes.
 _SHARPENED = 200_000
+# Of a usual pixel, however dark all of them are.
+_LEAST_CONTRAST = 0.1
 # Columns were orthonormal before they were rounded to float32.
 _SKEW = 1e-3
 
@@ -143,7 +145,7 @@ class GaussianMixture:
     labels: Tensor  # int64 [c], class of each component
     means: Tensor  # float64 [c, k], on the axes
     roots: Tensor  # float64 [c, k, k], of the covariances on the axes
-    texture: Tensor  # float64 [d], std of what lies outside of the axes
+    texture: Tensor  # float64 [d], std of what lies outside of the axes, of a usual pixel
     # what every image passes through, without texture of the mixture's own
     sharpener: Sharpener | None = None
 
@@ -210,14 +212,18 @@ class GaussianMixture:
             noise: [n, *noise_shape], standard normal.
         """
         placed = self.means[components] + torch.einsum("nk,njk->nj", steps, self.roots[components])
-        found = self.centre + placed @ self.axes.T
-        if self.sharpener is None:
-            rest = noise * self.texture
-            found = found + rest - (rest @ self.axes) @ self.axes.T
-        images = images_from(found, self.channels, self.size).clamp(0, 1).float()
-        if self.sharpener is None:
-            return images
-        return self.sharpener(images, self.labels[components], noise)
+        images = self._seen(self.centre + placed @ self.axes.T).clamp(0, 1)
+        if self.sharpener is not None:
+            return self.sharpener(images.float(), self.labels[components], noise)
+        rest = noise * self.texture
+        rest = self._seen(rest - (rest @ self.axes) @ self.axes.T)
+        # Where an image is black or white there is no grain: it lies where there is contrast.
+        usual = _contrast(self._seen(self.centre).clamp(0, 1)).square().mean().sqrt()
+        rest = rest * _contrast(images) / usual.clamp_min(_LEAST_CONTRAST)
+        return (images + rest).clamp(0, 1).float()
+
+    def _seen(self, found: Tensor) -> Tensor:
+        return images_from(found, self.channels, self.size)
 
     def _of(self, drawn: Tensor, rng: torch.Generator) -> Tensor:
         """Images of the components that were drawn."""
@@ -232,6 +238,11 @@ class GaussianMixture:
             with torch.no_grad():
                 images.append(self.images_of(part, steps, noise))
         return torch.cat(images)
+
+
+def _contrast(images: Tensor) -> Tensor:
+    """How far pixels are from black and white: 0 to 1."""
+    return 2 * (images * (1 - images)).sqrt()
 
 
 _SHARPENER = "sharpener."
