@@ -37,7 +37,9 @@ class OwnData(Settings):
         default=None, description="Own data: number of classes, or their names with commas."
     )
     ids: Annotated[Path | None, Mark.UNTOLD, Topic.DATA] = Field(
-        default=None, description="Image folder: CSV file with path and id of each image."
+        default=None,
+        description="Image folder: CSV file with path and id of each image, or a DICOM field such "
+        "as PatientID.",
     )
     id_pattern: Annotated[str | None, Topic.DATA, Metavar("REGEX")] = Field(
         default=None,
@@ -77,6 +79,13 @@ class OwnData(Settings):
         allow_inf_nan=False,
         description="Memory that the images may take at most, in GiB.",
     )
+
+    @property
+    def id_field(self) -> str | None:
+        """The DICOM field that `ids` names; None where it is a file."""
+        if self.ids is None or self.ids.exists() or not str(self.ids).isalnum():
+            return None
+        return str(self.ids)
 
     @field_validator("classes", mode="before")
     @classmethod

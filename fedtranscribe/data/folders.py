@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtranscribe.config import UNSTATED, OwnData
+from fedtranscribe.data.dicom import DICOM_SUFFIXES, dicom_field
 from fedtranscribe.data.imageset import Classes, DataSplit, ImageSet, agreed_classes, split_by_id
 from fedtranscribe.data.pictures import IMAGE_SUFFIXES, read_picture
 from fedtranscribe.data.validation import to_images
@@ -33,10 +34,7 @@ def image_ids(paths: Sequence[str], own: OwnData) -> tuple[str, ...]:
             its one group is the id. Without either the path is the id.
     """
     if own.ids is not None and own.id_pattern is not None:
-        raise ConfigError(
-            f"Expected ids={str(own.ids)!r} or id_pattern={own.id_pattern!r}, not both; leave one "
-            "out."
-        )
+        raise _two_ids(own)
     if own.ids is not None:
         stated = _read_ids(own.ids)
         found = [stated.get(path, "") for path in paths]
@@ -54,6 +52,12 @@ def image_ids(paths: Sequence[str], own: OwnData) -> tuple[str, ...]:
             f"such as {missing[0]!r}; {fix}."
         )
     return tuple(found)
+
+
+def _two_ids(own: OwnData) -> ConfigError:
+    return ConfigError(
+        f"Expected ids={str(own.ids)!r} or id_pattern={own.id_pattern!r}, not both; leave one out."
+    )
 
 
 def _read_ids(path: Path) -> dict[str, str]:
@@ -277,9 +281,33 @@ def _find(path: Path, whole: Path, own: OwnData, names: tuple[str, ...]) -> Pict
     ]
     if not files:
         raise DataNotFoundError(f"No images ({_SUFFIXES}) in the subfolders of {str(path)!r}.")
-    ids = image_ids([_relative(file, whole) for _, file in files], own)
+    ids = _ids_of([file for _, file in files], whole, own)
     labels = torch.tensor([label for label, _ in files], dtype=torch.int64)
     return Pictures(whole, tuple(file for _, file in files), labels, ids, names)
+
+
+def _ids_of(files: Sequence[Path], whole: Path, own: OwnData) -> tuple[str, ...]:
+    """By path, table or pattern; or from the headers of DICOM files, where `ids` names a field."""
+    paths = [_relative(file, whole) for file in files]
+    field = own.id_field
+    if field is None:
+        return image_ids(paths, own)
+    if own.id_pattern is not None:
+        raise _two_ids(own)
+    others = [path for path in paths if Path(path).suffix.lower() not in DICOM_SUFFIXES]
+    found = tuple(dicom_field(field, file) for file in files) if not others else ()
+    if others:
+        raise InvalidDataError(
+            f"Expected DICOM files alone with ids={field!r}, found {others[0]!r}; convert it, or "
+            "give a CSV file with path and id of each image."
+        )
+    missing = [path for path, name in zip(paths, found, strict=True) if not name]
+    if missing:
+        raise InvalidDataError(
+            f"Expected a {field} in each of {len(paths)} files, {len(missing)} have none, such as "
+            f"{missing[0]!r}; add it, or name another field."
+        )
+    return found
 
 
 def _read(found: Pictures, own: OwnData) -> ImageSet:

@@ -1,8 +1,8 @@
 """One image file -> pixels that mean what a viewer would show, or a refusal.
 
 What is done to a picture depends on that picture alone and on public settings. Values are scaled by
-constants, never by the darkest and brightest pixel: such a map would differ from one record to the
-next, or over the data set depend on all of them.
+constants, never by the darkest and brightest pixel of a set, which depend on all records; a DICOM
+file that names no window is scaled by its own pixels (`dicom`).
 """
 
 import io
@@ -18,14 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fedtranscribe.config import UNSTATED, OwnData
+from fedtranscribe.data.dicom import DICOM_SUFFIXES, dicom_is_grey, dicom_pixels
 from fedtranscribe.data.validation import from_depth
 from fedtranscribe.errors import DataNotFoundError, FedtranscribeError, InvalidDataError
 
 T = TypeVar("T")
 
-IMAGE_SUFFIXES = frozenset(
-    {".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
-)
+IMAGE_SUFFIXES = DICOM_SUFFIXES | {
+    *(".bmp", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
+}
 # Whatever the name says, nothing else is even tried.
 _FORMATS = ("BMP", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 # From here on Pillow itself suspects a decompression bomb.
@@ -39,7 +40,7 @@ _PHOTOMETRIC = 262
 
 
 def read_picture(file: Path, own: OwnData = UNSTATED) -> NDArray[np.uint8]:
-    """Pixels of an image file, upright as its EXIF entry says.
+    """Pixels of an image file, upright as its EXIF entry says; of a DICOM file as its window says.
 
     Args:
         file: the file.
@@ -49,15 +50,27 @@ def read_picture(file: Path, own: OwnData = UNSTATED) -> NDArray[np.uint8]:
     Returns:
         uint8 [h, w] for grey, [h, w, 3] for colour.
     """
-    return _read(file, lambda image, what: pixels_of(image, own, what))
+    if file.suffix.lower() in DICOM_SUFFIXES:
+        return _fitted(_read(file, dicom_pixels), own)
+
+    def pixels(stream: BinaryIO, what: str) -> NDArray[np.uint8]:
+        return _opened(stream, what, lambda image, what: pixels_of(image, own, what))
+
+    return _read(file, pixels)
 
 
 def is_grey(file: Path) -> bool:
     """Whether an image file is stored as grey, by its header alone; raises as `read_picture`."""
-    return _read(file, lambda image, _: image.mode in (*_GREY, *_DEEP))
+    if file.suffix.lower() in DICOM_SUFFIXES:
+        return _read(file, dicom_is_grey)
+
+    def grey(stream: BinaryIO, what: str) -> bool:
+        return _opened(stream, what, lambda image, _: image.mode in (*_GREY, *_DEEP))
+
+    return _read(file, grey)
 
 
-def _read(file: Path, look: Callable[[Any, str], T]) -> T:
+def _read(file: Path, look: Callable[[BinaryIO, str], T]) -> T:
     what = f"The image {str(file)!r}"
     try:
         # A pipe or a device might never answer, so look before opening.
@@ -65,7 +78,7 @@ def _read(file: Path, look: Callable[[Any, str], T]) -> T:
             raise _refused(what, "is no regular file", "remove it")
         # A stream, not a path: Pillow maps a raw TIFF into memory, and a rotated one wrongly.
         with file.open("rb") as stream:
-            return _opened(stream, what, look)
+            return look(stream, what)
     except OSError as error:
         raise _refused(
             what, f"cannot be read ({type(error).__name__})", "repair or remove it"
@@ -114,13 +127,19 @@ def pixels_of(image: Any, own: OwnData, what: str) -> NDArray[np.uint8]:
         own: as for `read_picture`.
         what: how messages call it.
     """
-    from PIL import Image, ImageOps
+    from PIL import ImageOps
 
     _expect_usable(image, what)
     upright = ImageOps.exif_transpose(image)
     # Pillow brings a PGM of any range to 16 bits; other files do not say their range.
     whole_range = image.format == "PPM"
-    pixels = _eight_bits(upright, 16 if whole_range else own.bit_depth, what)
+    return _fitted(_eight_bits(upright, 16 if whole_range else own.bit_depth, what), own)
+
+
+def _fitted(pixels: NDArray[np.uint8], own: OwnData) -> NDArray[np.uint8]:
+    """Pixels with the channels and the size that the settings ask for."""
+    from PIL import Image, ImageOps
+
     if own.channels == 1 and pixels.ndim == 3:
         pixels = np.asarray(Image.fromarray(pixels).convert("L"))
     elif own.channels == 3 and pixels.ndim == 2:

@@ -213,6 +213,8 @@ _ALIKE = {UNSTATED: {OWN, PATHS}, OWN: {UNSTATED}, PATHS: {UNSTATED}}
 
 def stated(own: OwnData) -> str | None:
     """How ids are made where the holder states it; None where the data decide."""
+    if own.id_field is not None:
+        return f"dicom-field {own.id_field}"
     if own.ids is not None:
         return LISTED
     if own.id_pattern is not None:

@@ -144,22 +144,22 @@ def test_what_is_left_out_is_counted_by_kind(tmp_path):
     fill(tmp_path, n=200)
     Image.new("L", (8, 8)).save(tmp_path / "cat" / "z.webp")
     ledger, marker = "folder_x.ledger.sqlite", "folder_x.ledger.place"
-    for name in ("cat/a.dcm", "cat/b.DCM", "readme", "dog/.DS_Store", "Thumbs.db", ledger, marker):
+    for name in ("cat/a.nii", "cat/b.NII", "readme", "dog/.DS_Store", "Thumbs.db", ledger, marker):
         (tmp_path / name).write_bytes(b"?")
     (tmp_path / "gone.txt").symlink_to("gone.txt")
     table = tmp_path / "ids.csv"
     split = load(str(tmp_path))
     assert len(all_ids(split)) == 401
     (note,) = split.notes
-    assert note == f"left out of '{tmp_path}': 2 hidden, 2 .dcm, 1 .txt, 1 without a suffix"
+    assert note == f"left out of '{tmp_path}': 2 hidden, 2 .nii, 1 .txt, 1 without a suffix"
     table.write_text("\n".join(f"{path},{path}" for path in all_ids(split)))
     assert load(str(tmp_path), own=OwnData(ids=table)).notes == split.notes
     table.unlink()
     assert split.words[1:] == split.notes
-    (tmp_path / "cat" / "c.dcm").write_bytes(b"?")
-    with pytest.raises(InvalidDataError, match=r"5 of 406 files .*3 \.dcm.*'cat/a\.dcm'.*--allow"):
+    (tmp_path / "cat" / "c.nii").write_bytes(b"?")
+    with pytest.raises(InvalidDataError, match=r"5 of 406 files .*3 \.nii.*'cat/a\.nii'.*--allow"):
         load(str(tmp_path))
-    assert "3 .dcm" in load(str(tmp_path), own=OwnData(allow_skipped=True)).notes[0]
+    assert "3 .nii" in load(str(tmp_path), own=OwnData(allow_skipped=True)).notes[0]
 
 
 def test_links_to_folders_are_followed_once(tmp_path):
