@@ -69,7 +69,7 @@ def test_what_is_not_told_and_what_makes_no_run_another():
     place |= {"features_weights", "scratch_gib"}
     assert marked(Mark.UNTOLD, *OF_RUNS) == waiting | place | {
         *("data", "ids", "generator", "teacher_weights"),
-        *("image_column", "label_column", "id_column"),
+        *("table", "image_column", "label_column", "id_column", "split_column"),
     }
     assert marked(Mark.INCIDENTAL, *OF_RUNS) == waiting | place | {"seed", "budget", "quorum"}
 

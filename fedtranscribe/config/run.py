@@ -45,14 +45,25 @@ class OwnData(Settings):
         default=None,
         description="Image folder: regular expression for paths; its group is the id.",
     )
+    table: Annotated[Path | None, Mark.UNTOLD, Topic.DATA] = Field(
+        default=None,
+        description="Image folder: CSV file with path, label, id and part of each image, instead "
+        "of subfolders.",
+    )
     image_column: Annotated[str | None, Mark.UNTOLD, Topic.DATA, Metavar("NAME")] = Field(
-        default=None, description="Folder saved by datasets: column of images, if not clear."
+        default=None,
+        description="Table, or folder saved by datasets: column of images, if not clear.",
     )
     label_column: Annotated[str | None, Mark.UNTOLD, Topic.DATA, Metavar("NAME")] = Field(
-        default=None, description="Folder saved by datasets: column of labels, if not clear."
+        default=None,
+        description="Table, or folder saved by datasets: column of labels, if not clear.",
     )
     id_column: Annotated[str | None, Mark.UNTOLD, Topic.DATA, Metavar("NAME")] = Field(
-        default=None, description="Folder saved by datasets: column of lasting ids, or patients."
+        default=None,
+        description="Table, or folder saved by datasets: column of lasting ids, or patients.",
+    )
+    split_column: Annotated[str | None, Mark.UNTOLD, Topic.DATA, Metavar("NAME")] = Field(
+        default=None, description="Table: column that says train, test or val, if not clear."
     )
     image_size: Annotated[int | None, Topic.DATA] = Field(
         default=None, ge=8, description="Image folder: scale images to this many pixels a side."

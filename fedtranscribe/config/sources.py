@@ -40,13 +40,21 @@ def expect_readable(spec: str, own: OwnData) -> None:
         "--label-column": own.label_column,
         "--id-column": own.id_column,
     }
+    saved = is_saved_dataset(Path(spec).expanduser())
     for option, column in columns.items():
-        if column is not None and not is_saved_dataset(Path(spec).expanduser()):
+        if column is not None and not saved and own.table is None:
             raise ConfigError(
-                f"Expected no {option} for data={spec!r}: it is for folders that the package "
-                "datasets has saved."
+                f"Expected no {option} for data={spec!r}: it is for a --table, and for folders "
+                "that the package datasets has saved."
             )
+    if own.split_column is not None and own.table is None:
+        raise ConfigError(f"Expected --table with --split-column {own.split_column!r}.")
     named = spec in DATA_SETS or spec.startswith(MEDMNIST)
+    if own.table is not None and (named or saved or not Path(spec).expanduser().is_dir()):
+        raise ConfigError(
+            f"Expected no --table for data={spec!r}: it is for a folder of image files, in which "
+            "its paths begin."
+        )
     if own.channels is not None and (named or spec.endswith(".npz")):
         raise ConfigError(
             f"Expected no --channels for data={spec!r}: it is for image files. Arrays have the "

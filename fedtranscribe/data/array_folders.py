@@ -22,10 +22,10 @@ from fedtranscribe.data.archives import (
     required,
     stated_classes,
 )
-from fedtranscribe.data.folders import Pictures, as_grey, find_pictures
+from fedtranscribe.data.folders import Pictures, find_pictures
 from fedtranscribe.data.imageset import Classes, DataSplit, ImageSet, below, split_by_id
 from fedtranscribe.data.npz import Arrays, NpyFile
-from fedtranscribe.data.pictures import is_grey, read_picture
+from fedtranscribe.data.pictures import as_grey, is_grey, read_picture
 from fedtranscribe.data.stored import StoredIds, StoredPixels
 from fedtranscribe.data.validation import to_labels
 from fedtranscribe.errors import ConfigError, InvalidDataError

@@ -10,14 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from fedtranscribe.config import UNSTATED, OwnData
 from fedtranscribe.data.dicom import DICOM_SUFFIXES, dicom_field
 from fedtranscribe.data.imageset import Classes, DataSplit, ImageSet, agreed_classes, split_by_id
-from fedtranscribe.data.pictures import IMAGE_SUFFIXES, read_picture
-from fedtranscribe.data.validation import to_images
+from fedtranscribe.data.pictures import IMAGE_SUFFIXES, as_grey, read_picture, stacked
+from fedtranscribe.data.tables import read_table
 from fedtranscribe.errors import ConfigError, DataNotFoundError, InvalidDataError
 from fedtranscribe.privacy.budget import PATHS, stated
 from fedtranscribe.privacy.ledger_place import LEDGER, MARKER
@@ -85,7 +84,6 @@ def _read_ids(path: Path) -> dict[str, str]:
     return stated
 
 
-_GIB = 2**30
 _SUFFIXES = ", ".join(sorted(IMAGE_SUFFIXES))
 _PARTS = {
     "train", "training", "test", "testing", "val", "valid", "validation", "dev", "holdout"
@@ -108,6 +106,8 @@ def load_folder(path: Path, own: OwnData = UNSTATED) -> DataSplit:
     images belong to one patient. Without a test part one record in five is held out by a fixed hash
     of its id.
 
+    Or `own.table` says which files there are, with their labels, ids and parts (`tables`).
+
     Args:
         path: the folder.
         own: `image_size` brings every image to so many pixels a side (scaled, then cut in the
@@ -128,6 +128,7 @@ class Pictures:
     labels: Tensor  # int64 [n]
     ids: tuple[str, ...]  # of the records
     class_names: tuple[str, ...]  # by label
+    ids_made: str | None = None  # how ids were made, where the settings alone do not say it
 
     @property
     def data_id(self) -> str:
@@ -142,6 +143,8 @@ def find_pictures(path: Path, own: OwnData) -> tuple[Pictures, Pictures | None, 
     """
     if not path.is_dir():
         raise DataNotFoundError(f"No folder {str(path)!r}; check the path.")
+    if own.table is not None:
+        return _in_table(path, own)
     if not ((path / "train").is_dir() and (path / "test").is_dir()):
         train, test = _find(path, path, own, _stated(path, own)), None
     else:
@@ -151,6 +154,53 @@ def find_pictures(path: Path, own: OwnData) -> tuple[Pictures, Pictures | None, 
     notes = _left_out(path, set(used), own)
     _expect_once(used)
     return train, test, notes
+
+
+def _in_table(path: Path, own: OwnData) -> tuple[Pictures, Pictures | None, tuple[str, ...]]:
+    """As `find_pictures`, where a table says which files there are."""
+    table = read_table(path, own)
+    odd = next((r for r in table.rows if Path(r.path).suffix.lower() not in IMAGE_SUFFIXES), None)
+    if odd is not None:
+        raise InvalidDataError(
+            f"Expected images ({_SUFFIXES}) in {str(own.table)!r}, found {odd.path!r} in line "
+            f"{odd.line}; convert it, or remove the line."
+        )
+    if table.id_column is not None and (own.ids is not None or own.id_pattern is not None):
+        raise ConfigError(
+            f"Expected ids from the column {table.id_column!r} of {str(own.table)!r}, or from "
+            "--ids or --id-pattern, not from both; leave one out."
+        )
+
+    def part(test: bool) -> Pictures:
+        rows = [row for row in table.rows if bool(row.test) is test]
+        files = [path / row.path for row in rows]
+        ids = tuple(row.id for row in rows)
+        if table.id_column is None:
+            ids = _ids_of(files, path, own)
+        labels = torch.tensor([row.label for row in rows], dtype=torch.int64)
+        names = table.class_names or tuple(map(str, range(table.classes)))
+        made = None if table.id_column is None else f"id_column {table.id_column}"
+        return Pictures(path, tuple(files), labels, ids, names, made)
+
+    tested = {row.test for row in table.rows}
+    if tested in ({True}, {False}):
+        kept = "train" if False in tested else "test"
+        raise InvalidDataError(
+            f"Expected images of both parts in {str(own.table)!r}, found {kept} alone; correct the "
+            "column, or leave it out of the table: then one record in five is held out."
+        )
+    train, test = part(False), part(True) if True in tested else None
+    used = [path / row.path for row in table.rows]
+    _expect_once(used)
+    unlisted = sum(_kind(file) in IMAGE_SUFFIXES for file in {*_files(path)} - {*used})
+    unread = [f"{count:,} rows {_of_part(name)}" for name, count in table.unread.items()]
+    unread += [f"{unlisted:,} images that the table does not name"] if unlisted else []
+    notes = (f"left out of {str(path)!r}: {', '.join(unread)}",) if unread else ()
+    return train, test, notes
+
+
+def _of_part(name: str) -> str:
+    return name if name == "without a part" else f"of the part {name!r}"
 
 
 def _expect_once(files: Iterable[Path]) -> None:
@@ -324,7 +374,7 @@ def _read(found: Pictures, own: OwnData) -> ImageSet:
         record_ids=found.ids,
         folder=found.folder,
         class_names=found.class_names,
-        ids_made=stated(own) or PATHS,
+        ids_made=found.ids_made or stated(own) or PATHS,
     )
 
 
@@ -337,59 +387,6 @@ def _relative(file: Path, whole: Path) -> str:
             f"Expected the name of {str(file)!r} in UTF-8; rename the file."
         ) from None
     return name
-
-
-def stacked(pictures: Iterable[tuple[str, NDArray[np.uint8]]], where: str, own: OwnData) -> Tensor:
-    """Pictures as one tensor, uint8 [n, channels, size, size].
-
-    Args:
-        pictures: name and pixels, uint8 [h, w] or [h, w, 3], of each, read one by one.
-        where: they are, for messages.
-        own: `max_gib` bounds the memory that they take.
-    """
-    names: list[str] = []
-    images: list[NDArray[np.uint8]] = []
-    left = own.max_gib * _GIB
-    for name, picture in pictures:
-        names.append(name)
-        images.append(picture)
-        left -= picture.nbytes
-        if left < 0:
-            raise InvalidDataError(
-                f"Expected the images in {where} to take at most {own.max_gib:g} GiB of "
-                "memory; pass --image-size to scale them, keep them on disk (fedtranscribe data "
-                "pack), or raise --max-gib."
-            )
-    if not images:
-        raise InvalidDataError(f"Expected images in {where}, found none.")
-    if len({image.ndim for image in images}) > 1:
-        grey = names[[image.ndim for image in images].index(2)]
-        images = [as_grey(image, name, grey) for name, image in zip(names, images, strict=True)]
-    shapes = {image.shape[:2] for image in images}
-    if len(shapes) > 1 or any(height != width for height, width in shapes):
-        raise InvalidDataError(
-            f"Expected square images of one size in {where}; pass --image-size to resize."
-        )
-    return to_images(np.stack(images), f"images in {where}")
-
-
-def as_grey(picture: NDArray[np.uint8], name: str, other: str) -> NDArray[np.uint8]:
-    """A picture [h, w] among grey ones: a colour picture whose three channels are equal is grey.
-
-    Args:
-        picture: uint8 [h, w] or [h, w, 3].
-        name: of the picture.
-        other: name of a grey one.
-    """
-    if picture.ndim == 2:
-        return picture
-    if bool((picture != picture[..., :1]).any()):
-        raise InvalidDataError(
-            f"Expected all images to be grey or all to be colour, but {other} is grey and {name} "
-            "is colour. Pass --channels 1 to turn colour into grey, or --channels 3 for the "
-            "opposite."
-        )
-    return picture[..., 0]
 
 
 def of_one_kind(train: ImageSet, test: ImageSet) -> tuple[ImageSet, ImageSet]:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from fedtranscribe.config import OwnData
 from fedtranscribe.config.catalogue import SPLITS, STATE
-from fedtranscribe.data.folders import of_one_kind, stacked
+from fedtranscribe.data.folders import of_one_kind
 from fedtranscribe.data.imageset import (
     Classes,
     DataSplit,
@@ -21,7 +21,7 @@ from fedtranscribe.data.imageset import (
     below,
     split_by_id,
 )
-from fedtranscribe.data.pictures import decode_picture
+from fedtranscribe.data.pictures import decode_picture, stacked
 from fedtranscribe.data.validation import expect_read, to_labels
 from fedtranscribe.errors import (
     ConfigError,

@@ -19,7 +19,6 @@ from torch.utils.data import Dataset, IterableDataset
 
 from fedtranscribe.config import UNSTATED, OwnData
 from fedtranscribe.config.catalogue import MEMORY
-from fedtranscribe.data.folders import as_grey
 from fedtranscribe.data.hub_datasets import HubDataset, column_of, columns_of, is_hub_dataset
 from fedtranscribe.data.imageset import (
     Classes,
@@ -29,7 +28,7 @@ from fedtranscribe.data.imageset import (
     below,
     split_by_id,
 )
-from fedtranscribe.data.pictures import pixels_of
+from fedtranscribe.data.pictures import as_grey, pixels_of
 from fedtranscribe.data.validation import to_images, to_labels
 from fedtranscribe.errors import ConfigError, InvalidDataError
 from fedtranscribe.text import counted

@@ -9,18 +9,21 @@ import io
 import math
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from stat import S_ISREG
 from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from fedtranscribe.config import UNSTATED, OwnData
 from fedtranscribe.data.dicom import DICOM_SUFFIXES, dicom_is_grey, dicom_pixels
-from fedtranscribe.data.validation import from_depth
+from fedtranscribe.data.validation import from_depth, to_images
 from fedtranscribe.errors import DataNotFoundError, FedtranscribeError, InvalidDataError
+
+_GIB = 2**30
 
 T = TypeVar("T")
 
@@ -188,3 +191,56 @@ def _eight_bits(image: Any, depth: int | None, what: str) -> NDArray[np.uint8]:
 
 def _refused(what: str, why: str, fix: str) -> InvalidDataError:
     return InvalidDataError(f"{what} {why}; {fix}.")
+
+
+def stacked(pictures: Iterable[tuple[str, NDArray[np.uint8]]], where: str, own: OwnData) -> Tensor:
+    """Pictures as one tensor, uint8 [n, channels, size, size].
+
+    Args:
+        pictures: name and pixels, uint8 [h, w] or [h, w, 3], of each, read one by one.
+        where: they are, for messages.
+        own: `max_gib` bounds the memory that they take.
+    """
+    names: list[str] = []
+    images: list[NDArray[np.uint8]] = []
+    left = own.max_gib * _GIB
+    for name, picture in pictures:
+        names.append(name)
+        images.append(picture)
+        left -= picture.nbytes
+        if left < 0:
+            raise InvalidDataError(
+                f"Expected the images in {where} to take at most {own.max_gib:g} GiB of "
+                "memory; pass --image-size to scale them, keep them on disk (fedtranscribe data "
+                "pack), or raise --max-gib."
+            )
+    if not images:
+        raise InvalidDataError(f"Expected images in {where}, found none.")
+    if len({image.ndim for image in images}) > 1:
+        grey = names[[image.ndim for image in images].index(2)]
+        images = [as_grey(image, name, grey) for name, image in zip(names, images, strict=True)]
+    shapes = {image.shape[:2] for image in images}
+    if len(shapes) > 1 or any(height != width for height, width in shapes):
+        raise InvalidDataError(
+            f"Expected square images of one size in {where}; pass --image-size to resize."
+        )
+    return to_images(np.stack(images), f"images in {where}")
+
+
+def as_grey(picture: NDArray[np.uint8], name: str, other: str) -> NDArray[np.uint8]:
+    """A picture [h, w] among grey ones: a colour picture whose three channels are equal is grey.
+
+    Args:
+        picture: uint8 [h, w] or [h, w, 3].
+        name: of the picture.
+        other: name of a grey one.
+    """
+    if picture.ndim == 2:
+        return picture
+    if bool((picture != picture[..., :1]).any()):
+        raise InvalidDataError(
+            f"Expected all images to be grey or all to be colour, but {other} is grey and {name} "
+            "is colour. Pass --channels 1 to turn colour into grey, or --channels 3 for the "
+            "opposite."
+        )
+    return picture[..., 0]

@@ -29,6 +29,7 @@ from fedtranscribe.data.named_sets import (
     load_uci_digits,
 )
 from fedtranscribe.data.npz import keys_of
+from fedtranscribe.errors import InvalidDataError
 from fedtranscribe.privacy.ledger_place import LedgerPlace
 
 PACKAGED: dict[str, Callable[[], DataSplit]] = {
@@ -70,7 +71,11 @@ def load(
         return load_medmnist(spec.removeprefix(MEDMNIST), root, download, own)
     if spec in available():
         return _as_stated(_named(spec, root, download), own)
-    path = Path(spec).expanduser()
+    return _expect_apart(_own(Path(spec).expanduser(), own))
+
+
+def _own(path: Path, own: OwnData) -> DataSplit:
+    """Data of a path."""
     if path.suffix == ".npz":
         if "train_images" in keys_of(path):
             return read_medmnist(path, own)
@@ -80,6 +85,19 @@ def load(
     if is_array_folder(path):
         return load_array_folder(path, own)
     return load_folder(path, own)
+
+
+def _expect_apart(split: DataSplit) -> DataSplit:
+    """The split of own data, if nobody is in both parts: who is learned of is not tested on."""
+    if split.train.positional or split.test.positional:
+        return split
+    both = set(split.train.ids) & set(split.test.ids)
+    if both:
+        raise InvalidDataError(
+            f"Expected nobody in both parts of {split.train.name!r}, but {len(both):,} ids are in "
+            f"train and test, such as {min(both)!r}; move all images of an id to one part."
+        )
+    return split
 
 
 def _named(spec: str, root: Path | None, download: bool) -> DataSplit:

@@ -23,7 +23,13 @@ def picture(path: Path, seed: int, size: tuple[int, int] = (8, 8)) -> None:
 def pictures(folder: Path, *parts: str) -> Path:
     for part in parts or ("",):
         for i in range(24):
-            picture(folder / part / ("cat" if i % 3 else "dog") / f"p{i // 2}_{i}.png", i)
+            picture(
+                folder
+                / part
+                / ("cat" if i % 3 else "dog")
+                / f"p{i // 2 + 12 * (part == 'test')}_{i}.png",
+                i,
+            )
     return folder
 
 
