@@ -24,6 +24,7 @@ Examples:
   fedtranscribe evaluate runs/demo                              # a minute or two
   fedtranscribe evaluate runs/demo --classifiers all            # all fourteen classifiers
   fedtranscribe evaluate runs/a runs/b --classifiers cnn,lda
+  fedtranscribe evaluate runs/scans --at sensitivity=0.95       # two classes: the threshold
   fedtranscribe evaluate runs/demo --inception weights-inception-2015-12-05-6726825d.pth
   fedtranscribe evaluate runs/demo --samples 60000 --max-train 60000 --classifiers all
 
@@ -84,6 +85,11 @@ def _lines(result: dict[str, Any]) -> list[tuple[str, str]]:
     lines = []
     if "student" in result:
         lines.append(("student's accuracy", f"{result['student']['accuracy']:.1%}"))
+        lines.append(("its mean over classes", f"{result['student']['balanced']:.1%}"))
+        if point := result["student"].get("operating_point"):
+            for name in ("sensitivity", "specificity"):
+                lines.append((f"{name} at {point['at']}", f"{point[name]:.1%}"))
+            lines.append(("probability from which on it is so", f"{point['threshold']:.6g}"))
     lines += _downstream_lines(result.get("downstream") or {})
     fidelity = result.get("fidelity") or {}
     names = {

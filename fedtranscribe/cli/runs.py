@@ -82,13 +82,7 @@ def show_confusion(scored: ScoredResult) -> None:
     count = len(found.counts)
     names = scored.result.class_names or tuple(map(str, range(count)))
     note = ", NOT PRIVATE" if "confusion" in scored.not_private else ""
-    rows = [("accuracy of always naming the most frequent class", f"{found.majority:.1%}")]
-    if found.auc is not None:
-        rows += [
-            ("area under the ROC curve", f"{found.auc:.3f}"),
-            (f"sensitivity: share of {names[1]} recognised", f"{found.sensitivity:.1%}"),
-            (f"specificity: share of {names[0]} recognised", f"{found.specificity:.1%}"),
-        ]
+    rows = found.figures(names)
     show_table(f"For comparison{note}", ("figure", "value"), rows, right=("value",))
     if count <= _MOST_LINES:
         table = [(name, *map(str, row)) for name, row in zip(names, found.counts, strict=True)]

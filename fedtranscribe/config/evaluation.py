@@ -1,6 +1,7 @@
 """Settings of what is done with finished runs: `evaluate` and `audit`; all of them are public."""
 
 import difflib
+import re
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
@@ -41,6 +42,8 @@ QUICK = (
     "lda",
     "bagging",
 )
+
+_AT = re.compile(r"(sensitivity|specificity)=(0?\.\d*[1-9]\d*|1(\.0*)?)")
 
 ATTACKS = ("game", "loss", "reference", "generator", "inversion", "canaries")
 ON_RECORDS = ATTACKS[1:]
@@ -87,6 +90,11 @@ class EvaluationSettings(Place):
         description="Epochs without a better score on synthetic validation data before training "
         "stops.",
     )
+    at: Annotated[str | None, Metavar("sensitivity|specificity=SHARE")] = Field(
+        default=None,
+        description="Two classes: the threshold with at least this sensitivity or specificity on "
+        "real held-out images, and the other one there.",
+    )
     inception: Path | None = Field(
         default=None, description="Inception weights of torch-fidelity, for FID and IS."
     )
@@ -102,6 +110,13 @@ class EvaluationSettings(Place):
     @classmethod
     def _resolve(cls, value: Any) -> Any:
         return _classifiers(value if isinstance(value, str) else ",".join(value))
+
+    @field_validator("at")
+    @classmethod
+    def _check_at(cls, value: str | None) -> str | None:
+        if value is not None and not _AT.fullmatch(value):
+            raise ValueError("expected sensitivity=SHARE or specificity=SHARE, above 0 and up to 1")
+        return value
 
     @model_validator(mode="after")
     def _one_source(self) -> "EvaluationSettings":

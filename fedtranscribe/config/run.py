@@ -36,6 +36,11 @@ class OwnData(Settings):
     classes: Annotated[int | tuple[str, ...] | None, Topic.DATA, Metavar("N|NAMES")] = Field(
         default=None, description="Own data: number of classes, or their names with commas."
     )
+    task: Annotated[Literal["classification", "ordinal"], Topic.DATA] = Field(
+        default="classification",
+        description="ordinal: classes are grades in their order, and kappa and mean error are "
+        "measured.",
+    )
     ids: Annotated[Path | None, Mark.UNTOLD, Topic.DATA] = Field(
         default=None,
         description="Image folder: CSV file with path and id of each image, or a DICOM field such "
@@ -67,6 +72,11 @@ class OwnData(Settings):
     )
     image_size: Annotated[int | None, Topic.DATA] = Field(
         default=None, ge=8, description="Image folder: scale images to this many pixels a side."
+    )
+    fit: Annotated[Literal["cut", "pad"], Topic.DATA] = Field(
+        default="cut",
+        description="Image files that are not square, with image-size: cut their ends off, or pad "
+        "them with black.",
     )
     bit_depth: Annotated[int | None, Topic.DATA] = Field(
         default=None,

@@ -47,7 +47,8 @@ def read_picture(file: Path, own: OwnData = UNSTATED) -> NDArray[np.uint8]:
 
     Args:
         file: the file.
-        own: `image_size` scales the picture and cuts out its middle; `bit_depth` says what white is
+        own: `image_size` scales the picture and cuts out its middle, or pads it with black as
+            `fit` says; `bit_depth` says what white is
             in a 16-bit grey picture; `channels` turns colour into luminance, or grey into colour.
 
     Returns:
@@ -150,8 +151,8 @@ def _fitted(pixels: NDArray[np.uint8], own: OwnData) -> NDArray[np.uint8]:
     if own.image_size is None:
         return pixels
     side = (own.image_size, own.image_size)
-    fitted = ImageOps.fit(Image.fromarray(pixels), side, method=Image.Resampling.BILINEAR)
-    return np.asarray(fitted)
+    brought = ImageOps.pad if own.fit == "pad" else ImageOps.fit
+    return np.asarray(brought(Image.fromarray(pixels), side, method=Image.Resampling.BILINEAR))
 
 
 def _expect_usable(image: Any, what: str) -> None:

@@ -19,7 +19,7 @@ from fedtranscribe.evaluation.fidelity import feature_source, measure
 from fedtranscribe.evaluation.figures import draw_classes, draw_neighbours
 from fedtranscribe.files import write_atomically
 from fedtranscribe.models import Classifier, pick_device
-from fedtranscribe.models.inference import count, predict
+from fedtranscribe.models.inference import count, logits_of, operating_point, predict
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.results.allowed import expect_allowed
 from fedtranscribe.results.figures import figures_available
@@ -150,6 +150,10 @@ def evaluate(
         StorageError: the folder cannot be written.
     """
     check_libraries(settings)
+    if settings.at is not None and (run.student is None or run.student.classes != 2):
+        raise ConfigError(
+            f"Expected --at {settings.at} with a student of two classes; leave it out."
+        )
     device = pick_device(settings.device)
     # Data are looked for before any work, and judged in the same breath whether they are public.
     split, public = run.data(settings.data_root), run.declared_public
@@ -187,6 +191,8 @@ def _measured(
     real: dict[str, Any] = {}
     if run.student is not None:
         real["student"] = score_student(run.student, split.test)
+        if settings.at is not None:
+            real["student"]["operating_point"] = _point(run.student, split.test, settings.at)
     if run.generator is None:
         return {"note": _NO_GENERATOR}, real
     source = None
@@ -227,16 +233,30 @@ def score_student(student: Classifier, test: ImageSet) -> dict[str, Any]:
     """The student on real held-out images.
 
     Returns:
-        accuracy; per_class, None for a class without images; confusion, a row per true class.
+        accuracy; balanced, its mean over classes; per_class, None for a class without images;
+        confusion, a row per true class.
     """
     confusion = count(test.labels, predict(student, test.blocks()), test.classes)
     totals = confusion.sum(1).tolist()
     right = confusion.diagonal().tolist()
+    recalls = [hits / n if n else None for hits, n in zip(right, totals, strict=True)]
+    there = [recall for recall in recalls if recall is not None]
     return {
         "accuracy": sum(right) / len(test),
-        "per_class": [hits / n if n else None for hits, n in zip(right, totals, strict=True)],
+        "balanced": sum(there) / len(there),
+        "per_class": recalls,
         "confusion": confusion.tolist(),
     }
+
+
+def _point(student: Classifier, test: ImageSet, at: str) -> dict[str, Any]:
+    """What threshold has the wanted share on real held-out images, and both shares there."""
+    wanted, _, least = at.partition("=")
+    if len(test.labels.unique()) < 2:
+        raise ConfigError(f"Expected held-out images of both classes for --at {at}; leave it out.")
+    probabilities = logits_of(student, test.blocks()).softmax(1)[:, 1]
+    found = operating_point(probabilities, test.labels, wanted, float(least))
+    return {"at": at, **dict(zip(("threshold", "sensitivity", "specificity"), found, strict=True))}
 
 
 def describe(student: Classifier, images: Tensor, labels: Tensor) -> dict[str, Any]:

@@ -291,15 +291,7 @@ def _beside(facts: RunFacts) -> list[tuple[str, str]]:
     found, names = facts.confusion, facts.class_names
     if found is None or names is None:
         return []
-    lines = [(MAJORITY, percent(found.majority))]
-    if found.auc is None or found.sensitivity is None or found.specificity is None:
-        return lines
-    return [
-        *lines,
-        ("area under the ROC curve", f"{found.auc:.3f}"),
-        (f"sensitivity: share of {names[1]} recognised", percent(found.sensitivity)),
-        (f"specificity: share of {names[0]} recognised", percent(found.specificity)),
-    ]
+    return found.figures(names)
 
 
 def _confusion(facts: RunFacts) -> dict[str, Any] | None:

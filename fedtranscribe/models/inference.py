@@ -1,5 +1,6 @@
 """What trained networks give: classes, accuracy, confusion and samples."""
 
+import math
 from collections.abc import Callable, Iterable
 
 import torch
@@ -14,6 +15,8 @@ from fedtranscribe.results.parts import Confusion
 
 _BATCH = 250
 _TRIES = 4
+# Of a count of images: shares such as 0.95 are no binary fractions.
+_SLACK = 1e-9
 
 
 Images = Tensor | Iterable[Tensor]
@@ -115,13 +118,16 @@ def as_bytes(images: Tensor) -> Tensor:
     return (images * 255).round().to(torch.uint8)
 
 
-def confusion_of(network: Classifier, images: Images, labels: Tensor) -> Confusion:
+def confusion_of(
+    network: Classifier, images: Images, labels: Tensor, *, ordinal: bool = False
+) -> Confusion:
     """Hold a classifier's answers against labels.
 
     Args:
         network: whose answers.
         images: shown to it.
         labels: int64 [n], within its classes.
+        ordinal: whether classes are grades, in their order.
     """
     logits = logits_of(network, images)
     counts = count(labels, logits.argmax(1), network.classes)
@@ -130,7 +136,32 @@ def confusion_of(network: Classifier, images: Images, labels: Tensor) -> Confusi
         score = (logits[:, 1] - logits[:, 0]).double().numpy()
         found, other = score[labels.numpy() == 1], score[labels.numpy() == 0]
         auc = float(mannwhitneyu(found, other).statistic) / (len(found) * len(other))
-    return Confusion.of(counts.tolist(), auc)
+    return Confusion.of(counts.tolist(), auc, ordinal=ordinal)
+
+
+def operating_point(
+    probabilities: Tensor, labels: Tensor, wanted: str, least: float
+) -> tuple[float, float, float]:
+    """The threshold with the wanted share right on one class, and as much as possible on the other.
+
+    An image is taken for the second class where its probability is the threshold or more.
+
+    Args:
+        probabilities: float [n], of the second class.
+        labels: int64 [n], 0 or 1, both of which occur.
+        wanted: sensitivity, on the second class, or specificity, on the first.
+        least: that share.
+
+    Returns:
+        Threshold, sensitivity and specificity.
+    """
+    found, other = probabilities[labels == 1], probabilities[labels == 0]
+    of = found.sort(descending=True).values if wanted == "sensitivity" else other.sort().values
+    threshold = of[math.ceil(least * len(of) - _SLACK) - 1]
+    if wanted == "specificity":
+        threshold = torch.nextafter(threshold, torch.full_like(threshold, torch.inf))
+    sensitivity = float((found >= threshold).double().mean())
+    return float(threshold), sensitivity, float((other < threshold).double().mean())
 
 
 def count(true: Tensor, named: Tensor, classes: int) -> Tensor:

@@ -68,8 +68,8 @@ KEYS: Mapping[str, Listed] = {
         Why.PROGRESS: "run real date note downstream.untrained.*",
         Why.OUTPUT: "synthetic.class_shares synthetic.confidence fidelity.inception_score "
         "fidelity.inception_score_std downstream.selection.*.*",
-        Why.BENCHMARK: "student.accuracy student.per_class student.confusion downstream.* "
-        "fidelity.fid fidelity.precision fidelity.recall",
+        Why.BENCHMARK: "student.accuracy student.balanced student.per_class student.confusion "
+        "student.operating_point.* downstream.* fidelity.fid fidelity.precision fidelity.recall",
     },
     "audit.json": {
         Why.SETTING: "data seed",

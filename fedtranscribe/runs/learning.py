@@ -183,7 +183,12 @@ def learn(
     outcome, confusion = server.serve(stored, progress), None
     if test is not None:
         run.write_scores(others() | run.read_scores() | {"student": evaluate()})
-        confusion = confusion_of(side.student, test.images.blocks(), test.images.labels)
+        confusion = confusion_of(
+            side.student,
+            test.images.blocks(),
+            test.images.labels,
+            ordinal=settings.task == "ordinal",
+        )
         run.write_confusion(confusion)
     if questions:
         run.write_answers(asked.answers)

@@ -181,3 +181,11 @@ def test_deep_arrays_of_an_archive(tmp_path):
         load(str(tmp_path / "x.npz"))
     read = load(str(tmp_path / "x.npz"), own=OwnData(bit_depth=12)).train.images
     assert read[0, 0, 0].tolist() == [0, 1, 128, 255]
+
+
+def test_a_picture_that_is_not_square_is_cut_or_padded(tmp_path):
+    Image.fromarray(np.full((8, 16), 200, dtype=np.uint8)).save(tmp_path / "wide.png")
+    cut = read_picture(tmp_path / "wide.png", OwnData(image_size=8))
+    padded = read_picture(tmp_path / "wide.png", OwnData(image_size=8, fit="pad"))
+    assert (cut == 200).all()
+    assert padded.tolist() == [[0] * 8] * 2 + [[200] * 8] * 4 + [[0] * 8] * 2

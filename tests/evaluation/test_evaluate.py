@@ -3,6 +3,7 @@
 import importlib.util
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -119,6 +120,27 @@ def test_fidelity_and_classifiers_can_be_left_out(public_run):
     assert result["downstream"]["mean_sklearn"] is None
 
 
+def test_the_operating_point_of_own_records_is_private(tmp_path, capsys):
+    rng = np.random.default_rng(0)
+    labels, data = np.arange(200) % 2, tmp_path / "scans.npz"
+    images = rng.integers(0, 256, (200, 28, 28)).astype(np.uint8)
+    np.savez(data, images=images, labels=labels, classes=2, ids=np.arange(200))
+    made = {"run": {"accuracy": None}, "classes": 2, "data": str(data), "generator": False}
+    run = make_run(tmp_path / "run", **made)
+    run.private.mkdir()
+    (run.private / "accuracy.json").write_text('{"student": 0.5}')
+    assert cli(["evaluate", str(run.path), "--at", "sensitivity=0.95"]) == 0
+    assert "specificity at sensitivity=0.95" in capsys.readouterr().out
+    point = read(run.private / "evaluation.json")["student"]["operating_point"]
+    assert "student" not in read(run.path / "evaluation.json")
+    test = run.data().test
+    named = run.student(test.images.float() / 255).softmax(1)[:, 1] >= point["threshold"]
+    ill = test.labels == 1
+    assert float(named[ill].double().mean()) == pytest.approx(point["sensitivity"])
+    assert float((~named[~ill]).double().mean()) == pytest.approx(point["specificity"])
+    assert point["sensitivity"] >= 0.95
+
+
 def test_absent_data_are_named_before_any_work(own_run, tiny_data):
     tiny_data.unlink()
     with pytest.raises(DataNotFoundError):
@@ -192,6 +214,10 @@ def test_the_terminal_stamps_private_figures(own_run, capsys):
         (("--inception", "absent.pth"), 4, "absent.pth"),
         (("--device", "abacus"), 2, "abacus"),
         (("--data-root",), 2, "--data-root"),
+        (("--at", "sensitivity"), 2, "at='sensitivity'"),
+        (("--at", "sensitivity=0"), 2, "sensitivity=SHARE"),
+        (("--at", "recall=0.9"), 2, "at='recall=0.9'"),
+        (("--at", "sensitivity=0.95"), 2, "a student of two classes"),
     ],
 )
 def test_mistakes_end_as_one_line(public_run, capsys, arguments, code, named):
