@@ -154,6 +154,11 @@ class StudentSettings(RunOptions):
         description="Share of the sums' budget for a mixture, the usual generator; default: by "
         "colour or grey, 0 without a generator.",
     )
+    balanced: Annotated[bool, Topic.RUN] = Field(
+        default=False,
+        description="Let records of rare classes count more for the student, by noisy counts that "
+        "are answered anyway. Sums over records only.",
+    )
     sharpen: Annotated[bool, Topic.PRIVACY] = Field(
         default=True,
         description="Sharpen the mixture's images by second moments of features, class by class, "

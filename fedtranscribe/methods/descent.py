@@ -20,7 +20,12 @@ from torch import Tensor
 
 from fedtranscribe.methods.distillation import Slope, calibrated_scale
 from fedtranscribe.methods.method import Combined
-from fedtranscribe.methods.moments import MomentsMethod, damped, records_in
+from fedtranscribe.methods.moments import (
+    MomentsMethod,
+    damped,
+    records_in,
+    weighted_share,
+)
 from fedtranscribe.models import Classifier
 from fedtranscribe.questions.descent import DescentQuery
 from fedtranscribe.questions.question import Kind
@@ -61,14 +66,15 @@ class DescentMethod:
         """What the finished student's logits are scaled by; None until then."""
         if not self.finished:
             return None
-        records = records_in(*self._moments.last)
+        records = self._share * records_in(*self._moments.last)
         return calibrated_scale(self._slopes[self._rounds // 2 :], records)
 
     def ask(self) -> DescentQuery:
         """The gradient at the head as it is."""
         last, _ = self._moments.last
         head, name = self._head().float(), f"{self._run}/descent-{self.round}"
-        return DescentQuery(name, Kind.DESCENT, last.centre, last.map, last.features, head)
+        weights = self._moments.class_weights.float()
+        return DescentQuery(name, Kind.DESCENT, last.centre, last.map, last.features, head, weights)
 
     def learn(self, query: DescentQuery, answer: Combined) -> dict[str, float]:
         """Take a step; after the last one the student is the mean of the later half of heads.
@@ -105,7 +111,12 @@ class DescentMethod:
     @cached_property
     def _preconditioner(self) -> Tensor:
         """The inverse of what ridge regression has solved by, [k, k]."""
-        return torch.linalg.inv(damped(*self._moments.last))
+        return torch.linalg.inv(damped(*self._moments.last, self._share))
+
+    @cached_property
+    def _share(self) -> float:
+        """Of the records, that is left by the weights of their classes."""
+        return weighted_share(*self._moments.last, self._moments.class_weights)
 
 
 def _weights(student: Classifier) -> Tensor:

@@ -103,6 +103,8 @@ _PUBLIC_FLOOR = 0.1
 # In terms of the largest eigenvalue that noise alone makes.
 _PRIVATE_FLOOR = 0.3
 _RIDGE = 1.5
+# So many stds of its noise a count of records has to be.
+_SEEN = 2.0
 # Ridge regression gives differences of about one between classes; as logits they want to be sharper
 _SHARPNESS = 10.0
 _QUESTIONS = ("moments-0", "moments-1")
@@ -144,6 +146,7 @@ class MomentsMethod:
         rng: source of z; it needs no secrecy.
         run: prefix of query ids, unique for the ledger.
         public: images that the generator starts from, uint8 [m, ch, h, w], or None.
+        balanced: whether records of rare classes count more for the student.
     """
 
     def __init__(
@@ -155,6 +158,7 @@ class MomentsMethod:
         rng: torch.Generator,
         run: str,
         public: Tensor | None = None,
+        balanced: bool = False,
     ) -> None:
         self.student = student
         self.generator = generator
@@ -162,6 +166,7 @@ class MomentsMethod:
         self._settings = settings
         self._run = run
         self._public = public
+        self._balanced = balanced
         self._learned: list[tuple[MomentsQuery, Combined]] = []
 
     @property
@@ -210,7 +215,15 @@ class MomentsMethod:
             beside: of rows whose labels are known already, in the last question's features.
         """
         query, answer = self._learned[-1]
-        set_head(self.student, query, answer, beside)
+        set_head(self.student, query, answer, beside, self.class_weights)
+
+    @property
+    def class_weights(self) -> Tensor:
+        """What a record of each class counts for the student, float64 [classes] in [0, 1]."""
+        query, answer = self._learned[-1]
+        if not self._balanced:
+            return torch.ones(query.classes, dtype=torch.float64)
+        return balancing_weights(query, answer)
 
     def finish(self, show: Show) -> None:
         """Nothing: the last answer has set the student."""
@@ -280,8 +293,28 @@ def _scaled_axes(query: MomentsQuery, answer: Combined, count: int, power: float
     return (fitted / fitted.norm() * math.sqrt(count)).float()
 
 
+def balancing_weights(query: MomentsQuery, answer: Combined) -> Tensor:
+    """Weights of classes by how rare they are, float64 [classes] in (0, 1]; the rarest has one.
+
+    They fall with the square root of a class's count: if all classes counted alike, the noise of
+    the rarest would be that of all. The constant entry of a row counts the records of its class in
+    noisy sums. Classes whose count may be noise are no measure for the others.
+    """
+    by_class = moments_of(query, answer).by_class
+    assert by_class is not None
+    unit = math.sqrt(1 + BIAS**2) / BIAS
+    counts, edge = by_class[-1] * unit, max(1.0, _SEEN * answer.noise * unit)
+    seen = counts[counts > edge]
+    rarest = float(seen.min()) if len(seen) else edge
+    return (rarest / counts.clamp_min(rarest)).clamp_max(1.0).sqrt()
+
+
 def set_head(
-    student: Classifier, query: MomentsQuery, answer: Combined, beside: MomentSums | None = None
+    student: Classifier,
+    query: MomentsQuery,
+    answer: Combined,
+    beside: MomentSums | None,
+    weights: Tensor,
 ) -> None:
     """Ridge regression of the labels on the features, from their noisy moments alone.
 
@@ -293,14 +326,17 @@ def set_head(
         query: the second question.
         answer: to it.
         beside: moments of more rows, without noise, that are fitted as well.
+        weights: of records by class, float64 [classes].
     """
     sums = moments_of(query, answer)
     second, by_class = sums.second, sums.by_class
     assert by_class is not None
     if beside is not None and beside.by_class is not None:
         second, by_class = second + beside.second, by_class + beside.by_class
+    by_class = by_class * weights
     targets = by_class - by_class.mean(1, keepdim=True)
-    solved = torch.linalg.solve(second + _ridge(query, answer), targets)
+    share = weighted_share(query, answer, weights)
+    solved = torch.linalg.solve(share * second + _ridge(query, answer), targets)
     features = features_of(student)
     with torch.no_grad():
         features.set_axes(query.centre, query.map)
@@ -308,9 +344,17 @@ def set_head(
         student.head.bias.zero_()
 
 
-def damped(query: MomentsQuery, answer: Combined) -> Tensor:
-    """Σ u uᵀ of the second question with its ridge, float64 [k, k], positive definite."""
-    return moments_of(query, answer).second + _ridge(query, answer)
+def weighted_share(query: MomentsQuery, answer: Combined, weights: Tensor) -> float:
+    """Which share of all records is left where those of each class count so much; up to one."""
+    by_class = moments_of(query, answer).by_class
+    assert by_class is not None
+    counts = by_class[-1].clamp_min(0)
+    return float((counts * weights).sum() / counts.sum()) if counts.any() else 1.0
+
+
+def damped(query: MomentsQuery, answer: Combined, share: float) -> Tensor:
+    """Σ u uᵀ of a share of records with its ridge, float64 [k, k], positive definite."""
+    return share * moments_of(query, answer).second + _ridge(query, answer)
 
 
 def records_in(query: MomentsQuery, answer: Combined) -> float:

@@ -34,21 +34,27 @@ class DescentQuery(FeaturesQuery):
     """At which linear classifier a holder is asked for the gradient of its records' loss.
 
     Of a record's row u, as in `MomentsQuery`, and its label this makes r = softmax(u head) − e_y,
-    clipped to norm 1; u rᵀ is added up.
+    times the weight of its class, clipped to norm 1; u rᵀ is added up.
 
     Attributes:
         head: float32 [k + 1, classes], rows to logits.
+        weights: float32 [classes] in [0, 1], what a record of each class counts.
     """
 
     head: Tensor
+    weights: Tensor
 
-    ARRAYS: ClassVar = {**SumQuery.ARRAYS, "head": torch.float32}
+    ARRAYS: ClassVar = {**SumQuery.ARRAYS, "head": torch.float32, "weights": torch.float32}
 
     def __post_init__(self) -> None:
         """Check everything that is public; only the public query may ever be refused."""
         super().__post_init__()
         if self.head.ndim != 2 or len(self.head) != self.entries or self.classes < 2:
             raise ConfigError(f"Expected a head [{self.entries}, classes].")
+        if self.weights.shape != (self.classes,):
+            raise ConfigError(f"Expected weights [{self.classes}].")
+        if not bool(((self.weights >= 0) & (self.weights <= 1)).all()):
+            raise ConfigError("Expected weights in [0, 1].")
         if self.width > MOST_NUMBERS:
             raise ConfigError(f"Expected at most {MOST_NUMBERS} numbers, got {self.width}.")
 
@@ -73,9 +79,10 @@ def gradients_bound(width: int, classes: int) -> Bound:
     Guarantee:
         Unit: record, or all records of one id, whose weights add up to one at most. u depends on
         the record and the public query; r on the record, its label and the query, whose classifier
-        follows from earlier private answers. A record adds v = u rᵀ with ‖v‖ = ‖u‖ ‖r‖ ≤ 1
-        (Frobenius); several records of one id add Σ w v with Σ w ≤ 1, a point of the convex hull of
-        such v and zero, whose points lie no further apart than two of its corners.
+        and weights of classes follow from earlier private answers. A record adds v = u rᵀ with
+        ‖v‖ = ‖u‖ ‖r‖ ≤ 1 (Frobenius); several records of one id add Σ w v with Σ w ≤ 1, a point
+        of the convex hull of such v and zero, whose points lie no further apart than two of its
+        corners.
         Zero-out and add-remove move the sum by ‖v‖ ≤ 1.
         Replace: v' = −v is possible, and nothing lies further apart: 2.
         Here u and r are the truncated rows (`lattice_rows`), so that products and sums are exact.
@@ -139,11 +146,12 @@ class Descent:
         """See `Statistic`."""
         raw, classes = self._rows.numbers(terms.get("features")), self._rows.images.classes
         _, k = shapes["map"]
-        allowed = {"centre": (raw,), "map": (raw, k), "head": (k + 1, classes)}
+        allowed = {"centre": (raw,), "map": (raw, k)}
+        allowed |= {"head": (k + 1, classes), "weights": (classes,)}
         if shapes != allowed or not 1 <= k < MOST_FEATURES:
             raise ConfigError(
-                f"Expected a centre [{raw}], a map [{raw}, k] and a head [k + 1, {classes}], got "
-                f"{shapes}."
+                f"Expected a centre [{raw}], a map [{raw}, k], a head [k + 1, {classes}] and "
+                f"weights [{classes}], got {shapes}."
             )
         return 1
 
@@ -171,12 +179,13 @@ class Descent:
         self, query: DescentQuery, records: range
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Rows, residuals and weights, some records at a time."""
-        head = _lattice_head(query.head)
+        head, by_class = _lattice_head(query.head), query.weights.double()
         for rows, labels, weights in self._rows.blocks(query, records):
             missing = BATCH - len(labels)
             whole = pad(lattice_rows(rows.cpu()), (0, 0, 0, missing))
             predicted = (whole @ head / _LATTICE).softmax(1)[: len(labels)]
-            yield rows, predicted - one_hot(labels, query.classes), weights
+            missed = (predicted - one_hot(labels, query.classes)) * by_class[labels][:, None]
+            yield rows, missed, weights
 
 
 def _lattice_head(head: Tensor) -> Tensor:

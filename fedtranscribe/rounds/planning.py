@@ -60,6 +60,11 @@ def make_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
             f"Expected descent_rounds=0 without sums over the records first, got "
             f"{asked.settings.descent_rounds}; add start=moments, or leave it out."
         )
+    if asked.settings.balanced and plan.teachers is not None:
+        raise ConfigError(
+            "Expected balanced=false where teachers are asked: only sums over records weigh "
+            "classes. Leave it out, or ask no teachers."
+        )
     plan = replace(plan, parts=(*plan.parts, *questions))
     least = min(roster.values(), key=lambda facts: facts.rows_per_run)
     if plan.rows > least.rows_per_run:

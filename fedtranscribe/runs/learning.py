@@ -259,7 +259,7 @@ def _method(
 
     if not plan.starts:
         return make(DPSD, kind=last.kind)
-    moments, rounds = make(MomentsMethod), plan.descent
+    moments, rounds = make(MomentsMethod, balanced=settings.balanced), plan.descent
     descent = DescentMethod(moments, len(rounds), run.run_id) if rounds else None
     mixture = _mixture(plan, run.run_id) if plan.mixture else None
     class_moments = None

@@ -76,6 +76,7 @@ def test_labels(settings, open_nodes, tmp_path, capsys):
 def test_sums_over_records(mode, settings, open_nodes, tmp_path):
     """Moments, gradients of descent and a mixture; `transcribe --plan` is their calculator."""
     changes = {"student": None, "privacy": "vote", "noise": mode, "descent_rounds": 1}
+    changes |= {"mixture_share": 0.3}  # although so few records make no pictures
     settings = settings.model_copy(update=changes)
     nodes = open_nodes(settings)
     planned = show_plan(settings, InProcess(nodes).capabilities(), expected=3)

@@ -1,5 +1,6 @@
 """What a holder says when it is asked for the gradient of a classifier's loss on its records."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -27,7 +28,8 @@ def query(scale: float = 1.0, raw: int = RAW, classes: int = CLASSES) -> Descent
     rng = torch.Generator().manual_seed(1)
     mapped = torch.randn(raw, K, generator=rng)
     head = scale * torch.randn(K + 1, classes, generator=rng)
-    return DescentQuery("q", Kind.DESCENT, torch.zeros(raw), mapped, SCATTER, head)
+    weights = torch.ones(classes)
+    return DescentQuery("q", Kind.DESCENT, torch.zeros(raw), mapped, SCATTER, head, weights)
 
 
 def statistic(images: ImageSet, scratch: Path | None = None) -> Descent:
@@ -49,6 +51,20 @@ def test_it_is_the_gradient_that_autograd_finds():
     loss.backward()
     assert head.grad is not None
     assert torch.allclose(found, head.grad.flatten(), atol=5e-3)
+
+
+def test_classes_have_weights():
+    weights = torch.tensor([1.0, 0.25, 0.0, 0.5])[:CLASSES]
+    asked = replace(query(scale=0.1), weights=weights)
+    found = statistic(records()).values(asked)[0].double() / 2**SUM_BITS
+    head = asked.head.double().requires_grad_()
+    torch.nn.functional.cross_entropy(
+        rows() @ head, records().labels, weights.double(), reduction="sum"
+    ).backward()
+    assert head.grad is not None
+    assert torch.allclose(found, head.grad.flatten(), atol=5e-3)
+    nothing = replace(query(1e4), weights=torch.zeros(CLASSES))
+    assert not statistic(records()).values(nothing).any()
 
 
 def test_what_a_classifier_is_sure_of_and_wrong_about_is_clipped():
@@ -81,7 +97,10 @@ def test_a_query_that_does_not_fit_is_refused():
     with pytest.raises(ModelMismatchError, match="numbers for the features scatter"):
         asked.check(query(raw=RAW + 1))
     with pytest.raises(ConfigError, match="Expected a head"):
-        DescentQuery("q", Kind.DESCENT, torch.zeros(9), torch.ones(9, 2), SCATTER, torch.ones(2, 3))
+        replace(query(), head=torch.ones(2, CLASSES))
+    for weights in (torch.ones(CLASSES + 1), 1.01 * torch.ones(CLASSES), -torch.ones(CLASSES)):
+        with pytest.raises(ConfigError, match="Expected weights"):
+            replace(query(), weights=weights)
     with pytest.raises(ConfigError, match="finite"):
         query(scale=float("nan"))
 
@@ -125,7 +144,7 @@ def rounding_alone() -> DescentQuery:
     centre, mapped, head = torch.zeros(raw), torch.zeros(raw, k), torch.zeros(k + 1, classes)
     centre[0], mapped[0] = -1e10, 1.0
     head[:k, 0], head[:k, 1] = column, -column
-    return DescentQuery("q", Kind.DESCENT, centre, mapped, SCATTER, head)
+    return DescentQuery("q", Kind.DESCENT, centre, mapped, SCATTER, head, torch.ones(classes))
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 199, 200, 201, 202])

@@ -70,7 +70,7 @@ def queries() -> list[Query]:
     head = torch.randn(5, CLASSES, generator=rng)
     return [
         MomentsQuery("r/moments", Kind.MOMENTS, centre, mapped, SCATTER, CLASSES),
-        DescentQuery("r/descent", Kind.DESCENT, centre, mapped, SCATTER, head),
+        DescentQuery("r/descent", Kind.DESCENT, centre, mapped, SCATTER, head, torch.ones(CLASSES)),
         MixtureQuery("r/mixture", Kind.MIXTURE, torch.zeros(d), axes, cuts, 0.0, 0),
     ]
 

@@ -61,7 +61,7 @@ def of_features(features: str, channels: int) -> tuple[float, float, float]:
     head = torch.randn(K + 1, CLASSES, generator=torch.Generator().manual_seed(2)) * 1e3
     moments = MomentsQuery("m", Kind.MOMENTS, centre, mapped, features, CLASSES)
     by_block = ClassMomentsQuery("c", Kind.CLASS_MOMENTS, centre, mapped, features, CLASSES)
-    descent = DescentQuery("d", Kind.DESCENT, centre, mapped, features, head)
+    descent = DescentQuery("d", Kind.DESCENT, centre, mapped, features, head, torch.ones(CLASSES))
 
     def asked(first: int) -> Moments:
         return Moments(records(first, channels), torch.device("cpu"))

@@ -1,5 +1,8 @@
 """Rounds of gradients: from the moments' student to a better one."""
 
+import math
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -9,6 +12,7 @@ from fedtranscribe.methods.method import Combined
 from fedtranscribe.methods.moments import MomentsMethod
 from fedtranscribe.methods.sums import SumsMethod
 from fedtranscribe.models import Generator, build
+from fedtranscribe.models.fixed_features import BIAS
 from fedtranscribe.questions.descent import DescentQuery
 from fedtranscribe.questions.moments import MomentsQuery, MomentSums
 
@@ -30,11 +34,13 @@ def records() -> tuple[torch.Tensor, torch.Tensor]:
     return rows / rows.norm(dim=1, keepdim=True), labels
 
 
-def method() -> SumsMethod:
+def method(*, balanced: bool = False) -> SumsMethod:
     torch.manual_seed(0)
     student, rng = build("scatter", CLASSES, 1, 28), torch.Generator().manual_seed(0)
     network, settings = Generator(8, 1, 28, 8), DpsdSettings()
-    moments = MomentsMethod(student, network, settings=settings, rng=rng, run="run")
+    moments = MomentsMethod(
+        student, network, settings=settings, rng=rng, run="run", balanced=balanced
+    )
     return SumsMethod(moments, DescentMethod(moments, ROUNDS, "run"))
 
 
@@ -43,6 +49,7 @@ def answered(records, query) -> Combined:
     one_hot = torch.eye(CLASSES).double()[labels]
     if isinstance(query, DescentQuery):
         missed = (rows @ query.head.double()).softmax(1) - one_hot
+        missed = missed * query.weights.double()[labels][:, None]
         missed = missed / missed.norm(dim=1, keepdim=True).clamp_min(1)
         return Combined(query.id, (rows.T @ missed).flatten()[None], 1e-3)
     assert isinstance(query, MomentsQuery)
@@ -109,8 +116,38 @@ def test_the_student_is_made_as_sure_as_the_later_answers_say(records):
     assert surer < loss(asking, records)
 
 
+def overlapping(rare: int, common: int, seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Records of two classes that a line tells apart in part, the rare one last."""
+    rng = torch.Generator().manual_seed(seed)
+    labels = (torch.arange(common + rare) >= common).long()
+    rows = torch.zeros(len(labels), 501, dtype=torch.float64)
+    rows[:, 0] = 2 * labels + torch.randn(len(labels), generator=rng, dtype=torch.float64)
+    rows[:, 1] = 2.0
+    rows /= rows.norm(dim=1, keepdim=True)
+    rows[:, -1] = BIAS
+    return rows / math.sqrt(1 + BIAS**2), labels
+
+
+def test_records_of_a_rare_class_count_more():
+    records, recalls = overlapping(40, 860, seed=1), {}
+    rows, labels = overlapping(500, 500, seed=2)
+    for balanced in (False, True):
+        asking = method(balanced=balanced)
+        while not asking.finished:
+            query = asking.ask()
+            asking.learn(query, answered(records, query))
+        said = (rows.float() @ asking.student.head.weight.detach().T)[:, :2].argmax(1)
+        recalls[balanced] = [float((said[labels == c] == c).float().mean()) for c in (0, 1)]
+        weights = [math.sqrt(40 / 860), 1.0, 1.0] if balanced else [1.0, 1.0, 1.0]
+        # The third class has no records: what is never seen is no measure for the others.
+        assert query.weights.tolist() == pytest.approx(weights, rel=0.01)
+    assert recalls[False][1] < 0.5
+    assert recalls[True][1] > recalls[False][1] + 0.15
+    assert recalls[True][0] > 0.8
+
+
 def asking_at(head: torch.Tensor, query: DescentQuery) -> DescentQuery:
-    return DescentQuery(query.id, query.kind, query.centre, query.map, query.features, head.float())
+    return replace(query, head=head.float())
 
 
 @pytest.mark.parametrize("after", range(1, 6))

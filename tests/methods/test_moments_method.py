@@ -161,4 +161,4 @@ def test_only_a_student_of_fixed_features_can_be_set():
     query = MomentsQuery("q", Kind.MOMENTS, torch.zeros(4), torch.ones(4, 2), "scatter", CLASSES)
     answer = Combined("q", torch.ones(1, query.width).double(), 1.0)
     with pytest.raises(ValueError, match="cnn-small"):
-        set_head(build("cnn-small", CLASSES, 1, 28), query, answer)
+        set_head(build("cnn-small", CLASSES, 1, 28), query, answer, None, torch.ones(CLASSES))

@@ -203,6 +203,16 @@ def test_the_plan_says_what_sharpening_takes(channels: int, size: int):
     assert memory == pytest.approx(0.5 * pixels, rel=0.7)
 
 
+def test_only_sums_weigh_classes():
+    balanced = TranscribeSettings(balanced=True, teacher="cnn-small", shards=50)
+    with pytest.raises(ConfigError, match="Expected balanced=false where teachers are asked"):
+        make_plan(Asked(balanced, Kind.VOTE), {"own": replace(OWN, shards=50)})
+    sums_alone = TranscribeSettings(balanced=True)
+    made = make_plan(Asked(sums_alone, Kind.MOMENTS), {"own": OWN})
+    plain = make_plan(Asked(TranscribeSettings(), Kind.MOMENTS), {"own": OWN})
+    assert made.parts == plain.parts, "it costs nothing"
+
+
 def test_a_holder_without_mixtures_leaves_all_to_the_student():
     made = sums(60_000, 10.0, kinds=(Kind.MOMENTS,))
     assert not made.mixture
