@@ -221,6 +221,8 @@ def release(
     *,
     choices: Sequence[str] = (),
     stamp_not_private: bool = False,
+    threshold: float | None = None,
+    chosen_on: str | None = None,
 ) -> Release:
     """Hand a finished run over in a form that others can use and check.
 
@@ -231,6 +233,8 @@ def release(
         out: folder of the release; `release` in the run folder if left out.
         choices: what was chosen by looking at private data without charging it, a line each.
         stamp_not_private: release even what is not private, with a stamp that says so.
+        threshold: of two classes, from which probability on `predict` names the second one.
+        chosen_on: the images that the threshold was chosen on; you declare that they are public.
 
     Returns:
         The release, opened and checked; others open its folder by `fedtranscribe.load`.
@@ -242,7 +246,14 @@ def release(
     """
     path = run.path if isinstance(run, Run) else Path(run)
     folder = None if out is None else Path(out)
-    made = make_release(path, folder, choices=choices, stamp_not_private=stamp_not_private)
+    made = make_release(
+        path,
+        folder,
+        choices=choices,
+        stamp_not_private=stamp_not_private,
+        threshold=threshold,
+        chosen_on=chosen_on,
+    )
     return open_release(made.folder)
 
 

@@ -22,6 +22,7 @@ _EXAMPLES = """Hand a finished run over in a form that others can use and check.
 Examples:
   fedtranscribe release runs/scans                    # into runs/scans/release
   fedtranscribe release runs/scans --out scans-student
+  fedtranscribe release runs/scans --threshold 0.37 --chosen-on "public test images of …"
   fedtranscribe release runs/a --stamp-not-private --choice "better of two runs on our scans"
   fedtranscribe release verify scans-student          # complete, and is its ε right?
   fedtranscribe release push runs/scans OWNER/NAME    # to the Hugging Face hub: what would be sent
@@ -100,6 +101,17 @@ def make(
             help="Release a run that is not private, with a stamp that says so.",
         ),
     ] = False,
+    threshold: Annotated[
+        float | None,
+        typer.Option(help="Two classes: the probability from which on the second one is named."),
+    ] = None,
+    chosen_on: Annotated[
+        str | None,
+        typer.Option(
+            metavar="WORDS",
+            help="The images that the threshold was chosen on; you declare that they are public.",
+        ),
+    ] = None,
     as_json: Json = False,
 ) -> None:
     """Make a release."""
@@ -107,7 +119,14 @@ def make(
 
     from fedtranscribe.releases import make_release
 
-    made = make_release(run, out, choices=choice or [], stamp_not_private=stamp_not_private)
+    made = make_release(
+        run,
+        out,
+        choices=choice or [],
+        stamp_not_private=stamp_not_private,
+        threshold=threshold,
+        chosen_on=chosen_on,
+    )
     statement = made.statement
     if statement.stamp is not None:
         warn(statement.stamp)

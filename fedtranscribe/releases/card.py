@@ -78,6 +78,7 @@ def render_card(run: FinishedRun, statement: PrivacyStatement, onnx: Sequence[st
         public_data=markdown(statement.public_data or "none"),
         privacy=privacy_section(statement),
         class_names=class_section(statement),
+        threshold=threshold_section(statement),
         onnx=onnx,
         accuracy=_accuracy(run),
         confusion=run.result.confusion if is_public(run) else None,
@@ -93,6 +94,7 @@ def complaints(card: str, statement: PrivacyStatement) -> list[str]:
         "privacy section": privacy_section(statement),
         "stamp": _stamp(statement),
         "list of classes": class_section(statement),
+        "threshold": threshold_section(statement),
     }
     for name, words in parts.items():
         if words is not None:
@@ -144,6 +146,18 @@ def class_section(statement: PrivacyStatement) -> str | None:
     if statement.class_names is None:
         return None
     return "- Classes, from 0: " + ", ".join(map(_escaped, statement.class_names))
+
+
+def threshold_section(statement: PrivacyStatement) -> str | None:
+    """The threshold, as Markdown; None where there is none."""
+    stated = statement.threshold
+    if stated is None:
+        return None
+    return (
+        f"- Threshold: `release.predict` names the second class from a probability of "
+        f"{stated.probability:.6g} on. It was chosen on {_escaped(stated.chosen_on)}, which the "
+        "publisher declares to be public"
+    )
 
 
 def _escaped(text: str) -> str:

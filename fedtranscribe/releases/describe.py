@@ -23,6 +23,7 @@ from fedtranscribe.releases.statement import (
     ReleaseRecord,
     StatedPublished,
     StatedTeachers,
+    StatedThreshold,
     stamp_of,
 )
 from fedtranscribe.results.parts import Answers, Federation, LedgerFacts
@@ -43,10 +44,14 @@ _LISTED = (
 )
 
 
-def describe(run: FinishedRun, choices: Sequence[str] = ()) -> PrivacyStatement:
+def describe(
+    run: FinishedRun, choices: Sequence[str] = (), threshold: StatedThreshold | None = None
+) -> PrivacyStatement:
     """What a release of a run has to say; its `files` are still to come."""
+    if threshold is not None and (run.student is None or run.student.classes != 2):
+        raise ConfigError("Expected a threshold for a student of two classes only; leave it out.")
     try:
-        return _describe(run, choices)
+        return _describe(run, choices).model_copy(update={"threshold": threshold})
     except DAMAGED:
         raise StorageError(
             f"The result of the run in {run.path} is damaged, or of another version; "

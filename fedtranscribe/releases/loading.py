@@ -41,6 +41,12 @@ class Release(Networks):
         return self.privacy.method
 
     @property
+    def threshold(self) -> float | None:
+        """From which probability of the second of two classes on it is named; None for half."""
+        stated = self.privacy.threshold
+        return None if stated is None else stated.probability
+
+    @property
     def class_names(self) -> tuple[str, ...] | None:
         """What the classes are called, in order; None where nobody named them."""
         return self.privacy.class_names

@@ -144,6 +144,15 @@ class StatedTeachers(_Part):
     )
 
 
+class StatedThreshold(_Part):
+    """From which probability of the second class on a student of two classes names it."""
+
+    probability: float = Field(gt=0, le=1)
+    chosen_on: _Name = Field(
+        description="the images that it was chosen on, which the publisher declares to be public"
+    )
+
+
 class StatedLimit(_Part):
     """The ε of all runs on the same data together, whatever was chosen by what was seen."""
 
@@ -206,6 +215,9 @@ class PrivacyStatement(_Part):
     )
     class_names: tuple[_ClassName, ...] | None = Field(
         default=None, description="what the classes are called, in order; null: nobody named them"
+    )
+    threshold: StatedThreshold | None = Field(
+        default=None, description="null: the likelier class is named"
     )
     files: dict[_FileName, _Sha256] = Field(description="SHA-256 of every other file")
 

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.files import read_object, unwritable
 from fedtranscribe.models import save_network
@@ -22,7 +24,13 @@ from fedtranscribe.releases.onnx_export import (
     generator_as_exportable,
     student_as_exportable,
 )
-from fedtranscribe.releases.statement import CARD, STATEMENT, PrivacyStatement, refuse_unstamped
+from fedtranscribe.releases.statement import (
+    CARD,
+    STATEMENT,
+    PrivacyStatement,
+    StatedThreshold,
+    refuse_unstamped,
+)
 from fedtranscribe.results.allowed import expect_allowed
 from fedtranscribe.results.run_directory import DENOISER, GENERATOR, STUDENT
 from fedtranscribe.runs.finished import FinishedRun
@@ -46,12 +54,14 @@ def make_release(
     *,
     choices: Sequence[str] = (),
     stamp_not_private: bool = False,
+    threshold: float | None = None,
+    chosen_on: str | None = None,
 ) -> MadeRelease:
-    """Release a finished run."""
+    """Release a finished run; see `fedtranscribe.release`."""
     _require_extra()
     run = FinishedRun.open(path)
     folder = out or path / "release"
-    statement = describe(run, choices)
+    statement = describe(run, choices, _threshold(threshold, chosen_on))
     if not stamp_not_private:
         refuse_unstamped(statement)
     _expect_free(folder, statement.run)
@@ -70,6 +80,24 @@ def make_release(
     finally:
         shutil.rmtree(making, ignore_errors=True)
     return MadeRelease(folder, statement)
+
+
+def _threshold(probability: float | None, chosen_on: str | None) -> StatedThreshold | None:
+    if (probability is None) != (chosen_on is None):
+        raise ConfigError(
+            f"Expected threshold={probability} and chosen_on={chosen_on!r} together: a release "
+            "says on which public images its threshold was chosen."
+        )
+    if probability is None or chosen_on is None:
+        return None
+    try:
+        return StatedThreshold(probability=probability, chosen_on=chosen_on)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise ConfigError(
+            f"Expected threshold={probability} above 0 and up to 1, and chosen_on={chosen_on!r} as "
+            f"one line: {wrong['msg']}."
+        ) from None
 
 
 def _require_extra() -> None:

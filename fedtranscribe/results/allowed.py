@@ -81,7 +81,7 @@ KEYS: Mapping[str, Listed] = {
     },
     "release/privacy.json": {
         Why.SETTING: "method unit answers trust teachers holders shards.* data public_data "
-        "public_weights.* declared_teachers.*.* class_names",
+        "public_weights.* declared_teachers.*.* class_names threshold.*",
         Why.COST: "epsilon delta adjacency accountant composition sound.* units.* published.** "
         "noise_std noise_mode private stamp events.holder events.release.mechanism "
         "events.release.rows events.release.costs.** ledger.booked ledger.limit.* "

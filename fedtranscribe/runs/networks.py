@@ -53,6 +53,11 @@ class Networks:
         """What the classes are called, in order; None where nobody named them."""
         raise NotImplementedError
 
+    @property
+    def threshold(self) -> float | None:
+        """From which probability of the second of two classes on it is named; None for half."""
+        return None
+
     @overload
     def predict(self, images: ImageArray, names: Literal[False] = False) -> Tensor: ...
 
@@ -60,7 +65,7 @@ class Networks:
     def predict(self, images: ImageArray, names: Literal[True]) -> list[str]: ...
 
     def predict(self, images: ImageArray, names: bool = False) -> Tensor | list[str]:
-        """Likeliest class of each image.
+        """Likeliest class of each image; of two classes the one that a release's threshold says.
 
         Args:
             images: [n, ch, s, s] or [n, s, s, ch], and [n, s, s] where they are grey; a tensor on
@@ -72,7 +77,10 @@ class Networks:
             int64 [n], on the CPU; or n names.
         """
         if not names:
-            return self._logits(images).argmax(-1)
+            logits = self._logits(images)
+            if self.threshold is None:
+                return logits.argmax(-1)
+            return (logits.softmax(-1)[:, 1] >= self.threshold).long()
         if self.class_names is None:
             raise ConfigError(
                 f"The {self._kind} in {self.path} does not name its classes; leave out names=True."
