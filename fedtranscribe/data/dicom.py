@@ -71,7 +71,7 @@ def dicom_field(keyword: str, file: Path) -> str:
     """What a file's header says of a field, such as PatientID; empty where it says nothing.
 
     Args:
-        keyword: the field's name in the standard, or its tag as eight hexadecimal digits.
+        keyword: the field's name in the standard.
         file: the file.
 
     Raises:

@@ -198,7 +198,7 @@ class _Reader:
             (not path, lambda: "no path"),
             (not _is_inside(path), lambda: f"path {path!r} leads out of the folder"),
             (path in self._seen, lambda: f"path {path!r} is in line {self._seen[path]}, too"),
-            (label not in self._labels, lambda: f"label {label!r}, which is none of the classes"),
+            (label not in self._labels, lambda: "a label that is none of the classes"),
             (self._person is not None and not values[self._person], lambda: "no id"),
             (not (self._folder / path).is_file(), lambda: f"no file {path!r}"),
         )
@@ -215,7 +215,7 @@ class _Reader:
         for row in rows:
             first = parts.setdefault(row.id, row)
             if first.test != row.test:
-                self._wrong(row.line, f"id {row.id!r} is in the other part in line {first.line}")
+                self._wrong(row.line, f"its id is in the other part in line {first.line}")
 
     def _wrong(self, number: int, words: str) -> None:
         self.mistakes.append((number, words))
