@@ -79,7 +79,7 @@ def read_table(folder: Path, own: OwnData) -> ImageTable:
             )
     assert file is not None
     assert label is not None
-    classes = _classes(own, {line[label].strip() for _, line in lines if len(line) > label}, where)
+    classes = _classes(own, where)
     reader = _Reader(folder, classes, len(titles), file, label, person, part)
     rows = [row for number, line in lines if (row := reader.row(number, line)) is not None]
     reader.expect_apart(rows)
@@ -144,17 +144,14 @@ def _column(
     return found[0] if found else None
 
 
-def _classes(own: OwnData, labels: set[str], where: str) -> Classes:
+def _classes(own: OwnData, where: str) -> Classes:
     """What the settings state; labels themselves state nothing, for they are private."""
     stated = agreed_classes(None, own, where)
     if stated is not None:
         return stated
-    known = sorted(labels - {""})
-    numbers = all(label.isdecimal() for label in known)
-    example = str(len(known)) if numbers else ",".join(known[:10])
     raise ConfigError(
-        f"Expected classes for {where}: what labels there are is stated, not counted. If these are "
-        f"all, pass --classes {example}."
+        f"Expected classes for {where}: what labels there are is stated, not counted. Pass their "
+        "names, --classes benign,malignant, or for numbers from 0 how many."
     )
 
 
