@@ -97,7 +97,7 @@ def plant_command(
     """Run it; the help text is `_PLANT`."""
     settings = build(RunOptions, typed)
     expect_readable(data, settings.own_data)
-    expect_data(data)
+    expect_data(data, table=settings.table is not None)
     expect_root(data, settings.data_root)
 
     from fedtranscribe.data import load

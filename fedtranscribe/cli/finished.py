@@ -85,11 +85,7 @@ def _lines(result: dict[str, Any]) -> list[tuple[str, str]]:
     lines = []
     if "student" in result:
         lines.append(("student's accuracy", f"{result['student']['accuracy']:.1%}"))
-        lines.append(("its mean over classes", f"{result['student']['balanced']:.1%}"))
-        if point := result["student"].get("operating_point"):
-            for name in ("sensitivity", "specificity"):
-                lines.append((f"{name} at {point['at']}", f"{point[name]:.1%}"))
-            lines.append(("probability from which on it is so", f"{point['threshold']:.6g}"))
+        lines += _student_lines(result["student"])
     lines += _downstream_lines(result.get("downstream") or {})
     fidelity = result.get("fidelity") or {}
     names = {
@@ -105,6 +101,24 @@ def _lines(result: dict[str, Any]) -> list[tuple[str, str]]:
         shares = result["synthetic"]["class_shares"]
         lines.append(("rarest and commonest class", f"{min(shares):.1%}, {max(shares):.1%}"))
         lines.append(("student's mean confidence", f"{result['synthetic']['confidence']:.1%}"))
+    return lines
+
+
+def _student_lines(student: dict[str, Any]) -> list[tuple[str, str]]:
+    point = student.get("operating_point")
+    if (found := student.get("findings")) is None:
+        lines = [("its mean over classes", f"{student['balanced']:.1%}")]
+        if point is not None:
+            for name in ("sensitivity", "specificity"):
+                lines.append((f"{name} at {point['at']}", f"{point[name]:.1%}"))
+            lines.append(("probability from which on it is so", f"{point['threshold']:.6g}"))
+        return lines
+    area = found["mean_auc"]
+    lines = [("area under the ROC curve, mean", "-" if area is None else f"{area:.3f}")]
+    for number, each in enumerate(point or []):
+        shares = f"{each['sensitivity']:.1%}, {each['specificity']:.1%}"
+        line = f"class {number}: sensitivity, specificity"
+        lines.append((line, f"{shares}, from {each['threshold']:.6g} on"))
     return lines
 
 

@@ -10,7 +10,7 @@ from fedtranscribe.cli.options import Json, Run
 from fedtranscribe.cli.output import emit, say, say_path, show_table, warn
 from fedtranscribe.cli.runs import expect_finished
 from fedtranscribe.config.catalogue import expect_release, release_in
-from fedtranscribe.errors import PrivacyError
+from fedtranscribe.errors import ConfigError, PrivacyError
 from fedtranscribe.text import expect_repository
 
 _PURPOSE = "Hand a finished run over in a form that others can use and check."
@@ -102,8 +102,12 @@ def make(
         ),
     ] = False,
     threshold: Annotated[
-        float | None,
-        typer.Option(help="Two classes: the probability from which on the second one is named."),
+        str | None,
+        typer.Option(
+            metavar="PROBABILITY",
+            help="Two classes: the probability from which on the second one is named. Several "
+            "labels per image: one for each class, separated by commas.",
+        ),
     ] = None,
     chosen_on: Annotated[
         str | None,
@@ -124,7 +128,7 @@ def make(
         out,
         choices=choice or [],
         stamp_not_private=stamp_not_private,
-        threshold=threshold,
+        threshold=_probabilities(threshold),
         chosen_on=chosen_on,
     )
     statement = made.statement
@@ -151,6 +155,19 @@ def make(
                 "dim",
             )
     say_path("Release", made.folder)
+
+
+def _probabilities(text: str | None) -> float | list[float] | None:
+    """One number, or several with commas between them."""
+    if text is None:
+        return None
+    try:
+        found = [float(word) for word in text.split(",")]
+    except ValueError:
+        raise ConfigError(
+            f"Expected --threshold {text!r} as a probability, or one for each class with commas."
+        ) from None
+    return found[0] if len(found) == 1 else found
 
 
 @release_app.command(_VERIFY, help=_VERIFY_HELP)

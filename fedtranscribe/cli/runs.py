@@ -8,6 +8,7 @@ from fedtranscribe.config import PUBLIC_SHAPES, SynthesizeSettings, TranscribeSe
 from fedtranscribe.config.catalogue import expect_data, expect_network, expect_root, expect_teachers
 from fedtranscribe.config.sources import expect_readable
 from fedtranscribe.privacy.units import Adjacency, Unit
+from fedtranscribe.results.decisions import Confusion
 from fedtranscribe.results.parts import LedgerFacts, StatedGuarantee
 from fedtranscribe.results.progress import check_tracking
 from fedtranscribe.results.result import Result, ScoredResult
@@ -53,7 +54,7 @@ def expect_known(
         expect_readable(settings.data, settings.own_data)
     for name in (settings.data, public):
         if name not in (None, "none", PUBLIC_SHAPES):
-            expect_data(name)
+            expect_data(name, table=name == settings.data and settings.table is not None)
             if folder is None:
                 expect_root(name, settings.data_root, settings.download)
 
@@ -76,15 +77,14 @@ def print_plan(make: Callable[..., StatedGuarantee], bars: StageBars, *, as_json
 
 def show_confusion(scored: ScoredResult) -> None:
     """Print what the student takes for what; nothing where nobody looked."""
-    found = scored.confusion
+    found = scored.confusion or scored.findings
     if found is None:
         return
-    count = len(found.counts)
-    names = scored.result.class_names or tuple(map(str, range(count)))
-    note = ", NOT PRIVATE" if "confusion" in scored.not_private else ""
+    names = scored.result.class_names or tuple(map(str, range(found.classes)))
+    note = ", NOT PRIVATE" if {"confusion", "findings"} & {*scored.not_private} else ""
     rows = found.figures(names)
     show_table(f"For comparison{note}", ("figure", "value"), rows, right=("value",))
-    if count <= _MOST_LINES:
+    if isinstance(found, Confusion) and found.classes <= _MOST_LINES:
         table = [(name, *map(str, row)) for name, row in zip(names, found.counts, strict=True)]
         show_table(f"Confusion table{note}", ("true class", *names), table, right=names)
         say("held-out images; columns: the class that the student predicts", "dim")

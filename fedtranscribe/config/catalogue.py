@@ -83,8 +83,14 @@ def torchvision_networks() -> tuple[str, ...]:
     return tuple(sorted(match[1] or match[2] for match in marked))
 
 
-def expect_data(spec: str) -> None:
-    """Refuse a name that no data set has, and a path to neither an archive nor a full folder."""
+def expect_data(spec: str, *, table: bool = False) -> None:
+    """Refuse a name that no data set has, and a path to neither an archive nor a full folder.
+
+    Args:
+        spec: the name or path.
+        table: whether a table says which files of a folder there are; they may lie in it as they
+            are, without subfolders.
+    """
     if spec in DATA_SETS or spec.startswith(MEDMNIST):
         return
     path = Path(spec).expanduser()
@@ -96,8 +102,10 @@ def expect_data(spec: str) -> None:
             )
     elif not path.is_dir():
         raise unknown_data(spec)
-    elif not is_saved_dataset(path) and not any(
-        entry.is_dir() or entry.suffix == ".npy" for entry in path.iterdir()
+    elif (
+        not table
+        and not is_saved_dataset(path)
+        and not any(entry.is_dir() or entry.suffix == ".npy" for entry in path.iterdir())
     ):
         raise DataNotFoundError(
             f"No class subfolders in {spec!r}, nor any other data; expected "

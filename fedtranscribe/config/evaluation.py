@@ -92,8 +92,8 @@ class EvaluationSettings(Place):
     )
     at: Annotated[str | None, Metavar("sensitivity|specificity=SHARE")] = Field(
         default=None,
-        description="Two classes: the threshold with at least this sensitivity or specificity on "
-        "real held-out images, and the other one there.",
+        description="Two classes, or several labels per image: the threshold of each with at least "
+        "this sensitivity or specificity on real held-out images, and the other one there.",
     )
     inception: Path | None = Field(
         default=None, description="Inception weights of torch-fidelity, for FID and IS."

@@ -35,6 +35,7 @@ class Facts:
             shards; empty where fedtranscribe trained them.
         weights_declared_by: who declares that the weights its teachers began with never saw the
             private records; empty where there were none.
+        multilabel: whether an image may have several of the classes, or none.
     """
 
     classes: int
@@ -46,6 +47,12 @@ class Facts:
     features: tuple[str, ...] = ()
     shards_declared_by: str = ""
     weights_declared_by: str = ""
+    multilabel: bool = False
+
+    @property
+    def groups(self) -> int:
+        """Kinds of images that a generator tells apart; see `groups_of`."""
+        return self.classes + self.multilabel
 
     def __post_init__(self) -> None:
         """Refuse what no holder's private side can be."""

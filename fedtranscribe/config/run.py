@@ -36,10 +36,10 @@ class OwnData(Settings):
     classes: Annotated[int | tuple[str, ...] | None, Topic.DATA, Metavar("N|NAMES")] = Field(
         default=None, description="Own data: number of classes, or their names with commas."
     )
-    task: Annotated[Literal["classification", "ordinal"], Topic.DATA] = Field(
+    task: Annotated[Literal["classification", "ordinal", "multilabel"], Topic.DATA] = Field(
         default="classification",
         description="ordinal: classes are grades in their order, and kappa and mean error are "
-        "measured.",
+        "measured. multilabel: an image has several classes, one or none.",
     )
     ids: Annotated[Path | None, Mark.UNTOLD, Topic.DATA] = Field(
         default=None,
@@ -61,7 +61,8 @@ class OwnData(Settings):
     )
     label_column: Annotated[str | None, Mark.UNTOLD, Topic.DATA, Metavar("NAME")] = Field(
         default=None,
-        description="Table, or folder saved by datasets: column of labels, if not clear.",
+        description="Table, or folder saved by datasets: column of labels, if not clear; with "
+        "task=multilabel a table may have several, separated by commas.",
     )
     id_column: Annotated[str | None, Mark.UNTOLD, Topic.DATA, Metavar("NAME")] = Field(
         default=None,
@@ -100,6 +101,11 @@ class OwnData(Settings):
         allow_inf_nan=False,
         description="Memory that the images may take at most, in GiB.",
     )
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether an image may have several classes, or none."""
+        return self.task == "multilabel"
 
     @property
     def id_field(self) -> str | None:

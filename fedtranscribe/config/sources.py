@@ -50,6 +50,10 @@ def expect_readable(spec: str, own: OwnData) -> None:
     if own.split_column is not None and own.table is None:
         raise ConfigError(f"Expected --table with --split-column {own.split_column!r}.")
     named = spec in DATA_SETS or spec.startswith(MEDMNIST)
+    if own.multilabel and named and not spec.startswith(f"{MEDMNIST}chestmnist"):
+        raise ConfigError(
+            f"Expected no --task multilabel for {spec!r}, whose images have one label each."
+        )
     if own.table is not None and (named or saved or not Path(spec).expanduser().is_dir()):
         raise ConfigError(
             f"Expected no --table for data={spec!r}: it is for a folder of image files, in which "

@@ -15,11 +15,11 @@ from fedtranscribe.data.imageset import (
     DrawnFrom,
     ImageSet,
     agreed_classes,
-    below,
+    labels_of,
     split_by_id,
 )
 from fedtranscribe.data.npz import Arrays, keys_of, read_arrays
-from fedtranscribe.data.validation import expect_read, to_images, to_labels
+from fedtranscribe.data.validation import expect_read, to_images
 from fedtranscribe.errors import ConfigError, DataNotFoundError, InvalidDataError
 from fedtranscribe.privacy.budget import OWN, TRAIN_IDS
 
@@ -147,14 +147,17 @@ def read_part(
     name = called or path.name
     images = required(arrays, f"{prefix}images", path)
     labels = required(arrays, f"{prefix}labels", path)
-    n = len(images) if images.ndim else 0
-    expect_one_each(labels.shape, f"{prefix}labels", n, path)
-    where = f"{prefix}labels in {str(path)!r}"
+    if not images.ndim:
+        raise InvalidDataError(
+            f"Expected one image per label under key '{prefix}images' in {str(path)!r}, got one "
+            "number."
+        )
+    n = len(images)
     return ImageSet(
         name=name,
         data_id=data_id_of(arrays, path, called),
         pixels=to_images(images, f"{name} {prefix}images", own.bit_depth),
-        labels=below(to_labels(labels, where, classes.names), classes, where),
+        labels=labels_of(labels, n, classes, own, f"{prefix}labels in {str(path)!r}"),
         classes=classes.count,
         record_ids=_ids(arrays, f"{prefix}ids", n, path),
         folder=path.resolve().parent,
@@ -237,17 +240,24 @@ def required(arrays: Arrays, key: str, path: Path) -> NDArray[np.generic]:
     return arrays[key]
 
 
+CHEST = "chestmnist"
+"""The set whose images may have several of its classes."""
 # Of the official sets, whose sizes share them: pneumoniamnist, pneumoniamnist_64, …
 _SIZES = ("", "_64", "_128", "_224")
 _CLASSES = {
     **{"bloodmnist": 8, "breastmnist": 2, "dermamnist": 7, "octmnist": 4, "organamnist": 11},
     **{"organcmnist": 11, "organsmnist": 11, "pathmnist": 9, "pneumoniamnist": 2},
-    **{"retinamnist": 5, "tissuemnist": 8},
+    **{"retinamnist": 5, "tissuemnist": 8, CHEST: 14},
 }
 # Of two classes, so that it is plain what the second one is.
 _NAMES = {
     "pneumoniamnist": ("normal", "pneumonia"),
     "breastmnist": ("malignant", "normal or benign"),
+    CHEST: (
+        *("atelectasis", "cardiomegaly", "effusion", "infiltration", "mass", "nodule"),
+        *("pneumonia", "pneumothorax", "consolidation", "edema", "emphysema", "fibrosis"),
+        *("pleural thickening", "hernia"),
+    ),
 }
 
 
@@ -287,6 +297,8 @@ def read_medmnist(path: Path, own: OwnData = UNSTATED, flag: str | None = None) 
     expect_own_ids(path, own, "train_ids")
     arrays = read_arrays(path, keys_read(keys_of(path), path, "train_"), own.max_gib)
     stem = (flag or path.stem).partition("_")[0]
+    if stem == CHEST:
+        own = own.model_copy(update={"task": "multilabel"})
     known = _CLASSES.get(stem)
     classes = stated_classes(arrays, path, own, Classes(known, _NAMES.get(stem)) if known else None)
     name = flag or path.resolve().stem

@@ -15,7 +15,6 @@ from fedtranscribe.data.archives import (
     data_id_of,
     drawn_from,
     expect_ids,
-    expect_one_each,
     expect_own_ids,
     ids_made,
     keys_read,
@@ -23,11 +22,10 @@ from fedtranscribe.data.archives import (
     stated_classes,
 )
 from fedtranscribe.data.folders import Pictures, find_pictures
-from fedtranscribe.data.imageset import Classes, DataSplit, ImageSet, below, split_by_id
+from fedtranscribe.data.imageset import Classes, DataSplit, ImageSet, labels_of, split_by_id
 from fedtranscribe.data.npz import Arrays, NpyFile
 from fedtranscribe.data.pictures import as_grey, is_grey, read_picture
 from fedtranscribe.data.stored import StoredIds, StoredPixels
-from fedtranscribe.data.validation import to_labels
 from fedtranscribe.errors import ConfigError, InvalidDataError
 from fedtranscribe.files import unwritable
 from fedtranscribe.privacy.budget import PATHS, stated
@@ -100,7 +98,6 @@ def _part(
 ) -> ImageSet:
     pixels = StoredPixels(files[f"{prefix}images"], own.max_gib)
     labels, where = required(arrays, f"{prefix}labels", path), f"{prefix}labels in {str(path)!r}"
-    expect_one_each(labels.shape, f"{prefix}labels", len(pixels), path)
     ids = files.get(f"{prefix}ids")
     if ids is not None:
         expect_ids(ids.shape, ids.dtype, f"{prefix}ids", len(pixels), path)
@@ -108,7 +105,7 @@ def _part(
         name=path.name,
         data_id=data_id_of(arrays, path),
         pixels=pixels,
-        labels=below(to_labels(labels, where, classes.names), classes, where),
+        labels=labels_of(labels, len(pixels), classes, own, where),
         classes=classes.count,
         record_ids=None if ids is None else StoredIds(ids),
         folder=path.resolve().parent,

@@ -14,7 +14,14 @@ from torch import Tensor
 
 from fedtranscribe.config import UNSTATED, OwnData
 from fedtranscribe.data.dicom import DICOM_SUFFIXES, dicom_field
-from fedtranscribe.data.imageset import Classes, DataSplit, ImageSet, agreed_classes, split_by_id
+from fedtranscribe.data.imageset import (
+    Classes,
+    DataSplit,
+    ImageSet,
+    agreed_classes,
+    expect_single_labels,
+    split_by_id,
+)
 from fedtranscribe.data.pictures import IMAGE_SUFFIXES, as_grey, read_picture, stacked
 from fedtranscribe.data.tables import read_table
 from fedtranscribe.errors import ConfigError, DataNotFoundError, InvalidDataError
@@ -125,7 +132,7 @@ class Pictures:
 
     folder: Path  # the whole
     files: tuple[Path, ...]  # in the order of their records
-    labels: Tensor  # int64 [n]
+    labels: Tensor  # int64 [n], or [n, classes]; see `ImageSet`
     ids: tuple[str, ...]  # of the records
     class_names: tuple[str, ...]  # by label
     ids_made: str | None = None  # how ids were made, where the settings alone do not say it
@@ -145,6 +152,7 @@ def find_pictures(path: Path, own: OwnData) -> tuple[Pictures, Pictures | None, 
         raise DataNotFoundError(f"No folder {str(path)!r}; check the path.")
     if own.table is not None:
         return _in_table(path, own)
+    expect_single_labels(own.multilabel, "images in class subfolders (a --table may give several)")
     if not ((path / "train").is_dir() and (path / "test").is_dir()):
         train, test = _find(path, path, own, _stated(path, own)), None
     else:

@@ -18,11 +18,11 @@ from fedtranscribe.data.imageset import (
     DataSplit,
     ImageSet,
     agreed_classes,
-    below,
+    labels_of,
     split_by_id,
 )
 from fedtranscribe.data.pictures import decode_picture, stacked
-from fedtranscribe.data.validation import expect_read, to_labels
+from fedtranscribe.data.validation import expect_read
 from fedtranscribe.errors import (
     ConfigError,
     DataNotFoundError,
@@ -76,7 +76,7 @@ def column_of(dataset: HubDataset, name: str) -> list[Any]:
 
 
 def columns_of(
-    dataset: HubDataset, name: str, ids_needed: bool
+    dataset: HubDataset, name: str, ids_needed: bool, *, several: bool = False
 ) -> tuple[list[Any], list[Any], Classes | None]:
     """Images and labels of a `datasets.Dataset`, and its classes where its features name them.
 
@@ -84,21 +84,30 @@ def columns_of(
         dataset: with one column of images and one of labels.
         name: of the data, for messages.
         ids_needed: whether a column that looks like ids must not be left out.
+        several: whether labels are lists of classes.
     """
     kinds = sys.modules["datasets"]
     features = dataset.features
+    single = {name: _label_kind(feature, several) for name, feature in features.items()}
     image = _column(features, kinds.Image, _IMAGE_NAMES, "images", name)
-    label = _column(features, kinds.ClassLabel, _LABEL_NAMES, "labels", name)
+    label = _column(single, kinds.ClassLabel, _LABEL_NAMES, "labels", name)
     if ids_needed:
         fix = "Pass ids='NAME' of the column, or leave it out by dataset.remove_columns([…])."
         expect_read(features, (image, label), f"the Dataset {name}", fix)
-    stated = features[label]
+    stated = single[label]
     known = None
     if isinstance(stated, kinds.ClassLabel) and stated.names:
         known = Classes(len(stated.names), tuple(stated.names))
     plain = dataset.select_columns([image, label]).with_format(None)
     rows = [(row[image], row[label]) for row in plain]
     return [row[0] for row in rows], [row[1] for row in rows], known
+
+
+def _label_kind(feature: Any, several: bool) -> Any:
+    """The kind of a column; where labels are lists, of what they list."""
+    if not several:
+        return feature
+    return feature[0] if isinstance(feature, list) else getattr(feature, "feature", feature)
 
 
 def _column(features: Any, kind: Any, usual: tuple[str, ...], what: str, name: str) -> str:
@@ -167,10 +176,10 @@ def _read(part: Path, whole: Path, own: OwnData) -> ImageSet:
         if own.id_column is None:
             fix = "Name the column of ids by --id-column, or remove it and save the data again."
             expect_read(table.features, (image, label), where, fix)
-        classes = _classes(table.features[label], own, where)
+        classes = _classes(_label_kind(table.features[label], own.multilabel), own, where)
         images = stacked(_pictures(table, image, own, where), where, own)
-        values = np.asarray(table.with_format(None)[label][:])
-        labels = to_labels(values, f"labels in {where}", classes.names)
+        values = table.with_format(None)[label][:]
+        labels = labels_of(values, len(images), classes, own, f"labels in {where}")
         ids = _ids(table, own.id_column, where)
     except FedtranscribeError:
         raise
@@ -182,7 +191,7 @@ def _read(part: Path, whole: Path, own: OwnData) -> ImageSet:
         name=whole.name,
         data_id=f"datasets:{whole.resolve().name}",
         pixels=images,
-        labels=below(labels, classes, f"labels in {where}"),
+        labels=labels,
         classes=classes.count,
         record_ids=ids,
         folder=whole,
@@ -222,8 +231,9 @@ def _columns(features: Any, own: OwnData, where: str) -> tuple[str, str]:
     """The columns of images and of labels."""
     import datasets
 
+    single = {name: _label_kind(feature, own.multilabel) for name, feature in features.items()}
     image = _named_column(features, datasets.Image, own.image_column, "image", where)
-    label = _named_column(features, datasets.ClassLabel, own.label_column, "label", where)
+    label = _named_column(single, datasets.ClassLabel, own.label_column, "label", where)
     if not isinstance(features[image], datasets.Image):
         raise ConfigError(
             f"Expected the column {image!r} of {where} to have the type Image; cast it, and save "

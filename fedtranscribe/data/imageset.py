@@ -3,7 +3,9 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from fedtranscribe.config import LONGEST_NAME, MOST_CLASSES, OwnData, is_name
 from fedtranscribe.config.facts import Facts
 from fedtranscribe.data.shards import held_out
 from fedtranscribe.data.stored import RowNames, StoredIds, StoredPixels
+from fedtranscribe.data.validation import to_label_sets, to_labels
 from fedtranscribe.errors import ConfigError, InvalidDataError
 from fedtranscribe.privacy.budget import OWN, POSITION
 from fedtranscribe.text import counted
@@ -74,6 +77,69 @@ def agreed_classes(known: Classes | None, own: OwnData, where: str) -> Classes |
     return known if declared.names is None else declared
 
 
+def labels_of(raw: Any, n: int, classes: Classes, own: OwnData, where: str) -> Tensor:
+    """Labels as they were read, int64 [n]; or [n, classes] of 0 and 1 where there may be several.
+
+    Args:
+        raw: an array; of several labels also n lists of class numbers or names.
+        n: how many images there are.
+        classes: as they were stated.
+        own: says whether there may be several.
+        where: how messages call the labels.
+
+    Raises:
+        InvalidDataError: not as many as images, or not of these classes.
+    """
+    if own.multilabel:
+        return to_label_sets(raw, n, where, classes.count, classes.names)
+    values = np.asarray(raw)
+    # Before anything is converted: a few bytes may claim billions of values.
+    if values.shape not in ((n,), (n, 1)):
+        raise InvalidDataError(
+            f"Expected one label per image, {where} as [{n}], got shape {values.shape}. If an "
+            "image may have several labels, pass --task multilabel."
+        )
+    return below(to_labels(values, where, classes.names), classes, where)
+
+
+NO_LABEL = "none of them"
+"""What images without any of several labels are called."""
+
+
+def groups_of(labels: Tensor) -> Tensor:
+    """What a generator tells images apart by, int64 [n]: one label each stands for itself.
+
+    Of several labels the first one counts, as 1 + its class; 0 are images without any.
+
+    Args:
+        labels: int64 [n], or [n, classes] of 0 and 1.
+    """
+    if labels.ndim == 1:
+        return labels
+    return torch.where(labels.any(1), 1 + labels.argmax(1), 0)
+
+
+VOTES = "teachers, who vote for one class"
+"""What needs single labels first of all."""
+
+
+def expect_single_labels(multilabel: bool, what: str) -> None:
+    """Refuse several labels per image where only one can be used.
+
+    Args:
+        multilabel: whether there may be several.
+        what: needs single labels.
+
+    Raises:
+        ConfigError: there may be.
+    """
+    if multilabel:
+        raise ConfigError(
+            f"Expected one label per image for {what}, got task=multilabel: only sums over records "
+            "take several labels. Leave it out, or give data with one label per image."
+        )
+
+
 def below(labels: Tensor, classes: Classes, where: str) -> Tensor:
     """The labels, int64 [n], if each of them is a class; does not say which one is not.
 
@@ -112,7 +178,8 @@ class ImageSet:
             edited record must stay under the same budget.
         pixels: the images, uint8 [n, channels, size, size]; in memory, or in a file that is read
             some images at a time.
-        labels: int64 [n], each in [0, classes).
+        labels: int64 [n], each in [0, classes); or [n, classes] of 0 and 1, where an image may
+            have several of them.
         classes: how many classes there are; public.
         record_ids: one persistent id per record, or None where only the row position is known.
             Ids may repeat (a patient with several images): such records stay together.
@@ -155,12 +222,14 @@ class ImageSet:
             raise InvalidDataError(
                 f"Expected square images of {self.name!r} with 1 or 3 channels, got {shape[1:]}."
             )
-        if self.labels.dtype != torch.int64 or tuple(self.labels.shape) != (shape[0],):
+        each, several = (shape[0],), (shape[0], self.classes)
+        if self.labels.dtype != torch.int64 or tuple(self.labels.shape) not in (each, several):
             raise InvalidDataError(
-                f"Expected labels of {self.name!r} as int64 [{shape[0]}], one per image, "
-                f"got {self.labels.dtype} {tuple(self.labels.shape)}."
+                f"Expected labels of {self.name!r} as int64 [{shape[0]}], one per image, or "
+                f"{[*several]}, got {self.labels.dtype} {tuple(self.labels.shape)}."
             )
-        below(self.labels, Classes(self.classes, self.class_names), f"labels of {self.name!r}")
+        classes = Classes(self.classes, self.class_names)
+        below(self.labels, Classes(2) if self.multilabel else classes, f"labels of {self.name!r}")
         if self.record_ids is not None:
             _check_ids(self.name, self.record_ids, shape[0])
 
@@ -180,6 +249,11 @@ class ImageSet:
         """All images in order, some at a time: uint8 [b, channels, size, size]."""
         for first in range(0, len(self), size):
             yield self.pixels[first : first + size]
+
+    @property
+    def multilabel(self) -> bool:
+        """Whether an image may have several classes, or none."""
+        return self.labels.ndim == 2
 
     @property
     def channels(self) -> int:
@@ -238,6 +312,7 @@ class ImageSet:
             size=self.size,
             shards=0,
             positional_ids=self.positional,
+            multilabel=self.multilabel,
         )
 
 
@@ -259,6 +334,11 @@ class DataSplit:
     def __post_init__(self) -> None:
         """Both parts must describe one task."""
         facts = [(part.classes, part.channels, part.size) for part in (self.train, self.test)]
+        if self.train.multilabel != self.test.multilabel:
+            raise InvalidDataError(
+                f"Expected train and test of {self.train.name!r} to agree on whether an image may "
+                "have several labels."
+            )
         if facts[0] != facts[1]:
             fix = " --channels brings pictures to one kind." if facts[0][1] != facts[1][1] else ""
             raise InvalidDataError(

@@ -25,11 +25,11 @@ from fedtranscribe.data.imageset import (
     DataSplit,
     ImageSet,
     agreed_classes,
-    below,
+    labels_of,
     split_by_id,
 )
 from fedtranscribe.data.pictures import as_grey, pixels_of
-from fedtranscribe.data.validation import to_images, to_labels
+from fedtranscribe.data.validation import to_images
 from fedtranscribe.errors import ConfigError, InvalidDataError
 from fedtranscribe.text import counted
 
@@ -37,13 +37,14 @@ Images = Tensor | NDArray[Any] | Sequence[Any] | Dataset[Any] | HubDataset
 """Images [n, h, w], [n, h, w, ch] or [n, ch, h, w], uint8 or floating point in [0, 1]; a list of
 arrays or of Pillow's pictures; or a torch or Hugging Face `Dataset`, which has labels as well."""
 
-Labels = Tensor | ArrayLike | Sequence[int]
-"""One class number per image, from 0; or its class name, where names are stated."""
+Labels = Tensor | ArrayLike | Sequence[Any]
+"""One class number per image, from 0; or its class name, where names are stated. Where an image may
+have several, an array [n, classes] of 0 and 1, or a list of classes for each image."""
 
 Ids = Sequence[Any] | NDArray[Any] | Tensor | str
 """One string or whole number per image; of a Hugging Face `Dataset`, the name of their column."""
 
-Raw = tuple[NDArray[Any], NDArray[Any], Classes | None]
+Raw = tuple[NDArray[Any], NDArray[Any] | list[Any], Classes | None]
 
 
 def from_memory(
@@ -129,12 +130,11 @@ def _part(
             f"Expected one label per image of {name}, got {len(classes_of)} labels for "
             f"{len(pixels)} images."
         )
-    numbers = to_labels(classes_of, f"the labels of {name}", classes.names)
     return ImageSet(
         name=f"{MEMORY}{data_id}",
         data_id=data_id,
         pixels=pixels,
-        labels=below(numbers, classes, f"labels of {name}"),
+        labels=labels_of(classes_of, len(pixels), classes, own, f"labels of {name}"),
         classes=classes.count,
         record_ids=None if ids is None else _ids(ids, name),
         class_names=classes.names,
@@ -145,18 +145,30 @@ def _raw(images: Images, labels: Labels | None, name: str, own: OwnData, ids_nee
     """Images, labels, and the classes that a data set states itself."""
     if is_hub_dataset(images):
         _expect_no_labels(labels)
-        pictures, found, known = columns_of(images, name, ids_needed)
-        return _stacked(pictures, name, own), np.asarray(found), known
+        pictures, found, known = columns_of(images, name, ids_needed, several=own.multilabel)
+        return _stacked(pictures, name, own), found if own.multilabel else np.asarray(found), known
     if isinstance(images, Dataset):
         _expect_no_labels(labels)
         pictures, found = _items(images, name, ids_needed)
-        return _stacked(pictures, name, own), np.asarray(found), None
+        return _stacked(pictures, name, own), _together(found, name, own), None
     if labels is None:
         raise ConfigError(
             f"Expected labels with the images of {name}: one class number per image. Only a torch "
             "Dataset or a Hugging Face Dataset brings its own."
         )
+    if own.multilabel and isinstance(labels, list):
+        return _array(images, name, own), labels, None
     return _array(images, name, own), _numbers(labels, f"labels of {name}"), None
+
+
+def _together(labels: list[Any], name: str, own: OwnData) -> NDArray[Any] | list[Any]:
+    """Labels of items: lists of classes stay as they are, arrays of 0 and 1 are stacked."""
+    if own.multilabel and not any(isinstance(label, np.ndarray) for label in labels):
+        return labels
+    try:
+        return np.asarray(labels)
+    except ValueError:
+        raise InvalidDataError(f"Expected labels of {name} of one shape; correct them.") from None
 
 
 def _expect_no_labels(labels: Labels | None) -> None:
@@ -164,7 +176,7 @@ def _expect_no_labels(labels: Labels | None) -> None:
         raise ConfigError("Expected no labels with a Dataset, which has its own; leave them out.")
 
 
-def _items(dataset: Dataset[Any], name: str, ids_needed: bool) -> tuple[list[Any], list[int | str]]:
+def _items(dataset: Dataset[Any], name: str, ids_needed: bool) -> tuple[list[Any], list[Any]]:
     """All (image, label) of a torch `Dataset`, each read once."""
     if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
         raise ConfigError(
@@ -186,8 +198,14 @@ def _items(dataset: Dataset[Any], name: str, ids_needed: bool) -> tuple[list[Any
                 "else leave them out."
             )
         images.append(item[0])
-        labels.append(item[1].item() if isinstance(item[1], Tensor | np.ndarray) else item[1])
+        labels.append(_label(item[1]))
     return images, labels
+
+
+def _label(label: Any) -> Any:
+    if not isinstance(label, Tensor | np.ndarray):
+        return label
+    return np.asarray(label) if label.ndim else label.item()
 
 
 def _array(images: Any, name: str, own: OwnData) -> NDArray[Any]:

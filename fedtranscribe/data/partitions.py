@@ -5,7 +5,7 @@ import re
 import numpy as np
 import torch
 
-from fedtranscribe.data.imageset import ImageSet
+from fedtranscribe.data.imageset import ImageSet, groups_of
 from fedtranscribe.errors import ConfigError
 
 _PART = re.compile(r"(.+) holder-\d+")
@@ -54,10 +54,10 @@ def dirichlet_partition(
             "records; ask for fewer holders or shards."
         )
     rng = np.random.default_rng(seed)
-    labels = images.labels.numpy()[np.unique(record, return_index=True)[1]]
+    labels = groups_of(images.labels).numpy()[np.unique(record, return_index=True)[1]]
     for _ in range(_ATTEMPTS):
         owner = np.empty(len(labels), dtype=np.int64)
-        for label in range(images.classes):
+        for label in range(images.facts.groups):
             rows = rng.permutation(np.flatnonzero(labels == label))
             shares = rng.dirichlet(np.full(holders, alpha))
             cuts = np.rint(shares.cumsum()[:-1] * len(rows)).astype(int)

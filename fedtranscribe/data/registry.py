@@ -66,7 +66,7 @@ def load(
         ConfigError: `own` contradicts what the set states itself.
     """
     expect_readable(spec, own)
-    expect_data(spec)
+    expect_data(spec, table=own.table is not None)
     if spec.startswith(MEDMNIST):
         return load_medmnist(spec.removeprefix(MEDMNIST), root, download, own)
     if spec in available():

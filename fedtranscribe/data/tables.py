@@ -20,6 +20,9 @@ _ID = ("id", "patient", "patient_id", "patientid", "subject", "subject_id", "per
 _SPLIT = ("split", "set", "part", "partition", "subset")
 _TRAIN, _TEST = ("train", "training"), ("test", "testing")
 _UNREAD = ("val", "valid", "validate", "validation", "dev", "")
+# Of several labels: what stands between two names, for none of them, and in a column for each.
+_BETWEEN, _NO_LABEL = "|", ("", "none", "no finding")
+_FLAGS = {"0": 0, "1": 1, "0.0": 0, "1.0": 1}
 # Mistakes that one message lists.
 _MOST_SHOWN = 20
 
@@ -30,7 +33,7 @@ class TableRow:
 
     line: int  # in the file, from 1
     path: str  # inside the data's folder, with `/`
-    label: int  # its class
+    label: int | tuple[int, ...]  # its class; 0 or 1 for each, where there may be several
     id: str  # whose record it belongs to
     test: bool | None  # whether it is held out; None where the table has no parts
 
@@ -53,7 +56,9 @@ def read_table(folder: Path, own: OwnData) -> ImageTable:
         folder: that paths begin in.
         own: `table` is the file, CSV or, with the suffix .tsv, separated by tabs; `image_column`,
             `label_column`, `id_column` and `split_column` name columns of unusual names; `classes`
-            says what labels there are, by name or how many.
+            says what labels there are, by name or how many. Where an image may have several, a
+            column of 0 and 1 for each class, called as it is or named by `label_column` in their
+            order; or one column of class names with `|` between them.
 
     Raises:
         DataNotFoundError: there is no such file.
@@ -68,19 +73,14 @@ def read_table(folder: Path, own: OwnData) -> ImageTable:
         return _column(titles, named, usual, option, where)
 
     file = column(own.image_column, _FILE, "--image-column")
-    label = column(own.label_column, _LABEL, "--label-column")
+    classes = _classes(own, where)
+    labels = _label_columns(titles, own, classes, where)
     part = column(own.split_column, _SPLIT, "--split-column")
     person = column(own.id_column, _ID, "--id-column")
-    for found, what, option in ((file, "paths", "image"), (label, "labels", "label")):
-        if found is None:
-            raise ConfigError(
-                f"Expected a column of {what} in {where}, found {', '.join(map(repr, titles))}; "
-                f"name it: --{option}-column NAME."
-            )
-    assert file is not None
-    assert label is not None
-    classes = _classes(own, where)
-    reader = _Reader(folder, classes, len(titles), file, label, person, part)
+    if file is None:
+        raise _no_column("paths", "image", titles, where)
+    label = _Labels(labels, classes, several=own.multilabel)
+    reader = _Reader(folder, label, len(titles), file, person, part)
     rows = [row for number, line in lines if (row := reader.row(number, line)) is not None]
     reader.expect_apart(rows)
     if reader.mistakes:
@@ -144,6 +144,34 @@ def _column(
     return found[0] if found else None
 
 
+def _no_column(what: str, option: str, titles: list[str], where: str) -> ConfigError:
+    return ConfigError(
+        f"Expected a column of {what} in {where}, found {', '.join(map(repr, titles))}; "
+        f"name it: --{option}-column NAME."
+    )
+
+
+def _label_columns(titles: list[str], own: OwnData, classes: Classes, where: str) -> list[int]:
+    """Where labels stand: in one column, or in one for each class."""
+    named = own.label_column
+    if own.multilabel:
+        several = named.split(",") if named else [*(classes.names or ())]
+        found = [title.strip() for title in several if title.strip() in titles]
+        if len(found) == len(several) == classes.count:
+            return [titles.index(title) for title in found]
+        if found and (len(several) > 1 or named is None):
+            missing = [title for title in several if title.strip() not in titles]
+            what = f"no {missing[0]!r}" if missing else f"{len(found)} for {classes.count} classes"
+            raise ConfigError(
+                f"Expected a column for each class in {where}, found {what}; name them in the "
+                "order of --classes: --label-column A,B,C."
+            )
+    found = _column(titles, named, _LABEL, "--label-column", where)
+    if found is None:
+        raise _no_column("labels", "label", titles, where)
+    return [found]
+
+
 def _classes(own: OwnData, where: str) -> Classes:
     """What the settings state; labels themselves state nothing, for they are private."""
     stated = agreed_classes(None, own, where)
@@ -155,16 +183,35 @@ def _classes(own: OwnData, where: str) -> Classes:
     )
 
 
+class _Labels:
+    """Reads the label, or labels, of a line; None where they are no classes."""
+
+    def __init__(self, columns: list[int], classes: Classes, *, several: bool) -> None:
+        names = classes.names or tuple(map(str, range(classes.count)))
+        self._numbers = {name: i for i, name in enumerate(names)}
+        self._columns, self._several = columns, several
+
+    def read(self, values: list[str]) -> int | tuple[int, ...] | None:
+        cells = [values[column] for column in self._columns]
+        if not self._several:
+            return self._numbers.get(cells[0])
+        if len(cells) > 1:
+            flags = tuple(_FLAGS.get(cell, -1) for cell in cells)
+            return None if -1 in flags else flags
+        named = [] if cells[0].lower() in _NO_LABEL else cells[0].split(_BETWEEN)
+        found = {self._numbers.get(name.strip()) for name in named}
+        return None if None in found else tuple(int(i in found) for i in range(len(self._numbers)))
+
+
 class _Reader:
     """Turns lines into rows, and keeps what is wrong with the others."""
 
     def __init__(
         self,
         folder: Path,
-        classes: Classes,
+        label: _Labels,
         columns: int,
         file: int,
-        label: int,
         person: int | None,
         part: int | None,
     ) -> None:
@@ -172,8 +219,6 @@ class _Reader:
         self.unread: Counter[str] = Counter()
         self._folder, self._columns = folder, columns
         self._file, self._label, self._person, self._part = file, label, person, part
-        names = classes.names or tuple(map(str, range(classes.count)))
-        self._labels = {name: i for i, name in enumerate(names)}
         self._seen: dict[str, int] = {}
 
     def row(self, number: int, line: list[str]) -> TableRow | None:
@@ -190,21 +235,22 @@ class _Reader:
             if part not in (*_TRAIN, *_TEST):
                 return self._wrong(number, f"part {values[self._part]!r}, not train, test or val")
             test = part in _TEST
-        path, label = values[self._file], values[self._label]
+        path, label = values[self._file], self._label.read(values)
         checks: tuple[tuple[bool, Callable[[], str]], ...] = (
             (not path, lambda: "no path"),
             (not _is_inside(path), lambda: f"path {path!r} leads out of the folder"),
             (path in self._seen, lambda: f"path {path!r} is in line {self._seen[path]}, too"),
-            (label not in self._labels, lambda: "a label that is none of the classes"),
+            (label is None, lambda: "a label that is none of the classes"),
             (self._person is not None and not values[self._person], lambda: "no id"),
             (not (self._folder / path).is_file(), lambda: f"no file {path!r}"),
         )
         for wrong, words in checks:
             if wrong:
                 return self._wrong(number, words())
+        assert label is not None
         self._seen[path] = number
         name = path if self._person is None else values[self._person]
-        return TableRow(number, path, self._labels[label], name, test)
+        return TableRow(number, path, label, name, test)
 
     def expect_apart(self, rows: Sequence[TableRow]) -> None:
         """Nobody may be in both parts: what is learned of him would be tested on him."""

@@ -7,6 +7,7 @@ teacher would move with it.
 
 import re
 from collections.abc import Collection, Iterable
+from typing import Any
 
 import numpy as np
 import torch
@@ -141,6 +142,57 @@ def to_labels(
     elif not np.issubdtype(flat.dtype, np.integer):
         raise InvalidDataError(f"Expected class numbers in {name}, got dtype {flat.dtype}.")
     return torch.from_numpy(flat.astype(np.int64))
+
+
+def to_label_sets(
+    raw: Any, n: int, name: str, classes: int, class_names: tuple[str, ...] | None = None
+) -> Tensor:
+    """Which classes each image has, int64 [n, classes] of 0 and 1.
+
+    Args:
+        raw: an array [n, classes] of 0 and 1, or n lists of class numbers or names, each of which
+            may be empty.
+        n: how many images there are.
+        name: how messages call the labels.
+        classes: how many there are.
+        class_names: as they were stated.
+    """
+    if isinstance(raw, list):
+        return _listed(raw, n, name, classes, class_names)
+    values = np.asarray(raw)
+    if values.shape != (n, classes):
+        raise InvalidDataError(
+            f"Expected {name} as [{n}, {classes}], a column for each class, got shape "
+            f"{values.shape}."
+        )
+    if values.dtype.kind not in "biuf" or not np.isin(values, (0, 1)).all():
+        raise InvalidDataError(f"Expected {name} as 0 and 1, and one is not; correct the labels.")
+    return torch.from_numpy(values.astype(np.int64))
+
+
+def _listed(
+    raw: list[Any], n: int, name: str, classes: int, class_names: tuple[str, ...] | None
+) -> Tensor:
+    """Lists of classes as rows of 0 and 1; does not say which label is none."""
+    if len(raw) != n or not all(isinstance(row, list | tuple | np.ndarray) for row in raw):
+        raise InvalidDataError(f"Expected {name} as {n} lists of classes, one per image.")
+    numbers = {called: number for number, called in enumerate(class_names or ())}
+    found = torch.zeros(n, classes, dtype=torch.int64)
+    for image, row in enumerate(raw):
+        if len(set(row)) < len(row):
+            raise InvalidDataError(
+                f"Expected {name} as lists of different classes, and one names a class twice; "
+                f"columns of 0 and 1 are given as an array [{n}, {classes}]."
+            )
+        for label in row:
+            number = numbers.get(label, -1) if isinstance(label, str) else label
+            if not isinstance(number, int | np.integer) or not 0 <= number < classes:
+                raise InvalidDataError(
+                    f"Expected {name} among the {classes} classes, and a label is not; correct "
+                    "the labels, or state other classes."
+                )
+            found[image, int(number)] = 1
+    return found
 
 
 def _numbered(flat: NDArray[np.generic], name: str, class_names: tuple[str, ...] | None) -> Tensor:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fedtranscribe.config.evaluation import CanaryKind
 from fedtranscribe.data import DataSplit, ImageSet
+from fedtranscribe.data.imageset import expect_single_labels
 from fedtranscribe.data.npz import keys_of, read_arrays
 from fedtranscribe.errors import ConfigError, InvalidDataError
 from fedtranscribe.evaluation.audit_bounds import best_guesses, fair_coins
@@ -87,6 +88,7 @@ def plant(
     """
     if count < 2:
         raise ConfigError(f"Expected canaries={count} >= 2.")
+    expect_single_labels(records.multilabel, "canaries")
     rng = torch.Generator().manual_seed(seed)
     labels = torch.randint(0, records.classes, (count,), generator=rng)
     if kind is CanaryKind.PATTERN:

@@ -101,7 +101,7 @@ def train_net(
     Args:
         name: mlp or cnn.
         images: synthetic, uint8 [n, ch, s, s].
-        labels: the student's, int64 [n].
+        labels: the student's, int64 [n]; of several, [n, classes] of 0 and 1.
         classes: of the task.
         epochs: at most so many.
         patience: epochs without a better score on the rest, then it ends.
@@ -117,7 +117,8 @@ def train_net(
     best = ChosenNet(network, 0, -1.0)
     for epoch in range(1, epochs + 1):
         _pass(network, optimiser, images, labels, trained, rng)
-        score = int((predict(network, images[held]) == labels[held]).sum()) / len(held)
+        several = labels.ndim == 2
+        score = _right(predict(network, images[held], several=several), labels[held])
         if score > best.validation:
             best = ChosenNet(copy.deepcopy(network), epoch, score)
         progress(epoch, epochs)
@@ -127,16 +128,21 @@ def train_net(
     return best
 
 
-def predict(network: nn.Module, images: Tensor) -> Tensor:
-    """Likeliest class of each uint8 image [n, ch, s, s]: int64 [n]."""
+def predict(network: nn.Module, images: Tensor, *, several: bool = False) -> Tensor:
+    """Likeliest class of each uint8 image [n, ch, s, s], int64 [n]; of several, [n, classes]."""
     device = next(network.parameters()).device
     network.eval()
     with torch.no_grad():
         parts = [
-            network(part.to(device).float() / 255).argmax(-1).cpu()
-            for part in images.split(_PREDICT_BATCH)
+            network(part.to(device).float() / 255).cpu() for part in images.split(_PREDICT_BATCH)
         ]
-    return torch.cat(parts)
+    logits = torch.cat(parts)
+    return (logits > 0).long() if several else logits.argmax(-1)
+
+
+def _right(named: Tensor, labels: Tensor) -> float:
+    """Share of right answers; of several labels, of all decisions."""
+    return int((named == labels).sum()) / labels.numel()
 
 
 def _pass(
@@ -151,7 +157,11 @@ def _pass(
     network.train()
     for picked in rows[torch.randperm(len(rows), generator=rng)].split(_BATCH):
         logits = network(images[picked].to(device).float() / 255)
-        loss = F.cross_entropy(logits, labels[picked].to(device))
+        wanted = labels[picked].to(device)
+        if labels.ndim == 2:
+            loss = F.binary_cross_entropy_with_logits(logits, wanted.float())
+        else:
+            loss = F.cross_entropy(logits, wanted)
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         optimiser.step()
@@ -173,7 +183,8 @@ def downstream(
     """Accuracy on real images of each classifier that the settings name.
 
     Args:
-        synthetic: images uint8 [n, ch, s, s] and the student's labels int64 [n], to learn from.
+        synthetic: images uint8 [n, ch, s, s] and the student's labels int64 [n], to learn from;
+            of several labels [n, classes] of 0 and 1, which the two networks alone can learn.
         real: held-out images and labels; looked at once, after everything has been chosen.
         classes: of the task.
         settings: which classifiers, how many samples, seed.
@@ -190,7 +201,7 @@ def downstream(
         except ValueError as error:
             scores[name], untrained[name] = None, str(error).splitlines()[0]
             continue
-        scores[name] = int((answer(real[0]) == real[1]).sum()) / len(real[1])
+        scores[name] = _right(answer(real[0]), real[1])
         if facts:
             selection[name] = facts
     if settings.classifiers:
@@ -215,6 +226,9 @@ def fit(
 ) -> tuple[Predict, dict[str, Any]]:
     """Train one classifier on synthetic images."""
     images, labels = synthetic
+    several = labels.ndim == 2
+    if several and name not in NETS:
+        raise ValueError("it learns one label per image")
     present = labels.unique()
     if len(present) < 2:
         raise ValueError(
@@ -233,7 +247,7 @@ def fit(
             progress=lambda done, total: progress(f"{name}: epochs", done, total),
         )
         facts = {"epoch": chosen.epoch, "synthetic_validation": chosen.validation}
-        return lambda queried: predict(chosen.network, queried), facts
+        return lambda queried: predict(chosen.network, queried, several=several), facts
     return _fit_foreign(name, images, labels, settings), {}
 
 

@@ -8,18 +8,28 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fedtranscribe.config import build
 from fedtranscribe.config.evaluation import NETS, XGBOOST, EvaluationSettings
 from fedtranscribe.data import DataSplit, ImageSet, NamedData
+from fedtranscribe.data.imageset import NO_LABEL, groups_of
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.evaluation.downstream import downstream
 from fedtranscribe.evaluation.fidelity import feature_source, measure
 from fedtranscribe.evaluation.figures import draw_classes, draw_neighbours
 from fedtranscribe.files import write_atomically
 from fedtranscribe.models import Classifier, pick_device
-from fedtranscribe.models.inference import count, logits_of, operating_point, predict
+from fedtranscribe.models.classifier import probabilities_of
+from fedtranscribe.models.inference import (
+    accuracy,
+    count,
+    findings_of,
+    logits_of,
+    operating_point,
+    predict,
+)
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.results.allowed import expect_allowed
 from fedtranscribe.results.figures import figures_available
@@ -150,9 +160,10 @@ def evaluate(
         StorageError: the folder cannot be written.
     """
     check_libraries(settings)
-    if settings.at is not None and (run.student is None or run.student.classes != 2):
+    if settings.at is not None and not (run.student and run.student.takes_thresholds):
         raise ConfigError(
-            f"Expected --at {settings.at} with a student of two classes; leave it out."
+            f"Expected --at {settings.at} with a student of two classes, or of several labels per "
+            "image; leave it out."
         )
     device = pick_device(settings.device)
     # Data are looked for before any work, and judged in the same breath whether they are public.
@@ -192,7 +203,8 @@ def _measured(
     if run.student is not None:
         real["student"] = score_student(run.student, split.test)
         if settings.at is not None:
-            real["student"]["operating_point"] = _point(run.student, split.test, settings.at)
+            points = _points(run.student, split.test, settings.at)
+            real["student"]["operating_point"] = points if run.student.multilabel else points[0]
     if run.generator is None:
         return {"note": _NO_GENERATOR}, real
     source = None
@@ -224,7 +236,9 @@ def _measured(
         alone["note"] = _NO_LABELS
     if figures_available():
         names = run.result.class_names if run.labelled else None
-        draw_classes(images, labels, run.path / SAMPLES, names)
+        if labels.ndim == 2 and names is not None:
+            names = (NO_LABEL, *names)
+        draw_classes(images, groups_of(labels), run.path / SAMPLES, names)
         _draw_neighbours(run, images[:_QUERIES], split.train.images)
     return alone, real
 
@@ -234,8 +248,13 @@ def score_student(student: Classifier, test: ImageSet) -> dict[str, Any]:
 
     Returns:
         accuracy; balanced, its mean over classes; per_class, None for a class without images;
-        confusion, a row per true class.
+        confusion, a row per true class. Of several labels, accuracy over all decisions, and
+        findings.
     """
+    if student.multilabel:
+        found = findings_of(student, test.blocks(), test.labels)
+        right = accuracy(student, test.blocks(), test.labels)
+        return {"accuracy": right, "findings": found.to_json()}
     confusion = count(test.labels, predict(student, test.blocks()), test.classes)
     totals = confusion.sum(1).tolist()
     right = confusion.diagonal().tolist()
@@ -249,14 +268,26 @@ def score_student(student: Classifier, test: ImageSet) -> dict[str, Any]:
     }
 
 
-def _point(student: Classifier, test: ImageSet, at: str) -> dict[str, Any]:
-    """What threshold has the wanted share on real held-out images, and both shares there."""
+def _points(student: Classifier, test: ImageSet, at: str) -> list[dict[str, Any]]:
+    """What threshold has the wanted share on real held-out images, and both shares there.
+
+    Of two classes for the second one; of several labels for each class.
+    """
     wanted, _, least = at.partition("=")
-    if len(test.labels.unique()) < 2:
-        raise ConfigError(f"Expected held-out images of both classes for --at {at}; leave it out.")
-    probabilities = logits_of(student, test.blocks()).softmax(1)[:, 1]
-    found = operating_point(probabilities, test.labels, wanted, float(least))
-    return {"at": at, **dict(zip(("threshold", "sensitivity", "specificity"), found, strict=True))}
+    logits = logits_of(student, test.blocks())
+    sure, labels = probabilities_of(logits, multilabel=student.multilabel), test.labels
+    if not student.multilabel:
+        sure, labels = sure[:, 1:], labels[:, None]
+    points = []
+    for of_class, has in zip(sure.T, labels.T, strict=True):
+        if len(has.unique()) < 2:
+            raise ConfigError(
+                f"Expected held-out images with and without each class for --at {at}; leave it out."
+            )
+        found = operating_point(of_class, has, wanted, float(least))
+        shares = zip(("threshold", "sensitivity", "specificity"), found, strict=True)
+        points.append({"at": at, **dict(shares)})
+    return points
 
 
 def describe(student: Classifier, images: Tensor, labels: Tensor) -> dict[str, Any]:
@@ -264,10 +295,13 @@ def describe(student: Classifier, images: Tensor, labels: Tensor) -> dict[str, A
     device = next(student.parameters()).device
     with torch.no_grad():
         sure = [
-            student(part.to(device).float() / 255).softmax(-1).amax(-1).cpu()
+            probabilities_of(student(part.to(device).float() / 255), multilabel=student.multilabel)
+            .amax(-1)
+            .cpu()
             for part in images.split(_BATCH)
         ]
-    shares = torch.bincount(labels, minlength=student.classes) / len(labels)
+    has = labels if labels.ndim == 2 else F.one_hot(labels, student.classes)
+    shares = has.float().mean(0)
     return {
         "class_shares": [round(share, 6) for share in shares.tolist()],
         "confidence": float(torch.cat(sure).mean()),

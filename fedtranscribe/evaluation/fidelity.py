@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 from fedtranscribe.config import PUBLIC_SHAPES
 from fedtranscribe.config.evaluation import EvaluationSettings
 from fedtranscribe.data import DataSplit, ImageSet, NamedData, expect_public, load, share_records
+from fedtranscribe.data.imageset import groups_of
 from fedtranscribe.data.shapes import augment
 from fedtranscribe.errors import (
     CorruptWeightsError,
@@ -61,14 +62,14 @@ class FeatureNetwork(nn.Module):
 
 def train_features(public: ImageSet, steps: int = _STEPS) -> FeatureNetwork:
     """Train a feature network as a classifier of labelled public images."""
-    network = FeatureNetwork(public.classes, public.channels, public.size)
+    network = FeatureNetwork(public.facts.groups, public.channels, public.size)
     rng = torch.Generator().manual_seed(_SEED)
     optimiser = torch.optim.Adam(network.parameters(), lr=_LR)
     network.train()
     for _ in range(steps):
         picked = torch.randint(0, len(public), (_FEATURE_BATCH,), generator=rng)
         views = augment(public.images[picked].float() / 255, _AUGMENT, rng)
-        loss = F.cross_entropy(network(views)[1], public.labels[picked])
+        loss = F.cross_entropy(network(views)[1], groups_of(public.labels[picked]))
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         optimiser.step()

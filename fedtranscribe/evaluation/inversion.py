@@ -23,6 +23,7 @@ from fedtranscribe.evaluation.findings import Claim, Finding, proved
 from fedtranscribe.evaluation.membership import Suspects
 from fedtranscribe.files import write_atomically
 from fedtranscribe.models import Classifier, Generator
+from fedtranscribe.models.classifier import probabilities_of
 
 _LATENT_LR, _PIXEL_LR = 0.05, 0.1
 _PRIOR, _SMOOTH = 0.05, 0.5
@@ -70,20 +71,24 @@ def invert(
     if generator is not None:
         generator.to(device).eval()
     with torch.no_grad():
-        sure = student(_drawn(generator, pool)).softmax(-1)
+        sure = _probabilities(student, _drawn(generator, pool))
     chosen = torch.cat([sure[:, c].topk(starts).indices for c in range(student.classes)])
     code = pool[chosen].clone().requires_grad_(True)
     before = _pictures(generator, code)
     optimiser = torch.optim.Adam([code], lr=_PIXEL_LR if generator is None else _LATENT_LR)
     for _ in range(steps):
         images = _drawn(generator, code)
-        loss = F.cross_entropy(student(images), labels.to(device))
+        logits = student(images)
+        if student.multilabel:
+            loss = F.softplus(-logits.gather(1, labels[:, None].to(device))).mean()
+        else:
+            loss = F.cross_entropy(logits, labels.to(device))
         loss = loss + (_roughness(images) if generator is None else _PRIOR * code.square().mean())
         optimiser.zero_grad(set_to_none=True)
         loss.backward()
         optimiser.step()
     with torch.no_grad():
-        final = student(_drawn(generator, code)).softmax(-1).cpu()
+        final = _probabilities(student, _drawn(generator, code)).cpu()
     confidence = float(final.gather(1, labels[:, None]).mean())
     return Inversions(_pictures(generator, code), before, labels, confidence)
 
@@ -162,9 +167,14 @@ def _flat(images: Tensor) -> Tensor:
     return images.flatten(1).float() / 255
 
 
+def _probabilities(student: Classifier, images: Tensor) -> Tensor:
+    return probabilities_of(student(images), multilabel=student.multilabel)
+
+
 def _class_means(real: Tensor, labels: Tensor, classes: int) -> Tensor:
     """[classes, d]; NaN for a class without records."""
-    return torch.stack([real[labels == label].mean(0) for label in range(classes)])
+    has = F.one_hot(labels, classes) if labels.ndim == 1 else labels
+    return torch.stack([real[has[:, label] == 1].mean(0) for label in range(classes)])
 
 
 def _rmse(first: Tensor, second: Tensor) -> float:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -56,7 +57,7 @@ class Suspects:
     """
 
     images: Tensor  # uint8 [m, ch, s, s]
-    labels: Tensor  # int64 [m]
+    labels: Tensor  # int64 [m], or [m, classes] of 0 and 1
     used: NDArray[np.bool_]  # which are members: the coins, bool [m]. No attack may look at them.
     classes: int  # of the task
 
@@ -83,7 +84,8 @@ class Suspects:
         used = fair_coins(m, coins)
         heads = torch.from_numpy(used)
         images = torch.where(heads[:, None, None, None], inside, outside)
-        return cls(images, torch.where(heads, own, other), used, split.train.classes)
+        labels = torch.where(heads if own.ndim == 1 else heads[:, None], own, other)
+        return cls(images, labels, used, split.train.classes)
 
 
 def by_loss(
@@ -215,7 +217,7 @@ def familiarity(model: Classifier | Synthesizer, images: Tensor, labels: Tensor)
     Args:
         model: a student, or a diffusion model.
         images: uint8 [n, ch, s, s].
-        labels: int64 [n].
+        labels: int64 [n], or [n, classes] of 0 and 1.
     """
     if isinstance(model, Synthesizer):
         return -denoising_losses(model, images, labels)
@@ -274,6 +276,13 @@ def confidences(network: Classifier, images: Tensor, labels: Tensor) -> Numbers:
     with torch.no_grad():
         for part, true in zip(images.split(_BATCH), labels.split(_BATCH), strict=True):
             logits = network(part.to(device).float() / 255).double().cpu()
+            if network.multilabel:
+                found.append(
+                    -F.binary_cross_entropy_with_logits(
+                        logits, true.double(), reduction="none"
+                    ).sum(1)
+                )
+                continue
             own = logits.gather(1, true[:, None]).squeeze(1)
             rest = logits.scatter(1, true[:, None], -torch.inf).logsumexp(1)
             found.append(own - rest)

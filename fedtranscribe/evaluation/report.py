@@ -288,7 +288,7 @@ def _scores(facts: RunFacts) -> list[tuple[str, list[tuple[str, str]]]]:
 
 def _beside(facts: RunFacts) -> list[tuple[str, str]]:
     """What the student's accuracy is held against, and two classes' own figures."""
-    found, names = facts.confusion, facts.class_names
+    found, names = facts.decisions, facts.class_names
     if found is None or names is None:
         return []
     return found.figures(names)

@@ -20,7 +20,8 @@ from fedtranscribe.files import json_objects, read_object
 from fedtranscribe.privacy.ledger import Ledger
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.results.allowed import public_settings
-from fedtranscribe.results.parts import Accuracy, AccuracyCurve, Confusion
+from fedtranscribe.results.decisions import Confusion, Findings
+from fedtranscribe.results.parts import Accuracy, AccuracyCurve
 from fedtranscribe.results.progress import PROGRESS
 from fedtranscribe.results.result import Result
 from fedtranscribe.runs.finished import FinishedRun
@@ -53,6 +54,7 @@ class RunFacts:
     holder_events: HolderEvents  # what holders gave away
     scores: dict[str, float]  # name -> accuracy; empty where it may not be told
     confusion: Confusion | None  # of the student; None where it may not be told
+    findings: Findings | None  # the same, of several labels per image
     # held-out images of a public benchmark; None for all other data, and where the benchmark is not
     # at hand
     public: ImageSet | None
@@ -95,16 +97,21 @@ class RunFacts:
         """What the classes are called, or their numbers; None where nobody knows how many."""
         if self.result.class_names is not None:
             return [*self.result.class_names]
-        if self.confusion is not None:
-            return [str(label) for label in range(len(self.confusion.counts))]
+        if (found := self.decisions) is not None:
+            return [str(label) for label in range(found.classes)]
         return None
+
+    @property
+    def decisions(self) -> Confusion | Findings | None:
+        """What the student makes of held-out images; None where it may not be told."""
+        return self.confusion or self.findings
 
     @property
     def majority(self) -> float | None:
         """What naming the most frequent class always gets right, where it may be told."""
-        if self.confusion is not None:
-            return self.confusion.majority
-        if self.public is None:
+        if (found := self.decisions) is not None:
+            return found.majority
+        if self.public is None or self.public.multilabel:
             return None
         return float(self.public.labels.bincount().max()) / len(self.public)
 
@@ -155,6 +162,7 @@ def read_facts(path: Path, ledger: Path | None = None) -> RunFacts:
         holder_events=holder_events,
         scores=known,
         confusion=result.confusion if public else None,
+        findings=result.findings if public else None,
         public=_public_images(path, result) if public else None,
         curve=([*curve.rows], [*curve.accuracy]),
         evaluation=evaluation,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.data import ImageSet
+from fedtranscribe.data.imageset import NO_LABEL, groups_of
 from fedtranscribe.errors import FedtranscribeError
 from fedtranscribe.evaluation.report_facts import RunFacts
 from fedtranscribe.models.diffusion import Synthesizer
@@ -75,7 +76,10 @@ def draw_samples(facts: RunFacts) -> Samples | None:
         return None
     real = facts.public if run.labelled and _same_shape(drawn[0], facts.public) else None
     names = facts.class_names if run.labelled else None
-    rows = class_rows(*drawn, names or _numbered(classes), real)
+    names = names or _numbered(classes)
+    if drawn[1].ndim == 2:
+        names = [NO_LABEL, *names]
+    rows = class_rows(*drawn, names, real)
     return Samples(tuple(rows), classes, _labels(run)) if rows else None
 
 
@@ -86,18 +90,18 @@ def class_rows(
 
     Args:
         images: synthetic, uint8 [n, ch, s, s].
-        labels: int64 [n].
+        labels: int64 [n]; of several labels the first one counts.
         names: of all classes.
         real: public images of the same shape and classes.
     """
-    rows = []
+    rows, groups = [], groups_of(labels)
     for label, name in enumerate(names):
-        some = images[labels == label][:_PER_CLASS]
+        some = images[groups == label][:_PER_CLASS]
         if len(some) == 0 or len(rows) == _MOST_CLASSES:
             continue
         beside = None
         if real is not None:
-            known = real.images[real.labels == label][:_REAL_PER_CLASS]
+            known = real.images[groups_of(real.labels) == label][:_REAL_PER_CLASS]
             if len(known) > 0:
                 beside = _strip(known, _REAL_PER_CLASS, f"{len(known)} real images of class {name}")
         words = f"{len(some)} synthetic images of class {name}"

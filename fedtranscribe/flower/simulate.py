@@ -139,7 +139,7 @@ def expect_settings(app: App, chosen: Mapping[str, Scalar]) -> None:
         check_tracking(settings_from(asked))
     if "data" in asked:
         data, root = str(asked["data"]), str(asked.get("data-root", ""))
-        catalogue.expect_data(data)
+        catalogue.expect_data(data, table=bool(asked.get("table")))
         catalogue.expect_root(data, root, asked.get("download") is True)
 
 

@@ -12,6 +12,7 @@ from flwr.serverapp import Grid, ServerApp
 from fedtranscribe.config import PUBLIC_SHAPES, FederationSettings
 from fedtranscribe.config.catalogue import expect_network
 from fedtranscribe.data import DataSplit, ImageSet, NamedData, is_published, load_public
+from fedtranscribe.data.imageset import expect_single_labels
 from fedtranscribe.errors import QuorumError
 from fedtranscribe.evaluation.evaluate import cnn_judge
 from fedtranscribe.flower.apps import Scalar, settings_from
@@ -211,6 +212,7 @@ def _baseline_side(
 ) -> tuple[ImageSet | None, StudentSide]:
     """Public images of a baseline, and its networks before any training."""
     train, private = split.train, NamedData.of(settings.data, split)
+    expect_single_labels(train.multilabel, f"method={settings.method}")
     public = public_images(settings, train.channels, train.size, private)
     expect_unlabelled(settings.method, public)
     shape = train.classes, train.channels, train.size

@@ -9,6 +9,7 @@ from typing import Any
 from fedtranscribe.config import OwnData, build
 from fedtranscribe.config.facts import Facts
 from fedtranscribe.data import ImageSet, folder_of, has_own_ids, is_published, load
+from fedtranscribe.data.imageset import expect_single_labels
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.holder.holder_file import HolderFile
 from fedtranscribe.holder.trainings import OpenLedger, Trainings
@@ -74,6 +75,7 @@ def _expect_same(train: ImageSet, manifest: Manifest, path: Path) -> None:
             f"Expected [holder] records of {manifest.data_id!r}, the data of teachers and "
             f"ledger; {path} is {train.data_id!r}."
         )
+    expect_single_labels(train.multilabel, "a holder with teachers, who vote for one class")
     if train.classes != manifest.classes:
         raise ConfigError(
             f"Expected [holder] records of classes={manifest.classes}, as the teachers have; "

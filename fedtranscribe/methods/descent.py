@@ -23,6 +23,7 @@ from fedtranscribe.methods.method import Combined
 from fedtranscribe.methods.moments import (
     MomentsMethod,
     damped,
+    label_shares,
     records_in,
     weighted_share,
 )
@@ -33,6 +34,7 @@ from fedtranscribe.questions.question import Kind
 # Of the inverse of Σ u uᵀ, with which a step would be Newton's if every record were as uncertain
 # as p (1 − p) = 1/6.
 _STEP = 6.0
+_LONGEST_STEP = 24.0
 
 
 class DescentMethod:
@@ -66,15 +68,17 @@ class DescentMethod:
         """What the finished student's logits are scaled by; None until then."""
         if not self.finished:
             return None
-        records = self._share * records_in(*self._moments.last)
-        return calibrated_scale(self._slopes[self._rounds // 2 :], records)
+        last, answer = self._moments.last
+        records, slopes = self._share * records_in(last, answer), self._slopes[self._rounds // 2 :]
+        return calibrated_scale(slopes, records, multilabel=last.multilabel)
 
     def ask(self) -> DescentQuery:
         """The gradient at the head as it is."""
         last, _ = self._moments.last
         head, name = self._head().float(), f"{self._run}/descent-{self.round}"
         weights = self._moments.class_weights.float()
-        return DescentQuery(name, Kind.DESCENT, last.centre, last.map, last.features, head, weights)
+        of_rows = last.centre, last.map, last.features
+        return DescentQuery(name, Kind.DESCENT, *of_rows, head, weights, last.multilabel)
 
     def learn(self, query: DescentQuery, answer: Combined) -> dict[str, float]:
         """Take a step; after the last one the student is the mean of the later half of heads.
@@ -84,7 +88,7 @@ class DescentMethod:
         gradient = answer.values[0].double().reshape(query.entries, query.classes)
         at = query.head.double()
         self._slopes.append(Slope(float((at * gradient).sum()), answer.noise * float(at.norm())))
-        head = at - _STEP * (self._preconditioner @ gradient)
+        head = at - self._steps * (self._preconditioner @ gradient)
         self._heads.append(head)
         scale, student = self.logit_scale, self._moments.student
         if scale is not None:
@@ -107,6 +111,15 @@ class DescentMethod:
         if self._heads:
             return self._heads[-1]
         return _weights(self._moments.student)
+
+    @cached_property
+    def _steps(self) -> Tensor:
+        """Of each class; of several labels a rare one is less uncertain, and takes longer steps."""
+        query, answer = self._moments.last
+        if not query.multilabel:
+            return torch.full((query.classes,), _STEP, dtype=torch.float64)
+        shares = label_shares(query, answer)
+        return (2 / (shares * (1 - shares))).clamp_max(_LONGEST_STEP)
 
     @cached_property
     def _preconditioner(self) -> Tensor:

@@ -79,6 +79,8 @@ def posterior_labels(
 # The factor is exp(−slope per record), within these bounds. The exponent was chosen among 1, 1.5
 # and 2 times the slope, on training records that were set aside: see docs/utility.md.
 _LIMIT = 1.0
+# Chosen by pairs of digits side by side, ten classes.
+_OF_SEVERAL = 0.3
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,7 @@ class Slope:
     noise: float  # std of what is noise in it
 
 
-def calibrated_scale(slopes: Sequence[Slope], records: float) -> float:
+def calibrated_scale(slopes: Sequence[Slope], records: float, *, multilabel: bool = False) -> float:
     """The factor for a student's logits.
 
     A slope that may well be noise counts less, by the share of its square that is signal.
@@ -97,6 +99,7 @@ def calibrated_scale(slopes: Sequence[Slope], records: float) -> float:
     Args:
         slopes: at heads near the student's, each with noise of its own.
         records: about how many there are; below 1, as a noisy count may be, it counts as 1.
+        multilabel: whether a record's loss is that of several decisions.
     """
     count = len(slopes) * max(records, 1.0)
     slope = sum(each.value for each in slopes) / count
@@ -104,5 +107,5 @@ def calibrated_scale(slopes: Sequence[Slope], records: float) -> float:
     power = slope**2 + noise**2
     if power == 0:
         return 1.0
-    exponent = -slope * slope**2 / power
+    exponent = -slope * slope**2 / power * (_OF_SEVERAL if multilabel else 1)
     return math.exp(min(max(exponent, -_LIMIT), _LIMIT))

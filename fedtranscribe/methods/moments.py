@@ -20,6 +20,7 @@ from fedtranscribe.methods.method import (
 )
 from fedtranscribe.methods.pretraining import GeneratorPretraining
 from fedtranscribe.models import Classifier, Generator, fixed_randomness
+from fedtranscribe.models.classifier import probabilities_of
 from fedtranscribe.models.fixed_features import BIAS, UnitFeatures
 from fedtranscribe.questions.moments import MomentsQuery, MomentSums
 from fedtranscribe.questions.question import Kind
@@ -65,8 +66,7 @@ class MomentsMatching:
         assert moments.by_class is not None
         # The constant entry counts the records, class by class.
         shares = moments.by_class[-1].clamp_min(0)
-        constant = math.sqrt(1 + BIAS**2) / BIAS
-        target = moments.by_class / (shares.sum() * constant).clamp_min(1)
+        target = moments.by_class / (shares.sum() * _PER_RECORD).clamp_min(1)
         self._target = target.float().to(self._device)
         self._optimiser = torch.optim.Adam(generator.parameters(), lr=_LR, betas=(0.5, 0.99))
 
@@ -76,7 +76,8 @@ class MomentsMatching:
         z = torch.randn(_GENERATOR_BATCH, self._generator.latent_dim, generator=self._rng)
         images = self._generator.train()(z.to(self._device))
         features = self._student.features(images)
-        classes = self._student.head(features).softmax(-1)
+        logits = self._student.head(features)
+        classes = probabilities_of(logits, multilabel=self._student.multilabel)
         off = (features.T @ classes / _GENERATOR_BATCH - self._target).square().sum()
         distance = off / self._target.square().sum()
         loss = _MATCHING * distance + generator_loss(self._student, images, self._settings)
@@ -107,6 +108,8 @@ _RIDGE = 1.5
 _SEEN = 2.0
 # Ridge regression gives differences of about one between classes; as logits they want to be sharper
 _SHARPNESS = 10.0
+# The constant entry of a row times this is one.
+_PER_RECORD = math.sqrt(1 + BIAS**2) / BIAS
 _QUESTIONS = ("moments-0", "moments-1")
 
 
@@ -195,11 +198,12 @@ class MomentsMethod:
         features = features_of(self.student)
         fixed, classes = self.student.architecture, self.student.head.out_features
         if not self._learned:
-            centre, mapped = features.centre.cpu().clone(), features.map.cpu().clone()
-            return MomentsQuery(name, Kind.MOMENTS, centre, mapped, fixed, 0)
-        query, answer = self._learned[0]
-        fitted = _visible_axes(query, answer)
-        return MomentsQuery(name, Kind.MOMENTS, query.centre, fitted, fixed, classes)
+            centre, mapped, classes = features.centre.cpu().clone(), features.map.cpu().clone(), 0
+        else:
+            query, answer = self._learned[0]
+            centre, mapped = query.centre, _visible_axes(query, answer)
+        several = self.student.multilabel
+        return MomentsQuery(name, Kind.MOMENTS, centre, mapped, fixed, classes, several)
 
     def learn(self, query: MomentsQuery, answer: Combined) -> dict[str, float]:
         """Keep the answer; the last one sets the student."""
@@ -215,7 +219,10 @@ class MomentsMethod:
             beside: of rows whose labels are known already, in the last question's features.
         """
         query, answer = self._learned[-1]
-        set_head(self.student, query, answer, beside, self.class_weights)
+        if query.multilabel:
+            set_head_of_several(self.student, query, answer)
+        else:
+            set_head(self.student, query, answer, beside, self.class_weights)
 
     @property
     def class_weights(self) -> Tensor:
@@ -302,8 +309,8 @@ def balancing_weights(query: MomentsQuery, answer: Combined) -> Tensor:
     """
     by_class = moments_of(query, answer).by_class
     assert by_class is not None
-    unit = math.sqrt(1 + BIAS**2) / BIAS
-    counts, edge = by_class[-1] * unit, max(1.0, _SEEN * answer.noise * unit)
+    counts = by_class[-1] * _PER_RECORD
+    edge = max(1.0, _SEEN * answer.noise * _PER_RECORD)
     seen = counts[counts > edge]
     rarest = float(seen.min()) if len(seen) else edge
     return (rarest / counts.clamp_min(rarest)).clamp_max(1.0).sqrt()
@@ -342,6 +349,38 @@ def set_head(
         features.set_axes(query.centre, query.map)
         student.head.weight.copy_(_SHARPNESS * solved.T)
         student.head.bias.zero_()
+
+
+def set_head_of_several(student: Classifier, query: MomentsQuery, answer: Combined) -> None:
+    """Ridge regression of each label by itself, as the logit of having it.
+
+    Args:
+        student: linear on fixed features; its map and head are set in place.
+        query: the second question.
+        answer: to it.
+    """
+    sums, shares = moments_of(query, answer), label_shares(query, answer)
+    second, by_class = sums.second, sums.by_class
+    assert by_class is not None
+    targets = by_class - _PER_RECORD * second[:, -1:] * shares
+    solved = torch.linalg.solve(second + _ridge(query, answer), targets)
+    # A change of probability by p (1 − p) is one of the logit by one.
+    head = solved / (shares * (1 - shares))
+    head[-1] += torch.logit(shares) * _PER_RECORD
+    features = features_of(student)
+    with torch.no_grad():
+        features.set_axes(query.centre, query.map)
+        student.head.weight.copy_(head.T)
+        student.head.bias.zero_()
+
+
+def label_shares(query: MomentsQuery, answer: Combined) -> Tensor:
+    """Which share of records has each label, float64 [classes]; never less than noise may hide."""
+    by_class = moments_of(query, answer).by_class
+    assert by_class is not None
+    records = max(1.0, records_in(query, answer))
+    least = min(0.5, max(1.0, _SEEN * answer.noise * _PER_RECORD) / records)
+    return (by_class[-1] * _PER_RECORD / records).clamp(least, 1 - least)
 
 
 def weighted_share(query: MomentsQuery, answer: Combined, weights: Tensor) -> float:

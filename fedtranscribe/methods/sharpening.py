@@ -47,7 +47,7 @@ class ClassMomentsMethod:
 
     Args:
         moments: have been answered.
-        classes: of the task.
+        classes: blocks of the sums: classes, or where there may be several labels, groups.
         run: prefix of query ids, unique for the ledger.
     """
 
@@ -175,6 +175,8 @@ class Sharpening:
         distance = (pairs - 2 * common + sizes).sum() / sizes.sum()
         judged = unit_rows_of(raw, features.centre, features.map)
         logits = F.linear(judged, head.weight.detach(), head.bias.detach())
+        if self._student.multilabel:
+            return distance + _STUDENT * _named_otherwise(logits, labels.to(device))
         return distance + _STUDENT * F.cross_entropy(logits, labels.to(device))
 
     def state(self) -> dict[str, Any]:
@@ -185,6 +187,18 @@ class Sharpening:
         """See `TrainingSteps`."""
         self.done = state["done"]
         self._optimiser.load_state_dict(state["optimiser"])
+
+
+def _named_otherwise(logits: Tensor, groups: Tensor) -> Tensor:
+    """How unlikely a student of several labels finds what images were drawn for.
+
+    Args:
+        logits: [n, classes].
+        groups: int64 [n], no label, or 1 + the class.
+    """
+    absent = F.softplus(logits).mean(1)
+    present = F.softplus(-logits.gather(1, (groups - 1).clamp_min(0)[:, None])).squeeze(1)
+    return torch.where(groups == 0, absent, present).mean()
 
 
 def cost_of(classes: int, channels: int, size: int, steps: int) -> str:

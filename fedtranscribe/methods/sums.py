@@ -168,7 +168,7 @@ class SumsMethod:
 
     def _new_sharpener(self) -> Sharpener:
         student = self.student
-        return Sharpener(student.channels, student.size, student.classes)
+        return Sharpener(student.channels, student.size, student.groups)
 
     @property
     def _now(self) -> _Asks:

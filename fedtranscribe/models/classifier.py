@@ -75,7 +75,10 @@ class Classifier(nn.Module):
         channels: channels of its input.
         size: pixels a side of its input.
         original_head: where torchvision keeps the last layer, None for nets of ours.
+        multilabel: whether each logit is that of having a class, whatever the others are.
     """
+
+    multilabel = False
 
     def __init__(
         self,
@@ -104,6 +107,21 @@ class Classifier(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """float [n, channels, size, size] in [0, 1] -> logits [n, classes]."""
         return self.head(self.features(x))
+
+    @property
+    def takes_thresholds(self) -> bool:
+        """Whether a probability from which on a class is named means anything."""
+        return self.multilabel or self.classes == 2
+
+    @property
+    def groups(self) -> int:
+        """Kinds of images that a generator beside it tells apart; see `groups_of`."""
+        return self.classes + self.multilabel
+
+
+def probabilities_of(logits: Tensor, *, multilabel: bool) -> Tensor:
+    """How likely each class is, [n, classes]: one of them, or each for itself."""
+    return logits.sigmoid() if multilabel else logits.softmax(-1)
 
 
 # Channels of each layer. Parameters and multiplications per image at 1x28x28 and 10 classes: 11 k

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Iterable
 
 import torch
+import torch.nn.functional as F
 from scipy.stats import mannwhitneyu
 from torch import Tensor
 
@@ -11,7 +12,7 @@ from fedtranscribe.models.classifier import Classifier
 from fedtranscribe.models.diffusion import Synthesizer
 from fedtranscribe.models.generator import Generator
 from fedtranscribe.models.mixture import GaussianMixture
-from fedtranscribe.results.parts import Confusion
+from fedtranscribe.results.decisions import Confusion, Findings
 
 _BATCH = 250
 _TRIES = 4
@@ -25,12 +26,17 @@ Images = Tensor | Iterable[Tensor]
 
 def accuracy(network: Classifier, images: Images, labels: Tensor) -> float:
     """Share of right answers on images."""
-    return int((predict(network, images) == labels).sum()) / len(labels)
+    return int((predict(network, images) == labels).sum()) / labels.numel()
 
 
 def predict(network: Classifier, images: Images) -> Tensor:
-    """Likeliest class of each image: int64 [n]."""
-    return logits_of(network, images).argmax(-1)
+    """Likeliest class of each image, int64 [n]; of several, [n, classes] of 0 and 1."""
+    return named_by(network, logits_of(network, images))
+
+
+def named_by(network: Classifier, logits: Tensor) -> Tensor:
+    """What logits [n, classes] say, as `predict` gives it."""
+    return (logits > 0).long() if network.multilabel else logits.argmax(-1)
 
 
 def logits_of(network: Classifier, images: Images) -> Tensor:
@@ -54,17 +60,20 @@ def labelled_samples(
     seed: int,
     done: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Tensor, Tensor]:
-    """Synthetic images uint8 [n, ch, s, s] and their labels int64 [n]: post-processing.
+    """Synthetic images uint8 [n, ch, s, s] and their labels: post-processing.
 
-    The student labels what a network makes and what has been sharpened; other images of a mixture
-    have the labels of their components; a diffusion model is asked for every class alike, and one
-    without labels gives 0 to all.
+    Labels are int64 [n]; of several, [n, classes] of 0 and 1. The student labels what a network
+    makes and what has been sharpened; other images of a mixture have the labels of their
+    components; a diffusion model is asked for every class alike, and one without labels gives 0 to
+    all.
     """
     if isinstance(generator, GaussianMixture):
         drawn, labels = generator.sample(n, torch.Generator().manual_seed(seed))
         images = as_bytes(drawn)
         if student is None:
             return images, labels
+        if student.multilabel:
+            return images, label_sets(student, generator, images, labels)
         named = predict(student, images) if generator.sharpener is not None else labels
         return images, torch.where(generator.is_sharpened(labels), named, labels)
     if isinstance(generator, Synthesizer):
@@ -73,6 +82,27 @@ def labelled_samples(
     assert student is not None
     images = sample_images(generator, n, seed)
     return images, predict(student, images)
+
+
+def label_sets(
+    student: Classifier, mixture: GaussianMixture, images: Tensor, groups: Tensor
+) -> Tensor:
+    """Several labels of a mixture's images, int64 [n, classes] of 0 and 1.
+
+    The one that an image was drawn for; and where it is sharpened, those that the student names.
+
+    Args:
+        student: names them.
+        mixture: that the images come from.
+        images: uint8 [n, ch, s, s].
+        groups: int64 [n], what each was drawn for: no label, or 1 + its class.
+    """
+    own = F.one_hot(groups, student.groups)[:, 1:]
+    sharpened = mixture.is_sharpened(groups)
+    if not bool(sharpened.any()):
+        return own
+    # Of what was drawn to have none, the student may name what it sees.
+    return torch.where(sharpened[:, None], own | predict(student, images), own)
 
 
 def draw_classes(
@@ -90,7 +120,7 @@ def draw_classes(
     """
     images = as_bytes(mixture.draw(labels, rng))
     judged = mixture.is_sharpened(labels)
-    if student is None or not bool(judged.any()):
+    if student is None or student.multilabel or not bool(judged.any()):
         return images
     for _ in range(_TRIES):
         otherwise = judged & (predict(student, images) != labels)
@@ -118,6 +148,36 @@ def as_bytes(images: Tensor) -> Tensor:
     return (images * 255).round().to(torch.uint8)
 
 
+def findings_of(network: Classifier, images: Images, labels: Tensor) -> Findings:
+    """Hold a classifier's answers against several labels per image, each class for itself.
+
+    Args:
+        network: whose answers.
+        images: shown to it.
+        labels: int64 [n, classes] of 0 and 1.
+    """
+    logits = logits_of(network, images)
+    named = named_by(network, logits)
+    return Findings.of(
+        images=len(labels),
+        positives=labels.sum(0).tolist(),
+        found=(labels & named).sum(0).tolist(),
+        named=named.sum(0).tolist(),
+        auc=[_auc(logits[:, i], labels[:, i]) for i in range(network.classes)],
+    )
+
+
+def _auc(scores: Tensor, labels: Tensor) -> float | None:
+    """How often an image with the label has the higher score; None without images of either kind.
+
+    Ties count half.
+    """
+    found, other = (scores.double()[labels == which].numpy() for which in (1, 0))
+    if not len(found) or not len(other):
+        return None
+    return float(mannwhitneyu(found, other).statistic) / (len(found) * len(other))
+
+
 def confusion_of(
     network: Classifier, images: Images, labels: Tensor, *, ordinal: bool = False
 ) -> Confusion:
@@ -131,11 +191,7 @@ def confusion_of(
     """
     logits = logits_of(network, images)
     counts = count(labels, logits.argmax(1), network.classes)
-    auc = None
-    if network.classes == 2 and bool(counts.sum(1).all()):
-        score = (logits[:, 1] - logits[:, 0]).double().numpy()
-        found, other = score[labels.numpy() == 1], score[labels.numpy() == 0]
-        auc = float(mannwhitneyu(found, other).statistic) / (len(found) * len(other))
+    auc = _auc(logits[:, 1] - logits[:, 0], labels) if network.classes == 2 else None
     return Confusion.of(counts.tolist(), auc, ordinal=ordinal)
 
 

@@ -34,6 +34,7 @@ class ClassifierHeader(Header):
     classes: _Classes
     channels: _Channels
     size: _Side
+    multilabel: bool = False
 
 
 class GeneratorHeader(Header):
@@ -74,6 +75,7 @@ def load_network(path: Path) -> Classifier | Generator | GaussianMixture:
         task = header.classes, header.channels, header.size
         expect_classifier(header.architecture, *task, state, path)
         network = build(header.architecture, *task)
+        network.multilabel = header.multilabel
     restore(network, state, path)
     return network.eval()
 
@@ -88,4 +90,5 @@ def _describe(network: Classifier | Generator) -> dict[str, str | int]:
             "architecture": network.architecture,
             "classes": network.classes,
         }
+        facts |= {"multilabel": True} if network.multilabel else {}
     return facts

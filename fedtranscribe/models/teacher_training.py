@@ -16,6 +16,7 @@ from torch.nn import functional
 from fedtranscribe.config import TeacherSettings
 from fedtranscribe.config.catalogue import MANIFEST
 from fedtranscribe.data import ImageSet, assign_shards, draw_shapes
+from fedtranscribe.data.imageset import VOTES, expect_single_labels
 from fedtranscribe.data.shapes import augment
 from fedtranscribe.errors import StorageError
 from fedtranscribe.models import Classifier, build, is_small, load_state, restore, save
@@ -154,6 +155,7 @@ def train_teachers(
         workers: most processes that may train small networks side by side on CPU; eight at most
             are used, of about 400 MB each. The teachers are the same, however many there are.
     """
+    expect_single_labels(images.multilabel, VOTES)
     if _begin(manifest, folder):
         return
     key = bytes.fromhex(manifest.key)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from fedtranscribe.data.imageset import groups_of
 from fedtranscribe.errors import ConfigError, ModelMismatchError
 from fedtranscribe.noise.mechanisms import Mechanism, gaussian_mechanism
 from fedtranscribe.privacy.release_plan import NoisePlan
@@ -24,10 +25,11 @@ from fedtranscribe.questions.records import RecordRows
 class ClassMomentsQuery(FeaturesQuery):
     """Which features' second moments a holder is asked for, for each class.
 
-    Of a record's row u, as in `MomentsQuery`, u uᵀ is added up in the block of its label.
+    Of a record's row u, as in `MomentsQuery`, u uᵀ is added up in the block of its label; of
+    several labels, in that of its group (`groups_of`).
 
     Attributes:
-        classes: how many labels there are.
+        classes: how many blocks there are.
     """
 
     classes: int
@@ -65,7 +67,7 @@ class ClassMoments:
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]], terms: Mapping[str, Scalar]) -> int:
         """See `Statistic`."""
-        raw, classes = self._rows.numbers(terms.get("features")), self._rows.images.classes
+        raw, classes = self._rows.numbers(terms.get("features")), self._rows.images.facts.groups
         _, k = shapes["map"]
         if shapes != {"centre": (raw,), "map": (raw, k)} or not 1 <= k < MOST_FEATURES:
             raise ConfigError(f"Expected a centre [{raw}] and a map [{raw}, k], got {shapes}.")
@@ -79,10 +81,9 @@ class ClassMoments:
     def check(self, query: ClassMomentsQuery) -> None:
         """See `Statistic`."""
         self._rows.check(query)
-        if query.classes != self._rows.images.classes:
-            raise ModelMismatchError(
-                f"Expected sums by {self._rows.images.classes} classes, got {query.classes}."
-            )
+        classes = self._rows.images.facts.groups
+        if query.classes != classes:
+            raise ModelMismatchError(f"Expected sums by {classes} classes, got {query.classes}.")
 
     def mechanism(self, query: ClassMomentsQuery, plan: NoisePlan) -> Mechanism:
         """See `Statistic`."""
@@ -92,7 +93,8 @@ class ClassMoments:
         """See `Statistic`."""
 
         def part(records: range) -> Tensor:
-            rows = self._rows.blocks(query, records)
-            return block_products(rows, query.entries, query.classes)
+            found = self._rows.blocks(query, records)
+            parts = ((rows, groups_of(labels), weights) for rows, labels, weights in found)
+            return block_products(parts, query.entries, query.classes)
 
         return self._rows.sums.total(query, part)[None]

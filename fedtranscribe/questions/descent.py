@@ -21,8 +21,9 @@ from fedtranscribe.questions.question import (
     Kind,
     Scalar,
     SumQuery,
+    expect_flag,
 )
-from fedtranscribe.questions.records import BATCH, RecordRows
+from fedtranscribe.questions.records import BATCH, RecordRows, expect_labels
 from fedtranscribe.questions.rows import clip_rows
 
 GRADIENTS = "loss-gradients"
@@ -34,15 +35,18 @@ class DescentQuery(FeaturesQuery):
     """At which linear classifier a holder is asked for the gradient of its records' loss.
 
     Of a record's row u, as in `MomentsQuery`, and its label this makes r = softmax(u head) − e_y,
-    times the weight of its class, clipped to norm 1; u rᵀ is added up.
+    times the weight of its class, clipped to norm 1; u rᵀ is added up. Where a record may have
+    several labels y, a vector of 0 and 1, r = sigmoid(u head) − y, each entry times its weight.
 
     Attributes:
         head: float32 [k + 1, classes], rows to logits.
         weights: float32 [classes] in [0, 1], what a record of each class counts.
+        multilabel: whether records may have several classes.
     """
 
     head: Tensor
     weights: Tensor
+    multilabel: bool = False
 
     ARRAYS: ClassVar = {**SumQuery.ARRAYS, "head": torch.float32, "weights": torch.float32}
 
@@ -55,6 +59,7 @@ class DescentQuery(FeaturesQuery):
             raise ConfigError(f"Expected weights [{self.classes}].")
         if not bool(((self.weights >= 0) & (self.weights <= 1)).all()):
             raise ConfigError("Expected weights in [0, 1].")
+        expect_flag(self.multilabel)
         if self.width > MOST_NUMBERS:
             raise ConfigError(f"Expected at most {MOST_NUMBERS} numbers, got {self.width}.")
 
@@ -78,7 +83,7 @@ def gradients_bound(width: int, classes: int) -> Bound:
 
     Guarantee:
         Unit: record, or all records of one id, whose weights add up to one at most. u depends on
-        the record and the public query; r on the record, its label and the query, whose classifier
+        the record and the public query; r on the record, its labels and the query, whose classifier
         and weights of classes follow from earlier private answers. A record adds v = u rᵀ with
         ‖v‖ = ‖u‖ ‖r‖ ≤ 1 (Frobenius); several records of one id add Σ w v with Σ w ≤ 1, a point
         of the convex hull of such v and zero, whose points lie no further apart than two of its
@@ -131,7 +136,7 @@ class Descent:
 
     Guarantee:
         The bound is that of `gradients_bound`; rows are those of `RecordRows`, and residuals a
-        function of a row, its label and the public query alone: logits are sums of whole numbers,
+        function of a row, its labels and the public query alone: logits are sums of whole numbers,
         which are the same in any order, and softmax always sees blocks of one shape. In floats a
         hostile head can make every logit pure rounding, which follows from how many records there
         are, so that one record would move the residuals of others.
@@ -153,6 +158,7 @@ class Descent:
                 f"Expected a centre [{raw}], a map [{raw}, k], a head [k + 1, {classes}] and "
                 f"weights [{classes}], got {shapes}."
             )
+        expect_labels(self._rows.images, terms.get("multilabel"))
         return 1
 
     def check(self, query: DescentQuery) -> None:
@@ -162,6 +168,7 @@ class Descent:
             raise ModelMismatchError(
                 f"Expected a head of {self._rows.images.classes} classes, got {query.classes}."
             )
+        expect_labels(self._rows.images, query.multilabel)
 
     def mechanism(self, query: DescentQuery, plan: NoisePlan) -> Mechanism:
         """See `Statistic`."""
@@ -183,9 +190,18 @@ class Descent:
         for rows, labels, weights in self._rows.blocks(query, records):
             missing = BATCH - len(labels)
             whole = pad(lattice_rows(rows.cpu()), (0, 0, 0, missing))
-            predicted = (whole @ head / _LATTICE).softmax(1)[: len(labels)]
+            logits = whole @ head / _LATTICE
+            if query.multilabel:
+                yield rows, (_sigmoid(logits)[: len(labels)] - labels) * by_class, weights
+                continue
+            predicted = logits.softmax(1)[: len(labels)]
             missed = (predicted - one_hot(labels, query.classes)) * by_class[labels][:, None]
             yield rows, missed, weights
+
+
+def _sigmoid(logits: Tensor) -> Tensor:
+    """As a softmax of two: every number is treated alike, wherever it stands in the block."""
+    return torch.stack([logits, torch.zeros_like(logits)], 2).softmax(2)[:, :, 0]
 
 
 def _lattice_head(head: Tensor) -> Tensor:

@@ -60,7 +60,9 @@ def of_records(
     moments = moments or Moments(
         images, device, scratch, backbones, scratch_gib=scratch_gib, progress=progress
     )
-    others = [question.statistic(images) for question in registered().values()]
+    # Those of other packages are made for one label per image.
+    brought = {} if images.multilabel else registered()
+    others = [question.statistic(images) for question in brought.values()]
     rows = moments.rows
     ours = (moments, Descent(rows), Mixture(images, rows.sums), ClassMoments(rows))
     return by_kind([*ours, *others])

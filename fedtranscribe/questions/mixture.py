@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from fedtranscribe.data import ImageSet
+from fedtranscribe.data.imageset import ImageSet, groups_of
 from fedtranscribe.errors import ConfigError, ModelMismatchError
 from fedtranscribe.models.mixture import band_count, bands_of, frequencies, frequency_count
 from fedtranscribe.noise.bounds import Bound
@@ -53,8 +53,8 @@ class MixtureQuery(SumQuery):
     the sum of squares for each of `bands_of`.
 
     Attributes:
-        cuts: float32 [classes, j, k + 1]: block 2^j·label + Σ 2^i [ũ · cuts[label, i] > 0]; one
-            block for everybody where classes = 0.
+        cuts: float32 [classes, j, k + 1]: block 2^j·label + Σ 2^i [ũ · cuts[label, i] > 0], of
+            several labels by their group (`groups_of`); one block for everybody where classes = 0.
         rest: 0 for products; otherwise what r is multiplied by, where the map is orthonormal.
         bands: how many energies there are; 0 for products.
     """
@@ -242,14 +242,14 @@ class Mixture:
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]], terms: Mapping[str, Scalar]) -> int:
         """See `Statistic`."""
-        d = self._frequencies
+        d, groups = self._frequencies, self._images.facts.groups
         _, k = shapes["map"]
         classes, cuts, _ = shapes["cuts"]
         allowed = {"centre": (d,), "map": (d, k), "cuts": (classes, cuts, k + 1)}
-        if shapes != allowed or classes not in (0, self._images.classes):
+        if shapes != allowed or classes not in (0, groups):
             raise ConfigError(
-                f"Expected a centre [{d}], a map [{d}, k] and cuts [{self._images.classes}, j, "
-                f"k + 1], got {shapes}."
+                f"Expected a centre [{d}], a map [{d}, k] and cuts [{groups}, j, k + 1], got "
+                f"{shapes}."
             )
         # An array of no classes takes no bytes, whatever else it claims.
         if cuts > (MOST_CUTS if classes else 0):
@@ -266,10 +266,9 @@ class Mixture:
                 f"Expected a centre of {d} frequencies for images of {images.channels}x"
                 f"{images.size}x{images.size}, got {len(query.centre)}."
             )
-        if query.classes not in (0, images.classes):
-            raise ModelMismatchError(
-                f"Expected blocks of {images.classes} classes, got {query.classes}."
-            )
+        classes = images.facts.groups
+        if query.classes not in (0, classes):
+            raise ModelMismatchError(f"Expected blocks of {classes} classes, got {query.classes}.")
         bands = self._bands()[1]
         if query.bands not in (0, bands):
             raise ModelMismatchError(f"Expected {bands} bands, got {query.bands}.")
@@ -313,11 +312,11 @@ class Mixture:
     def _centred(
         self, query: MixtureQuery, records: range
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Frequencies without the centre [b, d], filled up with black images; labels, weights."""
+        """Frequencies without the centre [b, d], filled up with black images; groups, weights."""
         centre = query.centre.double()
         for picked, labels, weights in self._sums.blocks(records, _BATCH):
             found = frequencies(self._sums.pixels(picked, _BATCH)) - centre
-            yield found, labels, weights
+            yield found, groups_of(labels), weights
 
 
 def rows_of(found: Tensor, mapping: Tensor) -> Tensor:

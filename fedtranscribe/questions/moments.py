@@ -17,8 +17,20 @@ from fedtranscribe.noise.bounds import Bound
 from fedtranscribe.noise.mechanisms import Mechanism, gaussian_mechanism
 from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.privacy.units import Adjacency, Unit
-from fedtranscribe.questions.question import MOST_FEATURES, FeaturesQuery, Kind, Scalar
-from fedtranscribe.questions.records import SCRATCH_GIB, WEIGHT_BITS, RecordRows, RecordSums
+from fedtranscribe.questions.question import (
+    MOST_FEATURES,
+    FeaturesQuery,
+    Kind,
+    Scalar,
+    expect_flag,
+)
+from fedtranscribe.questions.records import (
+    SCRATCH_GIB,
+    WEIGHT_BITS,
+    RecordRows,
+    RecordSums,
+    expect_labels,
+)
 from fedtranscribe.questions.rows import clip_rows
 from fedtranscribe.results.progress import Progress, silent
 
@@ -40,9 +52,12 @@ class MomentsQuery(FeaturesQuery):
 
     Attributes:
         classes: of the sums by class that are asked beside the second moments; 0 leaves them out.
+        multilabel: whether records may have several classes; then y is a vector of 0 and 1 that is
+            clipped to norm one, so that a record counts as one however many it has.
     """
 
     classes: int
+    multilabel: bool = False
 
     FORM: ClassVar[str] = " by triangle"
 
@@ -52,6 +67,7 @@ class MomentsQuery(FeaturesQuery):
         # A message may hold any scalar: 3.0 and True would pass for numbers of classes.
         if type(self.classes) is not int or self.classes < 0:
             raise ConfigError(f"Expected classes={self.classes!r} as a whole number >= 0.")
+        expect_flag(self.multilabel)
 
     @property
     def width(self) -> int:
@@ -95,7 +111,7 @@ def vector_length(width: int, classes: int | None) -> int:
 
 
 def moments_bound(width: int, classes: int | None) -> Bound:
-    """The bound of Σ (u uᵀ, u e_yᵀ) over records with ‖u‖ ≤ 1.
+    """The bound of Σ (u uᵀ, u yᵀ) over records with ‖u‖ ≤ 1 and ‖y‖ ≤ 1.
 
     Args:
         width: k, numbers in u.
@@ -103,18 +119,18 @@ def moments_bound(width: int, classes: int | None) -> Bound:
 
     Guarantee:
         Unit: record, or all records of one id, whose weights add up to one at most; a replacement
-        keeps its id. A record adds
-        v = (u uᵀ, u e_yᵀ) with ‖u‖ ≤ 1, so ‖v‖² = ‖u‖⁴ + ‖u‖² ≤ 2, and 1 without the second part;
-        several records of one id add Σ w v with Σ w ≤ 1: a point of the convex hull of such v and
-        zero, and no two points of a hull lie further apart than two of its corners.
+        keeps its id. y is e_c for a record of class c; for one of several classes a vector of norm
+        one at most. A record adds v = (u uᵀ, u yᵀ), so ‖v‖² ≤ ‖u‖⁴ + ‖u‖² ≤ 2, and 1 without the
+        second part; several records of one id add Σ w v with Σ w ≤ 1: a point of the convex hull of
+        such v and zero, and no two points of a hull lie further apart than two of its corners.
         Here u is the truncated row (`lattice_rows`), so that products and sums are exact, and
         nothing has to be added for rounding.
         Zero-out: the record adds nothing any more (a zero row, as a null gradient is; not the row
         of a grey image, for which replace counts). Add-remove: the same, with ids that last, since
         the split into training and held-out records goes by them. Both move the sum by ‖v‖.
-        Replace: with s = u·u', a pair of one class
-        differs by ‖u‖⁴ + ‖u'‖⁴ − 2s² + ‖u‖² + ‖u'‖² − 2s ≤ 4 − 2s² − 2s ≤ 4.5, a pair of two
-        classes by 4 − 2s² ≤ 4, and without the second part by 2 − 2s² ≤ 2 (all squared).
+        Replace: with s = u·u' and t = y·y', |t| ≤ 1, a pair differs by
+        ‖u‖⁴ + ‖u'‖⁴ − 2s² + ‖u‖²‖y‖² + ‖u'‖²‖y'‖² − 2st ≤ 4 − 2s² + 2|s| ≤ 4.5, and without the
+        second part by 2 − 2s² ≤ 2 (both squared).
         A whole holder has no guarantee.
         Of a symmetric matrix the upper triangle is sent, in which an entry beside the diagonal
         stands for two: it counts twice in every squared distance, which is then that of the
@@ -152,13 +168,13 @@ def moment_sums(
     """Add up bounded rows, a block at a time; NOT private.
 
     Args:
-        blocks: rows u [b, k], labels int64 [b] and whole weights [b] as from `id_weights`; at most
-            2¹⁶ records in a block.
+        blocks: rows u [b, k], labels int64 [b], or [b, classes] where there may be several, and
+            whole weights [b] as from `id_weights`; at most 2¹⁶ records in a block.
         width: k.
         classes: how many; None leaves labels out.
 
     Returns:
-        int64 [D] in units of 2⁻³⁶: the upper triangle of Σ u uᵀ row by row, then Σ u e_yᵀ.
+        int64 [D] in units of 2⁻³⁶: the upper triangle of Σ u uᵀ row by row, then Σ u yᵀ.
 
     Guarantee:
         Exact. With rows in units of 2⁻¹³ and weights in 2⁻¹⁰, a product of a block is below 2³⁶
@@ -171,7 +187,11 @@ def moment_sums(
         bounded = lattice_rows(rows.cpu())
         weighted = bounded * weights.double()[:, None]
         second += (weighted.T @ bounded).long()
-        if by_class is not None:
+        if by_class is None:
+            continue
+        if labels.ndim == 2:
+            by_class += (weighted.T @ lattice_rows(labels)).long()
+        else:
             # A row alone is in units of 2⁻²³ with its weight.
             by_class.index_add_(1, labels, (weighted.T * 2**_ROW_BITS).long())
     triangle = second[_upper(width)]
@@ -235,6 +255,7 @@ class Moments:
             raise ConfigError(f"Expected a centre [{raw}] and a map [{raw}, k], got {shapes}.")
         if terms.get("classes") not in (0, self._images.classes):
             raise ConfigError(f"Expected sums by {self._images.classes} classes.")
+        expect_labels(self._images, terms.get("multilabel"))
         return 1
 
     def check(self, query: MomentsQuery) -> None:
@@ -244,6 +265,7 @@ class Moments:
             raise ModelMismatchError(
                 f"Expected sums by {self._images.classes} classes, got {query.classes}."
             )
+        expect_labels(self._images, query.multilabel)
 
     def mechanism(self, query: MomentsQuery, plan: NoisePlan) -> Mechanism:
         """See `Statistic`."""

@@ -221,6 +221,7 @@ def read_capabilities(content: Message) -> Capabilities:
             features=tuple(str(name) for name in get(terms, "features", list)),
             shards_declared_by=get(terms, "shards-declared-by", str),
             weights_declared_by=get(terms, "weights-declared-by", str),
+            multilabel=get(terms, "multilabel", bool),
         )
     except (ConfigError, KeyError, TypeError, ValueError) as error:
         raise ProtocolError(f"A holder's capabilities cannot be read ({error}).") from None

@@ -178,6 +178,12 @@ class FeaturesQuery(SumQuery):
             raise ConfigError(f"Expected features={self.features!r} as a name.")
 
 
+def expect_flag(multilabel: bool) -> None:
+    """Refuse what a query cannot say of several labels; a message may hold any scalar."""
+    if type(multilabel) is not bool:
+        raise ConfigError(f"Expected multilabel={multilabel!r} as true or false.")
+
+
 @dataclass(frozen=True)
 class AnswerFields:
     """What every form of answer has.

@@ -72,7 +72,7 @@ class RecordSums:
         return id_weights(self.images.ids)
 
     def blocks(self, rows: range, size: int) -> Iterator[tuple[range, Tensor, Tensor]]:
-        """Blocks of at most `size` records: their rows, labels int64 [b] and weights int64 [b]."""
+        """Blocks of at most `size` records: their rows, labels and weights int64 [b]."""
         for first in range(rows.start, rows.stop, size):
             block = slice(first, min(first + size, rows.stop))
             yield (
@@ -186,6 +186,17 @@ SCRATCH_GIB = 4.0
 _GIB = 2**30
 
 
+def expect_labels(images: ImageSet, multilabel: Scalar | None) -> None:
+    """Refuse a question about single labels where there may be several, and the other way round.
+
+    Raises:
+        ConfigError: says what the records have.
+    """
+    # A query says nothing of it, or true or false: the query itself refuses everything else.
+    if bool(multilabel) != images.multilabel:
+        raise ConfigError(f"Expected multilabel={images.multilabel}, as the records have labels.")
+
+
 class RecordRows:
     """What every sum over features starts from: a row per record, with its label and weight.
 
@@ -262,7 +273,7 @@ class RecordRows:
     def blocks(
         self, query: FeaturesQuery, records: range
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Rows float32 [b, k + 1] of norm one, labels int64 [b] and weights int64 [b].
+        """Rows float32 [b, k + 1] of norm one, labels as the set has them, weights int64 [b].
 
         Args:
             query: which rows.

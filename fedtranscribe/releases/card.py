@@ -82,6 +82,7 @@ def render_card(run: FinishedRun, statement: PrivacyStatement, onnx: Sequence[st
         onnx=onnx,
         accuracy=_accuracy(run),
         confusion=run.result.confusion if is_public(run) else None,
+        findings=run.result.findings if is_public(run) else None,
         names=_names(run),
     )
     return f"{str(card).rstrip()}\n"
@@ -153,10 +154,19 @@ def threshold_section(statement: PrivacyStatement) -> str | None:
     stated = statement.threshold
     if stated is None:
         return None
+    if isinstance(stated.probability, tuple):
+        each = ", ".join(f"{value:.6g}" for value in stated.probability)
+        words = (
+            f"Thresholds: `release.predict` names classes, in order, from probabilities of {each}"
+        )
+    else:
+        words = (
+            "Threshold: `release.predict` names the second class from a probability of "
+            f"{stated.probability:.6g}"
+        )
     return (
-        f"- Threshold: `release.predict` names the second class from a probability of "
-        f"{stated.probability:.6g} on. It was chosen on {_escaped(stated.chosen_on)}, which the "
-        "publisher declares to be public"
+        f"- {words} on. Chosen on {_escaped(stated.chosen_on)}, which the publisher declares to be "
+        "public"
     )
 
 
@@ -289,6 +299,7 @@ def _facts(run: FinishedRun) -> dict[str, Any]:
         "diffusion": False,
         "architecture": student.architecture,
         "classes": student.classes,
+        "multilabel": student.multilabel,
         "channels": student.channels,
         "size": student.size,
         "parameters": sum(p.numel() for p in student.parameters()),
@@ -350,8 +361,7 @@ def _inputs(generator: Generator | GaussianMixture) -> str:
 
 def _names(run: FinishedRun) -> list[str]:
     """What the classes are called in tables."""
-    confusion = run.result.confusion
-    numbers = () if confusion is None else range(len(confusion.counts))
+    numbers = range(run.student.classes if run.student is not None else 0)
     return [markdown(name) for name in run.result.class_names or map(str, numbers)]
 
 

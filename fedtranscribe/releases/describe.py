@@ -10,7 +10,7 @@ from fedtranscribe.config import PUBLIC_SHAPES
 from fedtranscribe.data import is_benchmark
 from fedtranscribe.errors import AuditError, ConfigError, PrivacyError, StorageError
 from fedtranscribe.files import read_json, read_json_lines
-from fedtranscribe.releases.loading import classes_of, unvouched
+from fedtranscribe.releases.loading import classes_of, unfit_threshold, unvouched
 from fedtranscribe.releases.recomputed import agree, by_adjacency, by_holder, by_unit, recompute
 from fedtranscribe.releases.statement import (
     COMPOSITION,
@@ -48,8 +48,10 @@ def describe(
     run: FinishedRun, choices: Sequence[str] = (), threshold: StatedThreshold | None = None
 ) -> PrivacyStatement:
     """What a release of a run has to say; its `files` are still to come."""
-    if threshold is not None and (run.student is None or run.student.classes != 2):
-        raise ConfigError("Expected a threshold for a student of two classes only; leave it out.")
+    if threshold is not None and (wrong := unfit_threshold(run.student, threshold)) is not None:
+        raise ConfigError(
+            f"Expected a threshold for two classes, or of several labels one for each: {wrong}."
+        )
     try:
         return _describe(run, choices).model_copy(update={"threshold": threshold})
     except DAMAGED:

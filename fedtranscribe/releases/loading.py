@@ -15,11 +15,13 @@ from fedtranscribe.releases.statement import (
     CARD,
     STATEMENT,
     PrivacyStatement,
+    StatedThreshold,
     read_statement,
     stamp_of,
 )
 from fedtranscribe.results.run_directory import DENOISER, GENERATOR, STUDENT
 from fedtranscribe.runs.networks import Networks
+from fedtranscribe.text import counted
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,8 +43,8 @@ class Release(Networks):
         return self.privacy.method
 
     @property
-    def threshold(self) -> float | None:
-        """From which probability of the second of two classes on it is named; None for half."""
+    def threshold(self) -> float | tuple[float, ...] | None:
+        """See `Networks`."""
         stated = self.privacy.threshold
         return None if stated is None else stated.probability
 
@@ -80,7 +82,22 @@ def load(folder: Path, verify: bool = True) -> Release:
             f"{folder}: privacy.json names {len(named)} classes, the network has "
             f"{classes_of(student, generator)}; fetch the release again."
         )
+    stated = statement.threshold
+    if stated is not None and (wrong := unfit_threshold(student, stated)) is not None:
+        raise PrivacyError(f"{folder}: {wrong}; fetch the release again.")
     return Release(folder, student, generator, statement)
+
+
+def unfit_threshold(student: Classifier | None, stated: StatedThreshold) -> str | None:
+    """Why a threshold means nothing for a student, in words; None where it does."""
+    given, wanted = stated.probability, 0
+    if student is not None and student.takes_thresholds:
+        wanted = student.classes if student.multilabel else 1
+    count = len(given) if isinstance(given, tuple) else 1
+    if count == wanted and isinstance(given, tuple) == (student is not None and student.multilabel):
+        return None
+    needs = f"{counted(wanted, 'threshold')}" if wanted else "no threshold"
+    return f"the student takes {needs}, and {counted(count, 'threshold')} is stated"
 
 
 def unvouched(student: Classifier | None, statement: PrivacyStatement) -> str | None:

@@ -144,10 +144,16 @@ class StatedTeachers(_Part):
     )
 
 
-class StatedThreshold(_Part):
-    """From which probability of the second class on a student of two classes names it."""
+_Probability = Annotated[float, Field(gt=0, le=1)]
 
-    probability: float = Field(gt=0, le=1)
+
+class StatedThreshold(_Part):
+    """From which probability of the second class on a student of two classes names it.
+
+    Of a student of several labels per image: from which one of each class, in their order.
+    """
+
+    probability: _Probability | tuple[_Probability, ...]
     chosen_on: _Name = Field(
         description="the images that it was chosen on, which the publisher declares to be public"
     )

@@ -114,7 +114,7 @@ def _networks(folder: Path, statement: PrivacyStatement) -> str:
         shapes = [(n.channels, n.size) for n in (student, generator)]
         _expect(shapes[0] == shapes[1], "the generator makes images that the student cannot read")
     if isinstance(generator, GaussianMixture):
-        classes = generator.classes == student.classes
+        classes = generator.classes == student.groups
         _expect(classes, "the generator has other classes than the student")
         return f"{student.architecture} and a mixture of {len(generator.counts)}, all finite"
     return f"{student.architecture}{'' if generator is None else ' and generator'}, all finite"

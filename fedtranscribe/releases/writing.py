@@ -54,7 +54,7 @@ def make_release(
     *,
     choices: Sequence[str] = (),
     stamp_not_private: bool = False,
-    threshold: float | None = None,
+    threshold: float | Sequence[float] | None = None,
     chosen_on: str | None = None,
 ) -> MadeRelease:
     """Release a finished run; see `fedtranscribe.release`."""
@@ -82,7 +82,10 @@ def make_release(
     return MadeRelease(folder, statement)
 
 
-def _threshold(probability: float | None, chosen_on: str | None) -> StatedThreshold | None:
+def _threshold(
+    given: float | Sequence[float] | None, chosen_on: str | None
+) -> StatedThreshold | None:
+    probability = tuple(given) if isinstance(given, Sequence) else given
     if (probability is None) != (chosen_on is None):
         raise ConfigError(
             f"Expected threshold={probability} and chosen_on={chosen_on!r} together: a release "

@@ -50,9 +50,9 @@ KEYS: Mapping[str, Listed] = {
         Why.COST: "mechanism rows costs.** release.mechanism release.rows release.costs.**",
     },
     "roster.json": {
-        Why.SETTING: "*.name *.classes *.channels *.size *.shards *.positional_ids *.kinds "
-        "*.noise *.rows_per_message *.rows_per_run *.dropouts *.colluders *.masks *.trainers "
-        "*.records *.features *.shards_declared_by *.weights_declared_by",
+        Why.SETTING: "*.name *.classes *.channels *.size *.shards *.positional_ids *.multilabel "
+        "*.kinds *.noise *.rows_per_message *.rows_per_run *.dropouts *.colluders *.masks "
+        "*.trainers *.records *.features *.shards_declared_by *.weights_declared_by",
     },
     "trainers.json": {Why.SETTING: "holders"},
     "checkpoints/secagg-keys.json": {Why.SETTING: "*.advert *.drawn"},
@@ -69,7 +69,8 @@ KEYS: Mapping[str, Listed] = {
         Why.OUTPUT: "synthetic.class_shares synthetic.confidence fidelity.inception_score "
         "fidelity.inception_score_std downstream.selection.*.*",
         Why.BENCHMARK: "student.accuracy student.balanced student.per_class student.confusion "
-        "student.operating_point.* downstream.* fidelity.fid fidelity.precision fidelity.recall",
+        "student.operating_point.* "
+        "student.findings.* downstream.* fidelity.fid fidelity.precision fidelity.recall",
     },
     "audit.json": {
         Why.SETTING: "data seed",

@@ -18,12 +18,12 @@ from pydantic import ValidationError, field_validator
 from fedtranscribe.errors import StorageError
 from fedtranscribe.files import read_json, read_object, write_atomically
 from fedtranscribe.results.allowed import Listed, Why
+from fedtranscribe.results.decisions import Confusion, Findings
 from fedtranscribe.results.parts import (
     FLAT,
     Accuracy,
     AccuracyCurve,
     Answers,
-    Confusion,
     CountedGenerator,
     DeclaredTeachers,
     Diffusion,
@@ -107,7 +107,10 @@ class Result(_Head):
     accuracy: Accuracy | None = None  # None, or empty, where it may not be told
     # which images it was measured on, in words
     accuracy_on: Annotated[str | None, Why.PROGRESS] = None
-    confusion: Confusion | None = None  # of the student; None where it may not be told
+    # of the student; None where it may not be told, and where labels are of the other kind: one per
+    # image, or several
+    confusion: Confusion | None = None
+    findings: Findings | None = None
     curve: AccuracyCurve | None = None
     settings: Annotated[dict[str, Any], Why.SETTING]  # of the run, resolved
 
@@ -196,12 +199,15 @@ class ScoredResult:
     # Names of those that no file outside `private/` may hold. They are functions of private
     # records: do not publish them.
     not_private: tuple[str, ...]
-    confusion: Confusion | None = None  # of the student; private where `result` has none
+    # of the student, see `Result`; private where `result` has none
+    confusion: Confusion | None = None
+    findings: Findings | None = None
 
     def to_json(self) -> dict[str, Any]:
         """What `--json` prints."""
         facts = self.result.to_json()
-        found = {} if self.confusion is None else {"confusion": self.confusion.to_json()}
+        parts = {"confusion": self.confusion, "findings": self.findings}
+        found = {name: part.to_json() for name, part in parts.items() if part is not None}
         scores = {"accuracy": dict(self.accuracy), "not_private": [*self.not_private]}
         return {**facts, **scores, **found}
 
@@ -211,8 +217,12 @@ def with_private_scores(folder: Path, result: Result) -> ScoredResult:
     public_scores = {} if result.accuracy is None else result.accuracy.to_json()
     scores = read_object(folder / SCORES) or {}
     hidden = [name for name in scores if name not in public_scores]
-    confusion, stored = result.confusion, read_object(folder / CONFUSION)
-    if confusion is None and stored:
-        confusion = Confusion.model_validate(stored)
-        hidden.append("confusion")
-    return ScoredResult(result, {**scores, **public_scores}, tuple(hidden), confusion)
+    confusion, findings = result.confusion, result.findings
+    stored = read_object(folder / CONFUSION)
+    if stored and confusion is None and findings is None:
+        if "counts" in stored:
+            confusion = Confusion.model_validate(stored)
+        else:
+            findings = Findings.model_validate(stored)
+        hidden.append("findings" if confusion is None else "confusion")
+    return ScoredResult(result, {**scores, **public_scores}, tuple(hidden), confusion, findings)

@@ -32,7 +32,7 @@ from fedtranscribe.files import read_object, unwritable, write_atomically
 from fedtranscribe.privacy.release_plan import KEY_BYTES
 from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.results.allowed import expect_allowed
-from fedtranscribe.results.parts import Confusion
+from fedtranscribe.results.decisions import Confusion, Findings
 from fedtranscribe.results.result import CONFUSION, METRICS, SCORES
 
 STUDENT = "student.safetensors"
@@ -232,7 +232,7 @@ class RunDirectory:
         """Keep all accuracies under `private/`; `result.Accuracy` has those that may leave it."""
         write_atomically(self._scores, json.dumps(scores, indent=2).encode())
 
-    def write_confusion(self, confusion: Confusion) -> None:
+    def write_confusion(self, confusion: Confusion | Findings) -> None:
         """Keep it under `private/`."""
         write_atomically(self.path / CONFUSION, json.dumps(confusion.to_json()).encode())
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fedtranscribe.config import StudentSettings
+from fedtranscribe.data.imageset import VOTES, expect_single_labels
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.privacy.accountant import epsilon_filter
 from fedtranscribe.privacy.calibrate import (
@@ -50,6 +51,9 @@ def make_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
             the kind cannot protect, more rows than a holder allows per run, or noise that no number
             could carry.
     """
+    several = any(facts.multilabel for facts in roster.values())
+    if asked.kind is not Kind.MOMENTS and (not asked.start or asked.settings.teachers_share):
+        expect_single_labels(several, VOTES)
     questions = _questions(asked, roster)
     if questions:
         asked = replace(asked, left=1 - asked.settings.ask_share)
@@ -59,6 +63,11 @@ def make_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
         raise ConfigError(
             f"Expected descent_rounds=0 without sums over the records first, got "
             f"{asked.settings.descent_rounds}; add start=moments, or leave it out."
+        )
+    if several and asked.settings.balanced:
+        raise ConfigError(
+            "Expected balanced=false with task=multilabel: each class has its own threshold. "
+            "Leave it out."
         )
     if asked.settings.balanced and plan.teachers is not None:
         raise ConfigError(
@@ -85,6 +94,8 @@ def _questions(asked: Asked, roster: Mapping[str, Capabilities]) -> tuple[Part, 
     settings = asked.settings
     if not settings.questions:
         return ()
+    several = any(facts.multilabel for facts in roster.values())
+    expect_single_labels(several, "ask=…, a question of another package")
     if asked.by_formula or asked.kind is Kind.LABEL:
         raise ConfigError(
             "Expected no ask=… where the noise is the published formula's, or with privacy=label: "
@@ -250,6 +261,8 @@ def _two_part_plan(asked: Asked, roster: Mapping[str, Capabilities]) -> Plan:
 def _teachers_share(asked: Asked, roster: Mapping[str, Capabilities]) -> tuple[float, str]:
     """Of the budget, in μ² (under masks ρ); with the reason, in words."""
     share = asked.settings.teachers_share
+    if any(facts.multilabel for facts in roster.values()):
+        return 0.0, "the whole budget goes to sums over the records: images have several labels"
     without = [n for n, f in roster.items() if f.shards < 1 or asked.kind not in f.kinds]
     if share is not None:
         if share and without:

@@ -18,7 +18,7 @@ from fedtranscribe.questions.refusals import RefusalCode
 
 log = logging.getLogger(__name__)
 
-Shape = tuple[int, int, int]
+Shape = tuple[int, int, int, bool]
 
 
 RosterReplies = Mapping[str, Capabilities | RefusalCode | ProtocolError]
@@ -101,13 +101,13 @@ def quorum(settings: RoundSettings, holders: int) -> int:
 
 
 def _common_shape(roster: Iterable[Capabilities]) -> Shape | None:
-    """What most holders' images are: classes, channels, size; the first one on a tie."""
+    """What most holders' images and labels are; the first one on a tie."""
     shapes = Counter(_shape(facts) for facts in roster)
     return shapes.most_common(1)[0][0] if shapes else None
 
 
 def _shape(facts: Capabilities) -> Shape:
-    return facts.classes, facts.channels, facts.size
+    return facts.classes, facts.channels, facts.size, facts.multilabel
 
 
 def _unfit(
@@ -117,7 +117,7 @@ def _unfit(
     rows = min(settings.dpsd.round_rows, settings.rows or settings.dpsd.round_rows)
     if _shape(facts) != shape:
         return (
-            f"its images are of (classes, channels, size) = {_shape(facts)}, "
+            f"its images are of (classes, channels, size, several labels) = {_shape(facts)}, "
             f"those of the others {shape}"
         )
     if kind not in facts.kinds:

@@ -76,7 +76,7 @@ def sums_plan(asked: Asked, roster: Mapping[str, Capabilities], share: float = 1
         words = "; ".join(filter(None, (words, about)))
     std = moments[-1].combined_std(len(roster))
     outlook = moments_forecast(_declared(roster), facts.classes, width, std)
-    words = "; ".join(filter(None, (gradients, words)))
+    words = "; ".join(filter(None, (_of_labels(facts), gradients, words)))
     parts, spent = (*moments, *descent, *mixture), ours * whole
     return Plan(
         parts,
@@ -88,6 +88,13 @@ def sums_plan(asked: Asked, roster: Mapping[str, Capabilities], share: float = 1
         mixture_share=spent,
         shows_nothing=bool(hidden),
     )
+
+
+def _of_labels(facts: Capabilities) -> str:
+    """How several labels of a record count, in words."""
+    if not facts.multilabel:
+        return ""
+    return "all labels of an image together count as one does: its label vector is cut to norm 1"
 
 
 def _descent_rounds(
@@ -136,7 +143,7 @@ def mixture_share(asked: Asked, roster: Mapping[str, Capabilities]) -> tuple[flo
         )
     if asked_share == 0:
         return 0.0, ""
-    if not fits(facts.channels, facts.size, facts.classes):
+    if not fits(facts.channels, facts.size, facts.groups):
         if asked_share:
             raise ConfigError(
                 f"Expected fewer classes for a mixture, got {facts.classes:,}: its sums would be "
@@ -188,7 +195,7 @@ def _mixture_parts(
 ) -> tuple[tuple[Part, ...], str]:
     """The questions of a mixture, and in words what they can show."""
     facts = next(iter(roster.values()))
-    shape = facts.channels, facts.size, facts.classes
+    shape = facts.channels, facts.size, facts.groups
     cuts = picked_cuts(*shape, lambda asked_of: _stands(asked, roster, share, asked_of))
     shapes = question_shapes(*shape, cuts)
     words = f"a mixture of {2**cuts} {'Gaussian' if cuts == 0 else 'Gaussians'} per class"
@@ -201,7 +208,7 @@ def _mixture_parts(
 def _hidden(asked: Asked, roster: Mapping[str, Capabilities], share: float) -> str:
     """Why a mixture would show nothing, in words; empty where it does, or the user asks for it."""
     facts = next(iter(roster.values()))
-    of_classes = question_shapes(facts.channels, facts.size, facts.classes, 0)[1]
+    of_classes = question_shapes(facts.channels, facts.size, facts.groups, 0)[1]
     stands = _stands(asked, roster, share, of_classes)
     # Where nobody says how many records there are, nothing can be said.
     if asked.settings.mixture_share is not None or not 0 < stands < _WORTH_A_MIXTURE:
@@ -242,17 +249,18 @@ def _sharpening(
         return (), "its images are not sharpened, as sharpen=false sets it"
     if without is not None:
         return (), f"its images are not sharpened: holder {without} allows no class moments"
-    if facts.classes * triangle_length(width) > MOST_NUMBERS:
-        return (), f"its images are not sharpened: {facts.classes:,} classes are too many for that"
-    noise = sums_noise(asked, roster, share * _SHARPEN_SHARE, products_bound(width, facts.classes))
-    part = Part(Kind.CLASS_MOMENTS, 1, noise, width, facts.classes)
-    stands = _above_noise(part, roster, facts.classes)
+    classes = facts.groups
+    if classes * triangle_length(width) > MOST_NUMBERS:
+        return (), f"its images are not sharpened: {classes:,} classes are too many for that"
+    noise = sums_noise(asked, roster, share * _SHARPEN_SHARE, products_bound(width, classes))
+    part = Part(Kind.CLASS_MOMENTS, 1, noise, width, classes)
+    stands = _above_noise(part, roster, classes)
     if stands < WORTH_SHARPENING:
         return (), (
             "its images are not sharpened: a class would be only "
             f"{in_short(stands)} times as strong as the noise"
         )
-    takes = cost_of(facts.classes, facts.channels, facts.size, settings.dpsd.sharpen_steps)
+    takes = cost_of(classes, facts.channels, facts.size, settings.dpsd.sharpen_steps)
     return (part,), (
         f"{_SHARPEN_SHARE:.0%} of that sharpens its images by features of each class "
         f"({in_short(stands)} times as strong as their noise), which takes {takes} in the end"

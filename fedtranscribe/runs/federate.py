@@ -211,6 +211,7 @@ def _result(
         logit_scale=learned.logit_scale,
         accuracy=learned.accuracy or Accuracy.of({}),
         confusion=learned.confusion,
+        findings=learned.findings,
         curve=AccuracyCurve(rows=tuple(curve[0]), accuracy=tuple(curve[1])),
         settings=json.loads(settings.model_dump_json(exclude_none=True)),
     )

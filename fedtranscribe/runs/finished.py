@@ -14,7 +14,7 @@ from fedtranscribe.data.memory import digest_of
 from fedtranscribe.errors import ConfigError, CorruptWeightsError, StorageError
 from fedtranscribe.models import Classifier, Generator, load_network
 from fedtranscribe.models.diffusion import Synthesizer, load_synthesizer
-from fedtranscribe.models.inference import draw_classes
+from fedtranscribe.models.inference import draw_classes, label_sets
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.results.parts import OWN_LABELS
 from fedtranscribe.results.progress import Progress, silent
@@ -27,7 +27,7 @@ from fedtranscribe.results.run_directory import (
     expect_same_records,
 )
 from fedtranscribe.runs.networks import Networks
-from fedtranscribe.trainers.samples import ALL, chosen_labels
+from fedtranscribe.trainers.samples import ALL, UNIFORM, chosen_labels
 
 _DIFFUSION_SAMPLES = 3_000
 
@@ -166,7 +166,7 @@ class FinishedRun(Networks):
             progress: shows long work.
 
         Returns:
-            uint8 [n, ch, s, s], int64 [n].
+            uint8 [n, ch, s, s]; int64 [n], or [n, classes] of 0 and 1 where there may be several.
 
         Raises:
             ConfigError: the run has no generator, or n < 1.
@@ -180,7 +180,8 @@ class Drawn:
 
     Attributes:
         images: uint8 [n, ch, s, s].
-        labels: int64 [n]; None where nobody knows any.
+        labels: int64 [n], or [n, classes] of 0 and 1 where there may be several; None where nobody
+            knows any.
         classes: that there are; 0 without labels.
         steps, guidance: of a diffusion model; None of others.
     """
@@ -247,10 +248,18 @@ class Sampler:
                 )
             self._labels = chosen_labels(ALL, num, 0, seed)
             generator.to(device)
+        elif self._several and words not in (ALL, UNIFORM):
+            # After images of none of the classes.
+            self._labels = 1 + chosen_labels(words, num, generator.classes - 1, seed)
         else:
             self._labels = chosen_labels(words, num, generator.classes, seed)
         if isinstance(generator, GaussianMixture):
             generator.expect_known(self._labels)
+
+    @property
+    def _several(self) -> bool:
+        """Whether an image may have several labels."""
+        return self._run.student is not None and self._run.student.multilabel
 
     @property
     def result(self) -> Result:
@@ -270,7 +279,11 @@ class Sampler:
             return Drawn(images, labels if generator.classes else None, generator.classes, *before)
         if isinstance(generator, GaussianMixture):
             rng = torch.Generator().manual_seed(self._seed)
-            images = draw_classes(generator, self._run.student, labels, rng)
+            student = self._run.student
+            images = draw_classes(generator, student, labels, rng)
+            if student is not None and self._several:
+                found = label_sets(student, generator, images, labels)
+                return Drawn(images, found, student.classes)
             return Drawn(images, labels, generator.classes)
         images, drawn_labels = self._run.synthesise(self._num, self._seed)
         assert self._run.student is not None

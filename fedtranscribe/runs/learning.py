@@ -9,6 +9,7 @@ from torch import Tensor
 
 from fedtranscribe.config import RoundSettings, StudentSettings
 from fedtranscribe.data import ImageSet
+from fedtranscribe.data.imageset import NO_LABEL, groups_of
 from fedtranscribe.errors import ConfigError
 from fedtranscribe.methods.descent import DescentMethod
 from fedtranscribe.methods.dpsd import DPSD
@@ -22,12 +23,13 @@ from fedtranscribe.methods.sums_then_teachers import SumsThenTeachers, TeachersA
 from fedtranscribe.models import pick_device, save_network
 from fedtranscribe.models.fixed_features import features_for
 from fedtranscribe.models.generator import GENERATED
-from fedtranscribe.models.inference import accuracy, confusion_of, labelled_samples
+from fedtranscribe.models.inference import accuracy, confusion_of, findings_of, labelled_samples
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.noise.sources import NoiseSource
 from fedtranscribe.privacy.units import Unit
+from fedtranscribe.results.decisions import Confusion, Findings
 from fedtranscribe.results.figures import draw_curve, draw_images, figures_available
-from fedtranscribe.results.parts import Accuracy, Confusion, DeclaredTeachers, MixtureFacts
+from fedtranscribe.results.parts import Accuracy, DeclaredTeachers, MixtureFacts
 from fedtranscribe.results.progress import Progress, Report, ignore, silent
 from fedtranscribe.results.run_directory import GENERATOR, STUDENT, RunDirectory
 from fedtranscribe.rounds.plan import Plan
@@ -58,6 +60,7 @@ class Learned:
     outcome: Outcome  # of the rounds
     accuracy: Accuracy | None  # what may be shown of it; None where nothing may
     confusion: Confusion | None  # what may be shown of it; None where nothing may
+    findings: Findings | None  # the same, where images may have several labels
     method: Method[Any]  # the student side; its student is finished
 
     @property
@@ -139,6 +142,12 @@ def learn(
         noise: the server's own, for `central`; OS entropy unless a test says otherwise.
     """
     stored, facts = run.load_checkpoint(), plan.facts
+    if test is not None and test.images.multilabel != facts.multilabel:
+        kind = "several labels" if facts.multilabel else "one label"
+        raise ConfigError(
+            f"Expected held-out images with {kind} each, as the holders have; "
+            f"{test.images.name!r} has others. Name another data set."
+        )
     if test is not None and test.images.classes > facts.classes:
         raise ConfigError(
             f"Expected held-out images of at most {facts.classes} classes, as the holders have, "
@@ -156,6 +165,7 @@ def learn(
         fresh=stored is None,
         pretrain=not plan.starts,
     )
+    side.student.multilabel = facts.multilabel
     method = _method(settings, plan, side, run, public, progress)
 
     def evaluate() -> float:
@@ -180,16 +190,16 @@ def learn(
         events=events,
         noise=noise,
     )
-    outcome, confusion = server.serve(stored, progress), None
+    outcome, confusion, findings = server.serve(stored, progress), None, None
     if test is not None:
         run.write_scores(others() | run.read_scores() | {"student": evaluate()})
-        confusion = confusion_of(
-            side.student,
-            test.images.blocks(),
-            test.images.labels,
-            ordinal=settings.task == "ordinal",
-        )
-        run.write_confusion(confusion)
+        shown = side.student, test.images.blocks(), test.images.labels
+        if facts.multilabel:
+            findings = findings_of(*shown)
+            run.write_confusion(findings)
+        else:
+            confusion = confusion_of(*shown, ordinal=settings.task == "ordinal")
+            run.write_confusion(confusion)
     if questions:
         run.write_answers(asked.answers)
     save_network(side.student, run.path / STUDENT)
@@ -197,7 +207,9 @@ def learn(
     if outcome.curve[0] and figures_available():
         scores = {} if scored is None else scored.to_json()
         _draw_curve(run, outcome, scores, "sums" if plan.teachers is None else "rows")
-    return Learned(outcome, scored, confusion if is_public else None, method)
+    if not is_public:
+        confusion = findings = None
+    return Learned(outcome, scored, confusion, findings, method)
 
 
 def finish_generator(
@@ -221,7 +233,10 @@ def finish_generator(
 def _draw_samples(method: Method[Any], run: RunDirectory, names: Sequence[str] | None) -> None:
     generator = method.generator
     if generator is not None and figures_available():
-        images, labels = labelled_samples(generator, method.student, _POOL, seed=0)
+        images, found = labelled_samples(generator, method.student, _POOL, seed=0)
+        labels = groups_of(found)
+        if method.student.multilabel and names is not None:
+            names = (NO_LABEL, *names)
         grid_labels = _class_by_class(labels, _GRID)
         draw_images(images[grid_labels], labels[grid_labels], run.path / "images.png", names)
 
@@ -264,7 +279,7 @@ def _method(
     mixture = _mixture(plan, run.run_id) if plan.mixture else None
     class_moments = None
     if plan.sharpened:
-        class_moments = ClassMomentsMethod(moments, plan.facts.classes, run.run_id)
+        class_moments = ClassMomentsMethod(moments, plan.facts.groups, run.run_id)
     sums = SumsMethod(moments, descent, mixture, class_moments, chosen.sharpen_steps)
     if plan.teachers is None:
         return sums
@@ -275,7 +290,7 @@ def _method(
 def _mixture(plan: Plan, run: str) -> MixtureMethod:
     facts = plan.facts
     cuts = _components(plan).bit_length() - 1
-    return MixtureMethod(facts.channels, facts.size, facts.classes, cuts, run)
+    return MixtureMethod(facts.channels, facts.size, facts.groups, cuts, run)
 
 
 def mixture_facts(plan: Plan) -> MixtureFacts | None:
@@ -299,7 +314,7 @@ def declared_teachers(plan: Plan) -> DeclaredTeachers | None:
 
 def _components(plan: Plan) -> int:
     """Per class."""
-    return max(part.classes or 0 for part in plan.mixture) // plan.facts.classes
+    return max(part.classes or 0 for part in plan.mixture) // plan.facts.groups
 
 
 def _draw_curve(run: RunDirectory, outcome: Outcome, scores: dict[str, float], what: str) -> None:

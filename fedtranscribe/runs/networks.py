@@ -19,8 +19,9 @@ from fedtranscribe.errors import (
     UnsupportedAdjacencyError,
 )
 from fedtranscribe.models import Classifier, Generator
+from fedtranscribe.models.classifier import probabilities_of
 from fedtranscribe.models.diffusion import Synthesizer
-from fedtranscribe.models.inference import labelled_samples, logits_of
+from fedtranscribe.models.inference import labelled_samples, logits_of, named_by
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.privacy.accountant import quote, sound_table
 from fedtranscribe.privacy.release_plan import MechanismRelease
@@ -54,18 +55,27 @@ class Networks:
         raise NotImplementedError
 
     @property
-    def threshold(self) -> float | None:
-        """From which probability of the second of two classes on it is named; None for half."""
+    def threshold(self) -> float | tuple[float, ...] | None:
+        """From which probability of the second of two classes on it is named; None for half.
+
+        Of several labels per image: from which one of each class.
+        """
         return None
 
     @overload
     def predict(self, images: ImageArray, names: Literal[False] = False) -> Tensor: ...
 
     @overload
-    def predict(self, images: ImageArray, names: Literal[True]) -> list[str]: ...
+    def predict(
+        self, images: ImageArray, names: Literal[True]
+    ) -> list[str] | list[tuple[str, ...]]: ...
 
-    def predict(self, images: ImageArray, names: bool = False) -> Tensor | list[str]:
-        """Likeliest class of each image; of two classes the one that a release's threshold says.
+    def predict(
+        self, images: ImageArray, names: bool = False
+    ) -> Tensor | list[str] | list[tuple[str, ...]]:
+        """Likeliest class of each image, or its classes where there may be several.
+
+        A release may say from which probability on a class is named.
 
         Args:
             images: [n, ch, s, s] or [n, s, s, ch], and [n, s, s] where they are grey; a tensor on
@@ -74,18 +84,25 @@ class Networks:
             names: give the classes' names and not their numbers.
 
         Returns:
-            int64 [n], on the CPU; or n names.
+            int64 [n], on the CPU, or [n, classes] of 0 and 1 where there may be several; or n
+            names, or n tuples of them.
         """
         if not names:
-            logits = self._logits(images)
-            if self.threshold is None:
-                return logits.argmax(-1)
-            return (logits.softmax(-1)[:, 1] >= self.threshold).long()
-        if self.class_names is None:
+            logits, threshold = self._logits(images), self.threshold
+            if threshold is None:
+                return named_by(self._known_student, logits)
+            if isinstance(threshold, tuple):
+                return (logits.sigmoid() >= torch.tensor(threshold)).long()
+            return (logits.softmax(-1)[:, 1] >= threshold).long()
+        called = self.class_names
+        if called is None:
             raise ConfigError(
                 f"The {self._kind} in {self.path} does not name its classes; leave out names=True."
             )
-        return [self.class_names[label] for label in self.predict(images).tolist()]
+        found = self.predict(images)
+        if found.ndim == 2:
+            return [tuple(called[i] for i in row.nonzero().flatten().tolist()) for row in found]
+        return [called[label] for label in found.tolist()]
 
     def probabilities(self, images: ImageArray) -> Tensor:
         """How likely the student takes each class to be; the card says how far to trust it.
@@ -94,9 +111,10 @@ class Networks:
             images: as for `predict`.
 
         Returns:
-            float32 [n, classes], rows that add up to one, on the CPU.
+            float32 [n, classes], on the CPU; rows add up to one, unless there may be several.
         """
-        return self._logits(images).softmax(-1)
+        logits = self._logits(images)
+        return probabilities_of(logits, multilabel=self._known_student.multilabel)
 
     def sample(self, n: int, seed: int | None = None) -> tuple[Tensor, Tensor]:
         """Synthetic images and their labels: costs no privacy.
@@ -110,7 +128,7 @@ class Networks:
             seed: the same one gives the same images; drawn afresh if not given.
 
         Returns:
-            uint8 [n, ch, s, s], int64 [n].
+            uint8 [n, ch, s, s]; int64 [n], or [n, classes] of 0 and 1 where there may be several.
         """
         drawn = int.from_bytes(os.urandom(7), "big") if seed is None else seed
         return self._samples(n, drawn)
@@ -129,13 +147,17 @@ class Networks:
 
         return labelled_samples(self.generator, self.student, n, seed, done)
 
-    def _logits(self, images: ImageArray) -> Tensor:
-        student = self.student
-        if student is None:
+    @property
+    def _known_student(self) -> Classifier:
+        if self.student is None:
             raise ConfigError(
                 f"The {self._kind} in {self.path} (method {self.method}) has no student; train a "
                 "classifier on what its sample() gives."
             )
+        return self.student
+
+    def _logits(self, images: ImageArray) -> Tensor:
+        student = self._known_student
         found = _channels_first(images, student)
         if not len(found):
             return torch.empty(0, student.classes)

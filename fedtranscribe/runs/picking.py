@@ -172,9 +172,10 @@ def picked_words(
     linear_in = f"linear in {width} features"
     linear = f"the student is {linear_in}"
     if plan.teachers is None and settings.source == "moments":
+        instead = "; for teachers' answers instead, add --source teachers"
         return (
             f"no teachers: {sums}",
-            f"{linear}; for teachers' answers instead, add --source teachers",
+            f"{linear}{'' if facts.multilabel else instead}",
             *filter(None, (plan.words,)),
         )
     if plan.teachers is None:

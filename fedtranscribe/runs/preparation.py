@@ -22,6 +22,7 @@ from fedtranscribe.data import (
     load,
     share_records,
 )
+from fedtranscribe.data.imageset import VOTES, expect_single_labels
 from fedtranscribe.data.memory import digest_of
 from fedtranscribe.data.registry import lasting
 from fedtranscribe.errors import ConfigError, ModelMismatchError
@@ -192,6 +193,7 @@ def prepare(
     counted = count_ids(train.ids)
     shards, mode = 0, None
     if kind is not Kind.MOMENTS:
+        expect_single_labels(train.multilabel, VOTES)
         shards, mode = _ensemble(settings, split, counted, folder, manifest, device)
         if shards > counted:
             raise ConfigError(
@@ -335,6 +337,7 @@ def _facts(
         noise=NoiseMode.LOCAL,
         rows_per_message=sys.maxsize,
         rows_per_run=sys.maxsize,
+        multilabel=images.multilabel,
     )
 
 

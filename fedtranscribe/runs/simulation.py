@@ -116,7 +116,7 @@ def open_holder(
     sums = of_records(part, device, folder, moments, backbones=backbones)
     return Node(
         holder_name(number),
-        {**of_teachers(teachers), **sums},
+        {**({} if part.multilabel else of_teachers(teachers)), **sums},
         lambda: teachers.facts,
         policy,
         open_ledger,

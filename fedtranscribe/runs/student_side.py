@@ -283,6 +283,7 @@ def build_student_side(
         while training.done < steps:
             training.step()
             progress(training.name, training.done, steps)
-        if public.name != PUBLIC_SHAPES and public.classes == classes:
+        known = public.classes == classes and not public.multilabel
+        if public.name != PUBLIC_SHAPES and known:
             train_classifier(student, public.images, public.labels, steps, rng)
     return StudentSide(student, generator, rng)

@@ -295,6 +295,7 @@ def _result(prepared: Prepared, run: RunDirectory, holder: Holder, learned: Lear
             else "the holder's own held-out records: NOT private, do not release"
         ),
         confusion=learned.confusion,
+        findings=learned.findings,
         curve=AccuracyCurve(rows=tuple(curve[0]), accuracy=tuple(curve[1])),
         settings=json.loads(settings.model_dump_json(exclude_none=True)),
     )

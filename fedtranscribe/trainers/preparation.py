@@ -7,6 +7,7 @@ import torch
 
 from fedtranscribe.config import SynthesizeSettings
 from fedtranscribe.data import DataSplit, NamedData, is_published, load
+from fedtranscribe.data.imageset import expect_single_labels
 from fedtranscribe.data.memory import digest_of
 from fedtranscribe.data.registry import ledger_of
 from fedtranscribe.errors import ConfigError, PrivacyError
@@ -142,6 +143,7 @@ def prepare(
     digest = None if split is None or asked_by_server else digest_of(split)
     if split is None:
         split = load(settings.data, settings.data_root, settings.download, settings.own_data)
+    expect_single_labels(split.train.multilabel, f"method={settings.method}")
     if not asked_by_server:
         for line in split.words:
             say(line)

@@ -48,7 +48,8 @@ def public_images(
     if found.size != facts.size:
         images = F.interpolate(images, size, mode="bilinear", antialias=True).clamp(-1, 1)
     images = images.expand(-1, facts.channels, *size).contiguous()
-    labels = found.labels if found.classes == facts.classes else None
+    fits = found.classes == facts.classes and not found.multilabel
+    labels = found.labels if fits else None
     return PublicImages(name, found.data_id, images, labels)
 
 

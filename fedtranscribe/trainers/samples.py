@@ -1,5 +1,6 @@
 """Images from a finished run of `synthesize`, and such a run as a source of queries."""
 
+import csv
 import io
 import os
 from collections.abc import Sequence
@@ -117,9 +118,12 @@ def write_samples(
 ) -> None:
     """Write an archive that `--data` reads, or a folder of PNG with one sub-folder per label.
 
+    Where an image may have several labels, a folder has a table of them instead, `labels.csv`.
+
     Args:
         images: uint8 [n, ch, s, s].
-        labels: int64 [n]; None where the network learned none, and there are no sub-folders then.
+        labels: int64 [n], or [n, classes] of 0 and 1; None where the network learned none, and
+            there are no sub-folders then.
         out: a path that ends in `.npz`, or a folder.
         classes: that the network knows, whether or not they were drawn.
         names: what they are called, for the archive.
@@ -129,7 +133,7 @@ def write_samples(
     if out.suffix == ".npz":
         _write_archive(images, labels, out, classes, names, drawn_from)
     else:
-        _write_pictures(images, labels, out, classes)
+        _write_pictures(images, labels, out, classes, names)
 
 
 def _write_archive(
@@ -154,20 +158,33 @@ def _write_archive(
     write_atomically(out, buffer.getvalue())
 
 
-def _write_pictures(images: Tensor, labels: Tensor | None, out: Path, classes: int) -> None:
+def _write_pictures(
+    images: Tensor,
+    labels: Tensor | None,
+    out: Path,
+    classes: int,
+    names: Sequence[str] | None,
+) -> None:
     image_module = _import_pillow()
     width = len(str(len(images) - 1))
     # As wide as the largest class, so that the alphabet sorts them as numbers; and all of them,
     # because sub-folders are the classes of whoever reads them.
     digits = len(str(classes - 1))
-    folders = [out] if labels is None else [out / f"{label:0{digits}}" for label in range(classes)]
+    together = labels is None or labels.ndim == 2
+    folders = [out] if together else [out / f"{label:0{digits}}" for label in range(classes)]
     try:
         for folder in folders:
             folder.mkdir(parents=True, exist_ok=True)
         for number, image in enumerate(images):
-            folder = folders[0 if labels is None else int(labels[number])]
+            folder = folders[0 if labels is None or together else int(labels[number])]
             pixels = image.permute(1, 2, 0).numpy().squeeze()
             image_module.fromarray(pixels).save(folder / f"{number:0{width}}.png")
+        if labels is not None and together:
+            rows = [[f"{number:0{width}}.png", *row] for number, row in enumerate(labels.tolist())]
+            with (out / "labels.csv").open("w", encoding="utf-8", newline="") as stream:
+                table = csv.writer(stream)
+                table.writerow(["path", *(names or map(str, range(classes)))])
+                table.writerows(rows)
     except OSError as error:
         raise unwritable(out, error) from None
 

@@ -68,7 +68,7 @@ def test_optional_keys(tmp_path):
     ("changes", "words"),
     [
         ({"images": np.full((40, 8, 8), np.nan)}, "NaN"),
-        ({"labels": np.zeros(39, dtype=np.int64)}, "one value per image"),
+        ({"labels": np.zeros(39, dtype=np.int64)}, "one label per image"),
         ({"labels": np.full(40, -1)}, r"within 0\.\.3"),
         ({"classes": np.array(1)}, "classes=1"),
         ({"classes": np.array(3)}, r"labels in .*ward\.npz' within 0\.\.2.* --classes"),

@@ -135,7 +135,7 @@ def test_a_whole_set_is_read_only_within_max_gib(tmp_path: Path):
         ),
         ({"patient_id": IDS}, "without 'patient_id', which would not be read"),
         ({"images": np.asfortranarray(np.zeros((N, 8, 8), dtype=np.uint8))}, "Fortran"),
-        ({"labels": np.zeros(N - 1, dtype=np.int64)}, "one value per image"),
+        ({"labels": np.zeros(N - 1, dtype=np.int64)}, "one label per image"),
         ({"labels": np.full(N, 4)}, r"within 0\.\.3"),
         ({"labels": np.full(N, np.nan)}, "whole, finite"),
         ({"ids": np.array(["a"])}, "one value per image"),

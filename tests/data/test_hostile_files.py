@@ -173,7 +173,7 @@ def test_odd_labels(tmp_path, labels):
         ("classes", np.array(3.0), "'classes' .*one whole number"),
         ("classes", np.array("3"), "'classes' .*one whole number"),
         ("classes", np.array(300_000_000), "classes=300000000 <= 65536"),
-        ("images", np.array(3), "one value per image under key 'labels'"),
+        ("images", np.array(3), "one image per label under key 'images'"),
         ("images", np.zeros((40, 8, 8), dtype=complex), "numeric"),
         ("images", np.full((40, 8, 8), 2**64 - 1, dtype=np.uint64), r"within \[0, 255\]"),
     ],

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from fedtranscribe.models.inference import confusion_of, operating_point
-from fedtranscribe.results.parts import Confusion
+from fedtranscribe.results.decisions import Confusion
 
 
 class Brightness(nn.Module):

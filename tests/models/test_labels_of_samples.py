@@ -35,6 +35,8 @@ def mixture(known: tuple[bool, bool]) -> GaussianMixture:
 class Judge(nn.Module):
     """Names an image by its brightness."""
 
+    multilabel = False
+
     def __init__(self) -> None:
         super().__init__()
         self.edge = nn.Parameter(torch.tensor(0.5))

@@ -69,5 +69,7 @@ def test_what_makes_no_threshold_is_refused(run: Path, given, message: str):
 
 
 def test_only_two_classes_have_one(own, tmp_path: Path):
-    with pytest.raises(ConfigError, match="a student of two classes only"):
+    with pytest.raises(
+        ConfigError, match="the student takes no threshold, and 1 threshold is stated"
+    ):
         make_release(own.run, tmp_path / "release", threshold=0.5, chosen_on=CHOSEN_ON)
