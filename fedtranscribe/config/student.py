@@ -144,8 +144,8 @@ class StudentSettings(RunOptions):
         default=None,
         ge=0,
         le=100,
-        description="Rounds of gradients after the moments, for half of the student's budget; "
-        "default: 10, where holders allow them and no teacher is asked.",
+        description="Rounds of gradients after the moments, for 70 % of the student's budget; "
+        "default: 20, or 10 for few records, where holders allow them and no teacher is asked.",
     )
     mixture_share: Annotated[float | None, Topic.PRIVACY] = Field(
         default=None,

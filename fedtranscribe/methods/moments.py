@@ -103,7 +103,9 @@ _BATCH = 250
 _PUBLIC_FLOOR = 0.1
 # In terms of the largest eigenvalue that noise alone makes.
 _PRIVATE_FLOOR = 0.3
-_RIDGE = 1.5
+_RIDGE, _RIDGE_OF_FEW = 1.5, 2.5
+# A class of usual size is clear of that so many times over.
+_CLEAR = 4.0
 # So many stds of its noise a count of records has to be.
 _SEEN = 2.0
 # Ridge regression gives differences of about one between classes; as logits they want to be sharper
@@ -198,12 +200,16 @@ class MomentsMethod:
         features = features_of(self.student)
         fixed, classes = self.student.architecture, self.student.head.out_features
         if not self._learned:
-            centre, mapped, classes = features.centre.cpu().clone(), features.map.cpu().clone(), 0
+            of_rows = features.centre.cpu().clone(), features.map.cpu().clone(), fixed
+            products = classes = 0
         else:
             query, answer = self._learned[0]
-            centre, mapped = query.centre, _visible_axes(query, answer)
+            of_rows, products = (
+                (query.centre, _visible_axes(query, answer), fixed),
+                features.products,
+            )
         several = self.student.multilabel
-        return MomentsQuery(name, Kind.MOMENTS, centre, mapped, fixed, classes, several)
+        return MomentsQuery(name, Kind.MOMENTS, *of_rows, classes, several, products=products)
 
     def learn(self, query: MomentsQuery, answer: Combined) -> dict[str, float]:
         """Keep the answer; the last one sets the student."""
@@ -292,10 +298,11 @@ def leading_axes(query: MomentsQuery, answer: Combined, count: int) -> Tensor:
 
 
 def _scaled_axes(query: MomentsQuery, answer: Combined, count: int, power: float) -> Tensor:
+    """Axes on which records differ most come first: rows hold products of these."""
     second = moments_of(query, answer).second[:-1, :-1]
-    values, axes = torch.linalg.eigh(second)
+    values, axes = (found.flip(-1) for found in torch.linalg.eigh(second))
     floor = _PRIVATE_FLOOR * _noise_edge(answer.noise, len(second))
-    scaled = axes[:, -count:] / (values[-count:].clamp_min(0) + floor).pow(power)
+    scaled = axes[:, :count] / (values[:count].clamp_min(0) + floor).pow(power)
     fitted = query.map.double() @ scaled
     return (fitted / fitted.norm() * math.sqrt(count)).float()
 
@@ -403,7 +410,9 @@ def records_in(query: MomentsQuery, answer: Combined) -> float:
 
 def _ridge(query: MomentsQuery, answer: Combined) -> Tensor:
     edge = _noise_edge(answer.noise, query.entries)
-    return _RIDGE * edge * torch.eye(query.entries, dtype=torch.float64)
+    stands = records_in(query, answer) / max(1, query.classes) / max(edge, 1e-12)
+    factor = _RIDGE if stands >= _CLEAR else _RIDGE_OF_FEW
+    return factor * edge * torch.eye(query.entries, dtype=torch.float64)
 
 
 def _noise_edge(noise_std: float, width: int) -> float:

@@ -173,7 +173,7 @@ class Sharpening:
         pairs = (alike.sum((1, 2)) - alike.diagonal(dim1=1, dim2=2).sum(1)) / (_EACH * (_EACH - 1))
         common = torch.einsum("cik,ckl,cil->ci", rows, targets, rows).mean(1)
         distance = (pairs - 2 * common + sizes).sum() / sizes.sum()
-        judged = unit_rows_of(raw, features.centre, features.map)
+        judged = features.rows(raw)
         logits = F.linear(judged, head.weight.detach(), head.bias.detach())
         if self._student.multilabel:
             return distance + _STUDENT * _named_otherwise(logits, labels.to(device))

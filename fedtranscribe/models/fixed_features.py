@@ -20,6 +20,10 @@ PATCHES = "patches"
 BIAS = 0.3
 """The constant entry of a row, which stands for the bias, before the row is scaled to norm one."""
 _TINY = 1e-12
+MOST_PRODUCTS = 64
+"""Of so many features in pairs, at most."""
+# Of the norm of the products in a row, in terms of that of the features themselves.
+_PRODUCTS = 0.5
 
 
 @dataclass(frozen=True)
@@ -64,20 +68,27 @@ def words_for(features: str) -> str:
 
 
 class UnitFeatures(nn.Module):
-    """Images [n, ch, s, s] -> rows [n, k + 1] of norm one: features, a linear map, a constant."""
+    """Images [n, ch, s, s] -> rows of norm one: see `unit_rows_of`."""
 
     centre: Tensor
     map: Tensor
 
-    def __init__(self, features: str, channels: int, raw: int, width: int) -> None:
+    def __init__(
+        self, features: str, channels: int, raw: int, width: int, products: int = 0
+    ) -> None:
         super().__init__()
+        self.products = products
         self.fixed = fixed_features(features, channels)
         self.register_buffer("centre", torch.zeros(raw))
         self.register_buffer("map", torch.randn(raw, width) / math.sqrt(raw))
 
     def forward(self, images: Tensor) -> Tensor:
-        """float [n, ch, s, s] -> float [n, k + 1]."""
-        return unit_rows_of(self.fixed(images), self.centre, self.map)
+        """float [n, ch, s, s] -> float [n, `row_length`]."""
+        return self.rows(self.fixed(images))
+
+    def rows(self, raw: Tensor) -> Tensor:
+        """Rows of features [n, d] that are there already."""
+        return unit_rows_of(raw, self.centre, self.map, products=self.products)
 
     def set_axes(self, centre: Tensor, mapping: Tensor) -> None:
         """Take the mean of the features [d], and their map [d, k]."""
@@ -95,23 +106,50 @@ def unit_rows_of(
     centre: Tensor,
     mapping: Tensor,
     product: Callable[[Tensor, Tensor], Tensor] = torch.matmul,
+    *,
+    products: int = 0,
 ) -> Tensor:
-    """Rows [n, k + 1] of features [n, d], in their precision.
+    """Rows of features [n, d], in their precision: float [n, `row_length`].
 
-    A row has norm one; where the features are not finite, or all mapped to zero, it is zero.
+    A row has norm one; where the features are not finite, or all mapped to zero, it is zero. It
+    holds the mapped features, products of the first of them in pairs, and a constant.
 
     Args:
         coefficients: [n, d].
         centre: [d].
         mapping: [d, k].
         product: of two matrices; a holder's is exact.
+        products: of how many mapped features all products are entries, too.
     """
     mapped = product(coefficients - centre, mapping)
     norm = mapped.norm(dim=1, keepdim=True)
     usable = torch.isfinite(norm) & (norm > _TINY)
     unit = torch.where(usable, mapped, 0.0) / torch.where(usable, norm, 1.0)
     constant = torch.where(usable, torch.full_like(norm, BIAS), 0.0)
+    if products:
+        unit = torch.cat([unit, _products_of(unit, products)], dim=1)
+        unit = torch.where(usable, unit / unit.norm(dim=1, keepdim=True), 0.0)
     return torch.cat([unit, constant], dim=1) / math.sqrt(1 + BIAS**2)
+
+
+def row_length(axes: int, products: int) -> int:
+    """Entries of a row: k, the products, and the constant."""
+    return axes + products * (products + 1) // 2 + 1
+
+
+def _products_of(unit: Tensor, count: int) -> Tensor:
+    """Products of the first entries of rows in pairs, [n, count (count + 1) / 2].
+
+    Entries of a row of k are about 1/√k: squares have that taken off. Together the products weigh
+    half of what the row does, and at most as much.
+    """
+    first, second = torch.triu_indices(count, count, device=unit.device)
+    leading = unit[:, :count] * math.sqrt(unit.shape[1])
+    found = leading[:, first] * leading[:, second]
+    square = first == second
+    found = torch.where(square, (found - 1) / math.sqrt(2), found)
+    found = found * (_PRODUCTS / math.sqrt(len(first)))
+    return found / found.norm(dim=1, keepdim=True).clamp_min(2 * _PRODUCTS) * (2 * _PRODUCTS)
 
 
 @lru_cache
@@ -138,14 +176,17 @@ def _of(features: str) -> _Fixed:
 
 
 def row_width(features: str, channels: int, size: int) -> int:
-    """k + 1, entries of a row of features."""
+    """k + 1, entries of a row of features without products."""
     return min(_of(features).width, coefficient_count(features, channels, size)) + 1
 
 
-def build_linear(features: str, classes: int, channels: int, size: int) -> Classifier:
+def build_linear(
+    features: str, classes: int, channels: int, size: int, products: int = 0
+) -> Classifier:
     """The classifier, its map drawn from torch's current generator."""
-    width = row_width(features, channels, size)
+    axes = row_width(features, channels, size) - 1
     raw = coefficient_count(features, channels, size)
-    backbone = UnitFeatures(features, channels, raw, width - 1)
+    backbone = UnitFeatures(features, channels, raw, axes, products)
     adapter = InputAdapter([0.0] * channels, [1.0] * channels, size)
-    return Classifier(features, channels, size, adapter, backbone, nn.Linear(width, classes))
+    head = nn.Linear(row_length(axes, products), classes)
+    return Classifier(features, channels, size, adapter, backbone, head)

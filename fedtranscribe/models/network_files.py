@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from fedtranscribe.models.classifier import Classifier
+from fedtranscribe.models.fixed_features import MOST_PRODUCTS
 from fedtranscribe.models.generator import Generator
 from fedtranscribe.models.mixture import GaussianMixture, MixtureHeader, load_mixture, save_mixture
 from fedtranscribe.models.registry import build, expect_classifier
@@ -35,6 +36,7 @@ class ClassifierHeader(Header):
     channels: _Channels
     size: _Side
     multilabel: bool = False
+    products: Annotated[int, Field(ge=0, le=MOST_PRODUCTS)] = 0
 
 
 class GeneratorHeader(Header):
@@ -73,8 +75,8 @@ def load_network(path: Path) -> Classifier | Generator | GaussianMixture:
         network = make()
     else:
         task = header.classes, header.channels, header.size
-        expect_classifier(header.architecture, *task, state, path)
-        network = build(header.architecture, *task)
+        expect_classifier(header.architecture, *task, state, path, header.products)
+        network = build(header.architecture, *task, products=header.products)
         network.multilabel = header.multilabel
     restore(network, state, path)
     return network.eval()
@@ -91,4 +93,6 @@ def _describe(network: Classifier | Generator) -> dict[str, str | int]:
             "classes": network.classes,
         }
         facts |= {"multilabel": True} if network.multilabel else {}
+        products = getattr(network.backbone, "products", 0)
+        facts |= {"products": products} if products else {}
     return facts

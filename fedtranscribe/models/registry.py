@@ -33,6 +33,7 @@ def build(
     *,
     weights: str | Path | None = None,
     seed: int = 0,
+    products: int = 0,
 ) -> Classifier:
     """A classifier for images [n, channels, size, size] in [0, 1], in training mode.
 
@@ -44,6 +45,7 @@ def build(
         weights: None for fresh ones; "imagenet" for torchvision's, with a fresh last layer; a
             file of ours, or of torchvision's own layout, for all layers.
         seed: fixes fresh weights.
+        products: of a linear classifier on fixed features, see `unit_rows_of`.
 
     Raises:
         ConfigError: a count below its minimum, or images that the features cannot have.
@@ -59,15 +61,17 @@ def build(
         raise ConfigError(f"Expected image size={size} >= 8 pixels.")
     with fixed_randomness(seed):
         if Backbone.parse(name):
-            model = build_linear(name, classes, channels, size)
+            model = build_linear(name, classes, channels, size, products)
         elif name in NETWORKS:
             if weights == IMAGENET:
                 raise WeightsNotFoundError(
                     f"There are no ImageNet weights for our own {name!r}; "
                     f"choose a torchvision architecture or leave them out."
                 )
-            make = build_linear if is_fixed(name) else build_small
-            model = make(name, classes, channels, size)
+            if is_fixed(name):
+                model = build_linear(name, classes, channels, size, products)
+            else:
+                model = build_small(name, classes, channels, size)
         elif name in torchvision_networks():
             model = build_zoo(name, classes, channels, size, pretrained=weights == IMAGENET)
         else:
@@ -78,7 +82,7 @@ def build(
 
 
 def expect_classifier(
-    name: str, classes: int, channels: int, size: int, state: State, path: Path
+    name: str, classes: int, channels: int, size: int, state: State, path: Path, products: int = 0
 ) -> None:
     """Hold what somebody says of a classifier against the weights in its file.
 
@@ -92,13 +96,15 @@ def expect_classifier(
         size: pixels a side.
         state: of the file.
         path: of the file, for the message.
+        products: see `build`.
 
     Raises:
         CorruptWeightsError: other layers than the architecture has.
         ModelMismatchError: the same layers in other shapes.
     """
     if name in NETWORKS or Backbone.parse(name):
-        expect_fit(lambda: build(name, classes, channels, size), state, path)
+        shape = classes, channels, size
+        expect_fit(lambda: build(name, *shape, products=products), state, path)
         return
     head = state.get("head.weight")
     shape = None if head is None else tuple(head.shape)

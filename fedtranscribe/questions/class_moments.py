@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fedtranscribe.data.imageset import groups_of
 from fedtranscribe.errors import ConfigError, ModelMismatchError
+from fedtranscribe.models.fixed_features import row_length
 from fedtranscribe.noise.mechanisms import Mechanism, gaussian_mechanism
 from fedtranscribe.privacy.release_plan import NoisePlan
 from fedtranscribe.questions.mixture import block_products, products_bound
@@ -16,6 +17,7 @@ from fedtranscribe.questions.question import (
     FeaturesQuery,
     Kind,
     Scalar,
+    expect_products,
     triangle_length,
 )
 from fedtranscribe.questions.records import RecordRows
@@ -74,7 +76,8 @@ class ClassMoments:
         # True is 1, and a sum over one class.
         if type(terms.get("classes")) is not int or terms["classes"] != classes:
             raise ConfigError(f"Expected sums by {classes} classes.")
-        if classes * triangle_length(k + 1) > MOST_NUMBERS:
+        entries = row_length(k, expect_products(terms.get("products", 0), k))
+        if classes * triangle_length(entries) > MOST_NUMBERS:
             raise ConfigError(f"Expected at most {MOST_NUMBERS} numbers in an answer.")
         return 1
 

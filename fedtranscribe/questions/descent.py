@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import one_hot, pad
 
 from fedtranscribe.errors import ConfigError, ModelMismatchError
+from fedtranscribe.models.fixed_features import row_length
 from fedtranscribe.noise.bounds import Bound
 from fedtranscribe.noise.mechanisms import Mechanism, gaussian_mechanism
 from fedtranscribe.privacy.release_plan import NoisePlan
@@ -22,6 +23,7 @@ from fedtranscribe.questions.question import (
     Scalar,
     SumQuery,
     expect_flag,
+    expect_products,
 )
 from fedtranscribe.questions.records import BATCH, RecordRows, expect_labels
 from fedtranscribe.questions.rows import clip_rows
@@ -39,7 +41,7 @@ class DescentQuery(FeaturesQuery):
     several labels y, a vector of 0 and 1, r = sigmoid(u head) − y, each entry times its weight.
 
     Attributes:
-        head: float32 [k + 1, classes], rows to logits.
+        head: float32 [entries, classes], rows to logits.
         weights: float32 [classes] in [0, 1], what a record of each class counts.
         multilabel: whether records may have several classes.
     """
@@ -151,12 +153,13 @@ class Descent:
         """See `Statistic`."""
         raw, classes = self._rows.numbers(terms.get("features")), self._rows.images.classes
         _, k = shapes["map"]
+        entries = row_length(k, expect_products(terms.get("products", 0), k))
         allowed = {"centre": (raw,), "map": (raw, k)}
-        allowed |= {"head": (k + 1, classes), "weights": (classes,)}
+        allowed |= {"head": (entries, classes), "weights": (classes,)}
         if shapes != allowed or not 1 <= k < MOST_FEATURES:
             raise ConfigError(
-                f"Expected a centre [{raw}], a map [{raw}, k], a head [k + 1, {classes}] and "
-                f"weights [{classes}], got {shapes}."
+                f"Expected a centre [{raw}], a map [{raw}, k], a head [{entries}, {classes}] "
+                f"and weights [{classes}], got {shapes}."
             )
         expect_labels(self._rows.images, terms.get("multilabel"))
         return 1

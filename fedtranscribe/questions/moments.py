@@ -23,6 +23,7 @@ from fedtranscribe.questions.question import (
     Kind,
     Scalar,
     expect_flag,
+    expect_products,
 )
 from fedtranscribe.questions.records import (
     SCRATCH_GIB,
@@ -253,6 +254,7 @@ class Moments:
         _, k = shapes["map"]
         if shapes != {"centre": (raw,), "map": (raw, k)} or not 1 <= k < MOST_FEATURES:
             raise ConfigError(f"Expected a centre [{raw}] and a map [{raw}, k], got {shapes}.")
+        expect_products(terms.get("products", 0), k)
         if terms.get("classes") not in (0, self._images.classes):
             raise ConfigError(f"Expected sums by {self._images.classes} classes.")
         expect_labels(self._images, terms.get("multilabel"))

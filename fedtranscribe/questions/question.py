@@ -6,7 +6,7 @@ terms, so that a new kind needs no code for any of the three.
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, ClassVar
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedtranscribe.errors import ConfigError
+from fedtranscribe.models.fixed_features import MOST_PRODUCTS, row_length
 from fedtranscribe.text import expect_name
 
 
@@ -98,7 +99,7 @@ class Query:
     @property
     def terms(self) -> dict[str, Scalar]:
         """Everything else but id and kind."""
-        own = (field.name for field in fields(self))
+        own = (each.name for each in fields(self))
         return {n: getattr(self, n) for n in own if n not in self.ARRAYS and n not in _COMMON}
 
     def digest(self) -> str:
@@ -148,7 +149,7 @@ class SumQuery(Query):
         d = len(self.centre)
         if len(self.map) != d or not 1 <= self.map.shape[1] <= d:
             raise ConfigError(f"Expected a map [{d}, k] with k <= {d}, got {tuple(self.map.shape)}")
-        if self.entries > MOST_FEATURES:
+        if self.map.shape[1] >= MOST_FEATURES:
             most = MOST_FEATURES - 1
             raise ConfigError(f"Expected at most {most} features, got {self.map.shape[1]}.")
         if not all(bool(torch.isfinite(array).all()) for array in self.arrays.values()):
@@ -166,9 +167,11 @@ class FeaturesQuery(SumQuery):
 
     Attributes:
         features: which of `models.fixed_features.FIXED`.
+        products: of how many entries all products are entries, too; see `unit_rows_of`.
     """
 
     features: str
+    products: int = field(default=0, kw_only=True)
 
     def __post_init__(self) -> None:
         """Check everything that is public; only the public query may ever be refused."""
@@ -176,6 +179,26 @@ class FeaturesQuery(SumQuery):
         # A message may hold any scalar.
         if type(self.features) is not str:
             raise ConfigError(f"Expected features={self.features!r} as a name.")
+        axes = self.map.shape[1]
+        expect_products(self.products, axes)
+        if self.entries > MOST_FEATURES:
+            raise ConfigError(f"Expected rows of at most {MOST_FEATURES} entries.")
+
+    @property
+    def entries(self) -> int:
+        """Of a row: k, products, and the constant."""
+        return row_length(self.map.shape[1], self.products)
+
+
+def expect_products(products: object, axes: int) -> int:
+    """Refuse products of more entries than there are, or than anybody asks for.
+
+    Returns:
+        The number; a message may hold any scalar.
+    """
+    if type(products) is not int or not 0 <= products <= min(axes, MOST_PRODUCTS):
+        raise ConfigError(f"Expected products={products!r} as a whole number from 0 to {axes}.")
+    return products
 
 
 def expect_flag(multilabel: bool) -> None:

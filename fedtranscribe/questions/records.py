@@ -232,7 +232,7 @@ class RecordRows:
         self._scratch = scratch
         self._network: tuple[str, nn.Module] | None = None
         self._raw: tuple[str, _Blocks] | None = None
-        self._mapped: tuple[str, Tensor, Tensor, _Blocks] | None = None
+        self._mapped: tuple[tuple[str, int], Tensor, Tensor, _Blocks] | None = None
 
     @property
     def images(self) -> ImageSet:
@@ -273,7 +273,7 @@ class RecordRows:
     def blocks(
         self, query: FeaturesQuery, records: range
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Rows float32 [b, k + 1] of norm one, labels as the set has them, weights int64 [b].
+        """Rows float32 [b, entries] of norm one, labels as the set has them, weights int64 [b].
 
         Args:
             query: which rows.
@@ -288,7 +288,8 @@ class RecordRows:
             rows = known.get(number)
             if rows is None:
                 found = self._features_of(query, fixed, picked).to(self._device)
-                rows = unit_rows_of(found.double(), centre, mapped, exact_product).float()
+                doubles = found.double(), centre, mapped
+                rows = unit_rows_of(*doubles, exact_product, products=query.products).float()
                 known.keep(number, rows)
             yield rows[: len(picked)], labels, weights
 
@@ -304,14 +305,15 @@ class RecordRows:
     def _blocks_of(self, query: FeaturesQuery) -> "_Blocks":
         """Where the rows of this query lie, if it maps records as the last one did."""
         last = self._mapped
+        asked = query.features, query.products
         if last is None or not (
-            query.features == last[0]
+            asked == last[0]
             and torch.equal(query.centre, last[1])
             and torch.equal(query.map, last[2])
         ):
             room = self._room(query.entries)
             # Copies: whoever asked may go on with its tensors.
-            last = self._mapped = query.features, query.centre.clone(), query.map.clone(), room
+            last = self._mapped = asked, query.centre.clone(), query.map.clone(), room
         return last[3]
 
     def _features_of(self, query: FeaturesQuery, fixed: nn.Module, picked: range) -> Tensor:

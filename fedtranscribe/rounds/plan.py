@@ -187,6 +187,7 @@ class Plan:
         words: how the budget was shared out, and why; empty where there was nothing to share.
         before: what the student had cost its holder before the first query.
         mixture_share: of the whole budget, in μ² (under masks ρ), what a mixture gets.
+        products: of how many features the student has all products, too; see `unit_rows_of`.
         shows_nothing: whether noise would hide what classes look like, so that no generator is made
             unless teachers are asked about its images.
     """
@@ -199,6 +200,7 @@ class Plan:
     words: str = ""
     before: tuple[MechanismRelease, ...] = field(default=())
     mixture_share: float = 0.0
+    products: int = 0
     shows_nothing: bool = False
 
     @property

@@ -7,7 +7,7 @@ from fedtranscribe.errors import ConfigError
 from fedtranscribe.methods.mixture import QuestionShape, fits, picked_cuts, question_shapes
 from fedtranscribe.methods.sharpening import AXES as SHARPENED
 from fedtranscribe.methods.sharpening import WORTH_SHARPENING, cost_of
-from fedtranscribe.models.fixed_features import FIXED, features_for, row_width
+from fedtranscribe.models.fixed_features import FIXED, features_for, row_length, row_width
 from fedtranscribe.noise.bounds import Bound
 from fedtranscribe.noise.masked import masked_noise_std
 from fedtranscribe.privacy.calibrate import ROUNDING
@@ -26,6 +26,8 @@ from fedtranscribe.text import counted
 
 # Of μ², which adds up: the first question about moments only has to show which axes matter.
 _FIRST_SHARE = 0.3
+# What of the student's budget moments had where the verdicts of forecasts were found.
+_FORECAST_SHARE = 0.5
 # Of the budget of sums, for a generator of grey images and of colour ones; and of grey ones where
 # the student's sums would stand so far above their noise that it hardly misses half of its budget.
 _GREY_SHARE, _COLOUR_SHARE, _AMPLE_SHARE = 0.3, 0.1, 0.5
@@ -34,8 +36,13 @@ _AMPLE = 100.0
 _SHARPEN_SHARE = 0.6
 # Below so many times its noise, a class of a mixture shows nothing that tells it from others.
 _WORTH_A_MIXTURE = 3.0
-# Rounds of gradients, and their share of the student's budget; the same for few and many records.
-_DESCENT_ROUNDS, _DESCENT_SHARE = 10, 0.5
+# Rounds of gradients, and their share of the student's budget. Where a class of usual size stands
+# less than so many times above the noise of the moments, noise makes more rounds worse.
+_DESCENT_ROUNDS, _FEW_ROUNDS, _DESCENT_SHARE = 20, 10, 0.7
+_WORTH_MORE_ROUNDS = 4.0
+# All records together have to stand so many times above the noise of their second moments, before
+# products of the features on which they differ most are worth the noise that these bring.
+_PRODUCTS, _WORTH_PRODUCTS = 30, 200.0
 
 
 def sums_plan(asked: Asked, roster: Mapping[str, Capabilities], share: float = 1.0) -> Plan:
@@ -53,18 +60,26 @@ def sums_plan(asked: Asked, roster: Mapping[str, Capabilities], share: float = 1
     if hidden:
         ours, why = 0.0, hidden
     student = (1 - ours) * whole
-    rounds, gradients = _descent_rounds(asked, roster, share)
-    on_gradients = student * _DESCENT_SHARE if rounds else 0.0
-    first = student - on_gradients
+    first = student * (1 - _DESCENT_SHARE)
+    stands = _above_noise(
+        _moments_part(asked, roster, first * (1 - _FIRST_SHARE), width, facts.classes),
+        roster,
+        facts.classes,
+    )
+    rounds, gradients = _descent_rounds(asked, roster, share, stands)
+    clear = stands * facts.classes >= _WORTH_PRODUCTS
+    products = _PRODUCTS if rounds and clear and _is_ours(asked, facts) else 0
+    first = first if rounds else student
+    entries = row_length(width - 1, products)
     moments = (
         _moments_part(asked, roster, first * _FIRST_SHARE, width, None),
-        _moments_part(asked, roster, first * (1 - _FIRST_SHARE), width, facts.classes),
+        _moments_part(asked, roster, first * (1 - _FIRST_SHARE), entries, facts.classes),
     )
     descent: tuple[Part, ...] = ()
     if rounds:
-        bound = gradients_bound(width, facts.classes)
-        noise = sums_noise(asked, roster, on_gradients / rounds, bound)
-        descent = (Part(Kind.DESCENT, 1, noise, width, facts.classes),) * rounds
+        bound = gradients_bound(entries, facts.classes)
+        noise = sums_noise(asked, roster, (student - first) / rounds, bound)
+        descent = (Part(Kind.DESCENT, 1, noise, entries, facts.classes),) * rounds
         gradients += _seen_of_gradients(descent[0], roster, facts.classes)
     mixture, words = (), why
     if ours:
@@ -74,9 +89,11 @@ def sums_plan(asked: Asked, roster: Mapping[str, Capabilities], share: float = 1
         mixture = *mixture, *sharpening
         words = f"{ours * whole:.0%} of the budget goes to a generator ({why}): {shows}"
         words = "; ".join(filter(None, (words, about)))
-    std = moments[-1].combined_std(len(roster))
+    usual = _FORECAST_SHARE * student if rounds else student
+    told = _moments_part(asked, roster, usual * (1 - _FIRST_SHARE), width, facts.classes)
+    std = told.combined_std(len(roster))
     outlook = moments_forecast(_declared(roster), facts.classes, width, std)
-    words = "; ".join(filter(None, (_of_labels(facts), gradients, words)))
+    words = "; ".join(filter(None, (_of_labels(facts), _of_products(products), gradients, words)))
     parts, spent = (*moments, *descent, *mixture), ours * whole
     return Plan(
         parts,
@@ -86,8 +103,17 @@ def sums_plan(asked: Asked, roster: Mapping[str, Capabilities], share: float = 1
         None,
         words,
         mixture_share=spent,
+        products=products,
         shows_nothing=bool(hidden),
     )
+
+
+def _of_products(products: int) -> str:
+    """What features the student has besides its own, in words."""
+    if not products:
+        return ""
+    count = products * (products + 1) // 2
+    return f"the student sees {count} products of its {products} leading features, too"
 
 
 def _of_labels(facts: Capabilities) -> str:
@@ -98,9 +124,12 @@ def _of_labels(facts: Capabilities) -> str:
 
 
 def _descent_rounds(
-    asked: Asked, roster: Mapping[str, Capabilities], share: float
+    asked: Asked, roster: Mapping[str, Capabilities], share: float, stands: float
 ) -> tuple[int, str]:
-    """How many gradients are asked for; with what the run says of them."""
+    """How many gradients are asked for; with what the run says of them.
+
+    `stands` says how far a class is above the noise of the moments.
+    """
     asked_rounds = asked.settings.descent_rounds
     without = next((n for n, f in roster.items() if Kind.DESCENT not in f.kinds), None)
     if asked_rounds and without is not None:
@@ -117,7 +146,8 @@ def _descent_rounds(
         return 0, ""
     if without is not None:
         return 0, f"no gradients are asked for: holder {without} does not allow them"
-    rounds = asked_rounds or _DESCENT_ROUNDS
+    usual = _DESCENT_ROUNDS if stands >= _WORTH_MORE_ROUNDS else _FEW_ROUNDS
+    rounds = asked_rounds or usual
     asked_in = f"{counted(rounds, 'round')} of gradients {'gets' if rounds == 1 else 'get'}"
     return rounds, f"{asked_in} {_DESCENT_SHARE:.0%} of the student's budget"
 
@@ -163,6 +193,11 @@ def mixture_share(asked: Asked, roster: Mapping[str, Capabilities]) -> tuple[flo
 def _width(asked: Asked, facts: Capabilities) -> int:
     features = features_for(asked.settings.student, facts.channels)
     return row_width(features, facts.channels, facts.size)
+
+
+def _is_ours(asked: Asked, facts: Capabilities) -> bool:
+    """Whether the student's features are our own, and no public network's."""
+    return features_for(asked.settings.student, facts.channels) in FIXED
 
 
 def _stands_alone(asked: Asked, roster: Mapping[str, Capabilities]) -> float:
@@ -243,7 +278,7 @@ def _sharpening(
     """The question of class moments, where it is worth its budget; with what the run says of it."""
     settings, facts = asked.settings, next(iter(roster.values()))
     without = next((n for n, f in roster.items() if Kind.CLASS_MOMENTS not in f.kinds), None)
-    if features_for(settings.student, facts.channels) not in FIXED:
+    if not _is_ours(asked, facts):
         return (), ""
     if not settings.sharpen:
         return (), "its images are not sharpened, as sharpen=false sets it"

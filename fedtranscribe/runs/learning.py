@@ -164,6 +164,7 @@ def learn(
         progress,
         fresh=stored is None,
         pretrain=not plan.starts,
+        products=plan.products,
     )
     side.student.multilabel = facts.multilabel
     method = _method(settings, plan, side, run, public, progress)

@@ -8,6 +8,7 @@ from fedtranscribe.models import is_small
 from fedtranscribe.models.fixed_features import (
     features_for,
     is_fixed,
+    row_length,
     row_width,
     words_for,
 )
@@ -164,7 +165,8 @@ def picked_words(
     """
     facts = plan.facts
     features = features_for(settings.student, facts.channels)
-    width = row_width(features, facts.channels, facts.size)
+    axes = row_width(features, facts.channels, facts.size) - 1
+    width = row_length(axes, plan.products)
     sums = (
         f"two noisy sums over all {facts.records:,} records, of {words_for(features)} and of "
         f"their products; noise is added to each once"

@@ -251,6 +251,7 @@ def build_student_side(
     *,
     fresh: bool = True,
     pretrain: bool = True,
+    products: int = 0,
 ) -> StudentSide:
     """Make student and generator from the seed, and pre-train them on public images.
 
@@ -265,10 +266,12 @@ def build_student_side(
         fresh: whether nothing is stored: what a checkpoint holds is not computed again.
         pretrain: whether generator and student are; where moments are asked, the generator comes
             last, and the student is set by the answers.
+        products: of a student on fixed features, see `unit_rows_of`.
     """
     rng = torch.Generator().manual_seed(settings.seed)
     architecture = settings.student_architecture
-    student = build(architecture, classes, channels, size, seed=settings.seed)
+    shape = classes, channels, size
+    student = build(architecture, *shape, seed=settings.seed, products=products)
     load_weights(student, settings)
     student = student.to(device)
     generator = None

@@ -114,9 +114,9 @@ def test_a_stored_query_is_the_same_question():
 def test_rounds_on_the_same_features_compute_them_once(tmp_path, monkeypatch):
     mapped: list[int] = []
 
-    def counted(found, *more):
+    def counted(found, *more, **named):
         mapped.append(len(found))
-        return unit_rows_of(found, *more)
+        return unit_rows_of(found, *more, **named)
 
     monkeypatch.setattr("fedtranscribe.questions.records.unit_rows_of", counted)
     many = records().subset(torch.arange(450) % 6)

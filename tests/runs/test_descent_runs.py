@@ -44,13 +44,13 @@ def test_one_budget_pays_for_moments_gradients_and_mixture(
     plan = prepare(settings).plan
     kinds = [Kind.MOMENTS] * 2 + [Kind.DESCENT] * ROUNDS + [Kind.MIXTURE] * 3
     assert [part.kind for part in plan.parts] == kinds
-    assert "3 rounds of gradients get 50% of the student's budget (a class that" in plan.words
+    assert "3 rounds of gradients get 70% of the student's budget (a class that" in plan.words
     noise = plan.descent[0].noise.strength * plan.descent[0].width ** 0.5
     each = plan.facts.records / plan.facts.classes
     assert f" is {in_short(each / noise)} times as strong as the noise of each)" in plan.words
     plain = prepare(settings.model_copy(update={"descent_rounds": 0})).plan
     for one, other in zip(plan.parts[:2], plain.parts[:2], strict=True):
-        assert (one.noise.strength / other.noise.strength) ** 2 == pytest.approx(2)
+        assert (one.noise.strength / other.noise.strength) ** 2 == pytest.approx(1 / 0.3)
     said: list[str] = []
     result = transcribe(prepare(settings), tmp_path / "run", say=said.append).to_json()
     assert result["epsilon"] == pytest.approx(50, rel=1e-6)
