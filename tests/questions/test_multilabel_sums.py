@@ -81,6 +81,9 @@ def test_no_record_moves_a_sum_further_than_its_bound(what: str, shared: bool):
         whole = values(before, query)
         counts = torch.ones_like(whole) if bound.counts is None else bound.counts
         moved = {Adjacency.ZERO_OUT: whole - values(rest, query)}
+        # Exactly what they add alone: no other record's part changes by them.
+        alone = values(before.subset(torch.arange(N)[mine]), query)
+        assert torch.equal(moved[Adjacency.ZERO_OUT], alone)
         moved[Adjacency.REPLACE] = whole - values(replaced, query)
         for adjacency, difference in moved.items():
             length = float((difference.square() * counts).sum().sqrt()) * 2.0**-bound.bits

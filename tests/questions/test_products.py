@@ -78,6 +78,8 @@ def test_no_record_moves_a_sum_further_than_its_bound(kind: Kind):
         images[0], labels[0] = (255 if seed % 2 else other.images[0]), other.labels[0]
         whole, rest = values(before), values(before.subset(torch.arange(1, N)))
         replaced = values(replace(before, pixels=images, labels=labels))
+        # Exactly what it adds alone: no other record's part changes by it.
+        assert torch.equal(whole - rest, values(before.subset(torch.tensor([0]))))
         for adjacency, moved in ((Adjacency.ZERO_OUT, rest), (Adjacency.REPLACE, replaced)):
             difference = (whole - moved).square()
             length = float((difference if counts is None else difference * counts).sum().sqrt())
