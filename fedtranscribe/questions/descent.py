@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn.functional import one_hot, pad
+from torch.nn.functional import one_hot
 
 from fedtranscribe.errors import ConfigError, ModelMismatchError
 from fedtranscribe.models.fixed_features import row_length
@@ -25,7 +25,7 @@ from fedtranscribe.questions.question import (
     expect_flag,
     expect_products,
 )
-from fedtranscribe.questions.records import BATCH, RecordRows, expect_labels
+from fedtranscribe.questions.records import RecordRows, expect_labels
 from fedtranscribe.questions.rows import clip_rows
 
 GRADIENTS = "loss-gradients"
@@ -139,7 +139,7 @@ class Descent:
     Guarantee:
         The bound is that of `gradients_bound`; rows are those of `RecordRows`, and residuals a
         function of a row, its labels and the public query alone: logits are sums of whole numbers,
-        which are the same in any order, and softmax always sees blocks of one shape. In floats a
+        which are the same in any order, and blocks have one shape. In floats a
         hostile head can make every logit pure rounding, which follows from how many records there
         are, so that one record would move the residuals of others.
     """
@@ -191,14 +191,12 @@ class Descent:
         """Rows, residuals and weights, some records at a time."""
         head, by_class = _lattice_head(query.head), query.weights.double()
         for rows, labels, weights in self._rows.blocks(query, records):
-            missing = BATCH - len(labels)
-            whole = pad(lattice_rows(rows.cpu()), (0, 0, 0, missing))
-            logits = whole @ head / _LATTICE
+            logits = lattice_rows(rows.cpu()) @ head / _LATTICE
             if query.multilabel:
-                yield rows, (_sigmoid(logits)[: len(labels)] - labels) * by_class, weights
-                continue
-            predicted = logits.softmax(1)[: len(labels)]
-            missed = (predicted - one_hot(labels, query.classes)) * by_class[labels][:, None]
+                missed = (_sigmoid(logits) - labels) * by_class
+            else:
+                found = logits.softmax(1) - one_hot(labels, query.classes)
+                missed = found * by_class[labels][:, None]
             yield rows, missed, weights
 
 

@@ -300,19 +300,19 @@ class Mixture:
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         mapping, cuts = query.map.double(), query.cuts.double()
         for found, labels, weights in self._centred(query, records):
-            rows = rows_of(found, mapping)[: len(labels)]
+            rows = rows_of(found, mapping)
             yield rows, blocks_of(rows, labels, cuts), weights
 
     def _rests(self, query: MixtureQuery, records: range) -> Iterator[tuple[Tensor, Tensor]]:
         axes = query.map.double()
-        for found, labels, weights in self._centred(query, records):
+        for found, _, weights in self._centred(query, records):
             rest = found - exact_product(exact_product(found, axes), axes.T)
-            yield (query.rest * rest)[: len(labels)], weights
+            yield query.rest * rest, weights
 
     def _centred(
         self, query: MixtureQuery, records: range
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Frequencies without the centre [b, d], filled up with black images; groups, weights."""
+        """Frequencies without the centre [b, d], groups, weights."""
         centre = query.centre.double()
         for picked, labels, weights in self._sums.blocks(records, _BATCH):
             found = frequencies(self._sums.pixels(picked, _BATCH)) - centre

@@ -44,7 +44,7 @@ ROW_UNITS = 2.0**_ROW_BITS
 SUM_BITS = 2 * _ROW_BITS + WEIGHT_BITS
 """Sums are whole numbers of 2⁻³⁶; int64 holds those of 2²⁷ records."""
 # Wide against the rounding of a norm in float64, narrow against the lattice.
-_INSIDE = 1 - 2.0**-40
+_INSIDE = 1 - 2.0**-35
 
 
 @dataclass(frozen=True)
@@ -157,8 +157,8 @@ def lattice_rows(rows: Tensor) -> Tensor:
 
     Guarantee:
         In exact arithmetic ‖u‖ ≤ 1 for every row that comes out, whatever went in: `clip_rows` is
-        within k 2⁻⁵² of norm 1, the factor 1 − 2⁻⁴⁰ brings the row inside for k up to 4,097
-        entries, and truncation toward zero makes no entry larger.
+        within k 2⁻⁵² of norm 1, the factor 1 − 2⁻³⁵ brings the row inside for k up to 2¹⁷
+        entries, of features or of labels, and truncation toward zero makes no entry larger.
     """
     return (clip_rows(rows) * (_INSIDE * 2**_ROW_BITS)).trunc()
 

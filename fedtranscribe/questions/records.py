@@ -72,21 +72,20 @@ class RecordSums:
         return id_weights(self.images.ids)
 
     def blocks(self, rows: range, size: int) -> Iterator[tuple[range, Tensor, Tensor]]:
-        """Blocks of at most `size` records: their rows, labels and weights int64 [b]."""
+        """Blocks of `size` records: which they are, their labels, and weights int64 [size].
+
+        A short one is filled up with records of weight zero, so that everything about a record is
+        computed in blocks of one shape, however many others there are.
+        """
         for first in range(rows.start, rows.stop, size):
-            block = slice(first, min(first + size, rows.stop))
-            yield (
-                range(block.start, block.stop),
-                self.images.labels[block],
-                self.weights[block].long(),
-            )
+            picked = range(first, min(first + size, rows.stop))
+            block = slice(picked.start, picked.stop)
+            labels, weights = self.images.labels[block], self.weights[block].long()
+            yield picked, _filled(labels, size), _filled(weights, size)
 
     def pixels(self, rows: range, size: int) -> Tensor:
         """Images of a block, uint8 [size, …]; a short one is filled up with black images."""
-        images = self.images.pixels[rows.start : rows.stop]
-        if len(images) == size:
-            return images
-        return torch.cat([images, images.new_zeros(size - len(images), *images.shape[1:])])
+        return _filled(self.images.pixels[rows.start : rows.stop], size)
 
     def total(self, query: Query, part: Callable[[range], Tensor]) -> Tensor:
         """Σ of `part` over all records, int64 [D].
@@ -147,6 +146,11 @@ class RecordSums:
     def _forget(self) -> None:
         if self._path is not None:
             self._path.unlink(missing_ok=True)
+
+
+def _filled(rows: Tensor, size: int) -> Tensor:
+    """`rows` [b, …] with zeros behind them, [size, …]."""
+    return torch.cat([rows, rows.new_zeros(size - len(rows), *rows.shape[1:])])
 
 
 class _Seen:
@@ -212,9 +216,8 @@ class RecordRows:
     Guarantee:
         The row of a record is a function of the record and the public query alone, wherever the
         record stands: features are computed in blocks of one shape, image by image or in kernels
-        that treat all images alike, and mapped by `exact_product`. Code that computes more from the
-        rows of a shorter, last block has to mind that, too. Records of one id share one record's
-        weight.
+        that treat all images alike, and mapped by `exact_product`. Records of one id share one
+        record's weight; what fills up the last block weighs nothing.
     """
 
     def __init__(
@@ -275,6 +278,8 @@ class RecordRows:
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Rows float32 [b, entries] of norm one, labels as the set has them, weights int64 [b].
 
+        b is always `BATCH`.
+
         Args:
             query: which rows.
             records: whose; from a multiple of `BATCH` on, so that blocks are always the same.
@@ -291,7 +296,7 @@ class RecordRows:
                 doubles = found.double(), centre, mapped
                 rows = unit_rows_of(*doubles, exact_product, products=query.products).float()
                 known.keep(number, rows)
-            yield rows[: len(picked)], labels, weights
+            yield rows, labels, weights
 
     def _network_of(self, features: str) -> nn.Module:
         """What computes features; weights are read before anything is charged, and once."""

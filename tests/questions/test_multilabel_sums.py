@@ -51,6 +51,12 @@ def descent(images: ImageSet, size: float = 1.0, multilabel: bool = True) -> Des
     return DescentQuery("q/descent", Kind.DESCENT, *rows, head, torch.ones(CLASSES), multilabel)
 
 
+def rows_of(images: ImageSet, query) -> Tensor:
+    """Rows of the records, without what fills up the last block."""
+    blocks = Moments(images, CPU).rows.blocks(query, range(len(images)))
+    return torch.cat([rows for rows, _, _ in blocks])[: len(images)]
+
+
 def values(images: ImageSet, query) -> Tensor:
     whole = Moments(images, CPU)
     found = whole if query.kind == Kind.MOMENTS else Descent(whole.rows)
@@ -99,9 +105,7 @@ def test_sums_by_class_are_of_labels_cut_to_norm_one():
     images = records(labels)
     found = values(images, moments(images)) * 2.0**-36
     sums = MomentSums.from_vector(found, K + 1, CLASSES)
-    rows = torch.cat(
-        [rows for rows, _, _ in Moments(images, CPU).rows.blocks(moments(images), range(3))]
-    )
+    rows = rows_of(images, moments(images))
     expected = (
         rows.double().T
         @ torch.tensor([[0.0] * 5, [1, 0, 0, 0, 0], [0, 0.5, 0.5, 0.5, 0.5]]).double()
@@ -113,7 +117,7 @@ def test_sums_by_class_are_of_labels_cut_to_norm_one():
 def test_a_gradient_is_that_of_independent_logistic_losses():
     images = records(drawn_labels(5))
     query = descent(images, 0.1)
-    rows = torch.cat([rows for rows, _, _ in Moments(images, CPU).rows.blocks(query, range(N))])
+    rows = rows_of(images, query)
     head = query.head.double().requires_grad_()
     logits = rows.double() @ head
     each = torch.nn.functional.binary_cross_entropy_with_logits(

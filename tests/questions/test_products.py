@@ -16,6 +16,7 @@ from fedtranscribe.questions.descent import Descent, DescentQuery, gradients_bou
 from fedtranscribe.questions.kinds import query_from
 from fedtranscribe.questions.moments import Moments, MomentsQuery, moments_bound
 from fedtranscribe.questions.question import Kind
+from fedtranscribe.questions.records import BATCH
 
 CPU = torch.device("cpu")
 N, SIZE, CLASSES, K, PRODUCTS = 10, 8, 4, 6, 3
@@ -96,11 +97,11 @@ def test_a_holder_s_rows_are_the_student_s(tmp_path: Path):
     features.map = torch.zeros(len(asked.centre), K)
     features.set_axes(asked.centre, asked.map)
     [(rows, _, _)] = Moments(images, CPU).rows.blocks(asked, range(N))
-    assert torch.allclose(features(images.images.float() / 255), rows, atol=1e-5)
+    assert torch.allclose(features(images.images.float() / 255), rows[:N], atol=1e-5)
     plain = Moments(images, CPU)
     [(without, _, _)] = plain.rows.blocks(query(Kind.MOMENTS, 0), range(N))
     [(again, _, _)] = plain.rows.blocks(asked, range(N))
-    assert without.shape == (N, K + 1)
+    assert without.shape == (BATCH, K + 1)
     assert torch.equal(again, rows), "rows of another form were kept"
     whole = build(SCATTER, CLASSES, 1, SIZE, seed=1, products=PRODUCTS)
     save_network(whole, tmp_path / "student.safetensors")
