@@ -187,11 +187,11 @@ def _private(
     nodes = _nodes(settings, split, work / "shards")
     hopeless = False
     try:
-        result = _federate(settings.model_copy(update={"force": False}), nodes, run, unseen)
+        result = federated(settings.model_copy(update={"force": False}), nodes, run, unseen)
     except HopelessPlanError:
         hopeless = True
         shutil.rmtree(run)
-        result = _federate(settings, nodes, run, unseen)
+        result = federated(settings, nodes, run, unseen)
     ensemble = ensemble_accuracy(
         _ensembles(settings, work / "shards"), unseen.images, unseen.labels
     )
@@ -204,7 +204,7 @@ def _private(
     }
 
 
-def _federate(
+def federated(
     settings: FederationSettings, nodes: list[Node], run: Path, unseen: ImageSet
 ) -> dict[str, Any]:
     """The result of a run in this process."""
@@ -224,7 +224,7 @@ def _from_sums(
     run = work / f"run-{method}-{settings.alpha}-{settings.epsilon}-{settings.noise}"
     shutil.rmtree(run, ignore_errors=True)
     nodes = _nodes(settings, split, work / f"shards-{settings.alpha}")
-    found = _federate(settings, nodes, run, unseen)
+    found = federated(settings, nodes, run, unseen)
     student = load_network(run / STUDENT_FILE)
     assert isinstance(student, Classifier)
     return {

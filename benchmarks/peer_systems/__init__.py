@@ -1,0 +1,1 @@
+"""The systems that `peers` and `peer_generators` compare us with."""
