@@ -99,8 +99,6 @@ class MomentsMatching:
 
 
 _BATCH = 250
-# Variance that every axis is taken to have at least, in terms of the mean over all of them.
-_PUBLIC_FLOOR = 0.1
 # In terms of the largest eigenvalue that noise alone makes.
 _PRIVATE_FLOOR = 0.3
 _RIDGE, _RIDGE_OF_FEW = 1.5, 2.5
@@ -115,8 +113,10 @@ _PER_RECORD = math.sqrt(1 + BIAS**2) / BIAS
 _QUESTIONS = ("moments-0", "moments-1")
 
 
-def public_map(fixed: nn.Module, images: Tensor, width: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Principal axes of public images, at equal scale: centre [d] and map [d, k] of features.
+def public_map(
+    fixed: nn.Module, images: Tensor, width: int, seed: int, floor: float
+) -> tuple[Tensor, Tensor]:
+    """Principal axes of public images, brought closer in scale: centre [d] and map [d, k].
 
     Both are on the CPU.
 
@@ -125,6 +125,8 @@ def public_map(fixed: nn.Module, images: Tensor, width: int, seed: int) -> tuple
         images: public, uint8 [n, ch, s, s], where `fixed` is.
         width: k.
         seed: of the randomised decomposition.
+        floor: variance that every axis is taken to have at least, in terms of the mean over the
+            features: with much of it leading axes stay longer than others.
     """
     with torch.no_grad():
         parts = [fixed(part.float() / 255).cpu() for part in images.split(_BATCH)]
@@ -134,8 +136,7 @@ def public_map(fixed: nn.Module, images: Tensor, width: int, seed: int) -> tuple
     with fixed_randomness(seed):
         _, scale, axes = torch.pca_lowrank(coefficients, min(width, *coefficients.shape), False)
     variances = scale.square() / len(coefficients)
-    floor = _PUBLIC_FLOOR * coefficients.square().sum() / coefficients.numel()
-    fitted = axes / (variances + floor).sqrt()
+    fitted = axes / (variances + floor * coefficients.square().mean()).sqrt()
     # Fewer images than axes leave some of them unused.
     return centre, F.pad(fitted, (0, width - fitted.shape[1]))
 

@@ -12,7 +12,7 @@ from fedtranscribe.errors import ConfigError
 from fedtranscribe.models.backbones import Backbone, FrozenBackbone
 from fedtranscribe.models.classifier import SIDE_SEEN, Classifier, InputAdapter
 from fedtranscribe.models.patches import Patches
-from fedtranscribe.models.scattering import Scattering
+from fedtranscribe.models.scattering import NormalisedScattering
 
 SCATTER = "scatter"
 PATCHES = "patches"
@@ -28,16 +28,17 @@ _PRODUCTS = 0.5
 
 @dataclass(frozen=True)
 class _Fixed:
-    """What features are called, and how many axes of theirs a row has."""
+    """What features are called, how many axes of theirs a row has, and how these are scaled."""
 
     make: Callable[[int], nn.Module]
     words: str
     width: int
+    floor: float = 0.1
 
 
 _BACKBONE_WIDTH = 1_000
 _FIXED: Mapping[str, _Fixed] = {
-    SCATTER: _Fixed(lambda channels: Scattering(), "wavelet features", 500),
+    SCATTER: _Fixed(NormalisedScattering, "wavelet features", 500, floor=10.0),
     PATCHES: _Fixed(Patches, "features of small patches", 1_000),
 }
 FIXED = tuple(_FIXED)
@@ -65,6 +66,11 @@ def side_seen(features: str, size: int) -> int:
 def words_for(features: str) -> str:
     """What they are, in words."""
     return _of(features).words
+
+
+def axis_floor(features: str) -> float:
+    """What every axis of public images is taken to vary by at least, as `public_map` has it."""
+    return _of(features).floor
 
 
 class UnitFeatures(nn.Module):

@@ -86,6 +86,28 @@ _TINY = 1e-12
 _TOGETHER = 40
 
 
+_MAPS = 81  # of each channel
+_GROUP = 3  # maps that are normalised together
+
+
+class NormalisedScattering(nn.Module):
+    """Images [n, ch, s, s] in [0, 1] -> `Scattering`'s coefficients [n, d], whatever the contrast.
+
+    In each image, every three maps that follow each other are brought to mean zero and variance
+    one, or less where there is next to none, as Tramèr and Boneh (2021) do for linear classifiers.
+    """
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.scattering = Scattering()
+        self.maps = _MAPS * channels
+
+    def forward(self, images: Tensor) -> Tensor:
+        """float [n, ch, s, s] -> float [n, d]."""
+        found = self.scattering(images).unflatten(1, (self.maps, -1))
+        return F.group_norm(found, self.maps // _GROUP).flatten(1)
+
+
 class Scattering(nn.Module):
     """Images [n, ch, s, s] in [0, 1] -> scattering coefficients [n, d] of two scales.
 

@@ -44,7 +44,7 @@ HOLDERS = "holders"
 """Folders, each a whole run, where every holder has trained a network of its own."""
 _RECORDS = "private/records.json"
 # Of checkpoints.
-_VERSION = 6
+_VERSION = 7
 
 DAMAGED = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 """What goes wrong where a run's files hold values of other types than a run writes."""

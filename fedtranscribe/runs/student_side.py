@@ -29,6 +29,7 @@ from fedtranscribe.models.fixed_features import (
     FIXED,
     PATCHES,
     UnitFeatures,
+    axis_floor,
     fixed_features,
     is_fixed,
     side_seen,
@@ -211,14 +212,15 @@ def _fit_axes(student: Classifier, public: ImageSet | None, seed: int) -> None:
     """Set a student's centre and map by public images: those given, or drawn ones."""
     features, name = features_of(student), student.architecture
     size, (_, width) = side_seen(name, student.size), features.map.shape
-    device = features.map.device
+    device, floor = features.map.device, axis_floor(name)
     if public is not None and public.name != PUBLIC_SHAPES:
-        fitted = public_map(features.fixed, public.images[:_AXES].to(device), width, seed)
+        images = public.images[:_AXES].to(device)
+        fitted = public_map(features.fixed, images, width, seed, floor)
     elif name in FIXED:
         fitted = _drawn_map(name, student.channels, size, width, seed, device)
     else:  # a public network, whose weights the name does not tell
         images = _drawn(name, student.channels, size, seed).to(device)
-        fitted = public_map(features.fixed, images, width, seed)
+        fitted = public_map(features.fixed, images, width, seed, floor)
     features.set_axes(*fitted)
 
 
@@ -228,7 +230,8 @@ def _drawn_map(
 ) -> tuple[Tensor, Tensor]:
     # It takes seconds, and one run after the other asks for the same.
     images = _drawn(features, channels, size, seed).to(device)
-    return public_map(fixed_features(features, channels).to(device), images, width, seed)
+    fixed = fixed_features(features, channels).to(device)
+    return public_map(fixed, images, width, seed, axis_floor(features))
 
 
 def _drawn(features: str, channels: int, size: int, seed: int) -> Tensor:

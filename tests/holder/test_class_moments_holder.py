@@ -9,7 +9,7 @@ import torch
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError, ModelMismatchError
 from fedtranscribe.models.fixed_features import SCATTER, coefficient_count, unit_rows_of
-from fedtranscribe.models.scattering import Scattering
+from fedtranscribe.models.scattering import NormalisedScattering
 from fedtranscribe.privacy.units import Adjacency, Unit
 from fedtranscribe.questions.class_moments import ClassMoments, ClassMomentsQuery
 from fedtranscribe.questions.kinds import query_from
@@ -40,7 +40,7 @@ def test_it_is_the_second_moments_of_each_class():
     found = statistic(records()).values(query())[0].double() / 2**SUM_BITS
     matrices = block_matrices(found, K + 1, CLASSES)
     with torch.no_grad():
-        features = Scattering()(records().images.float() / 255).double()
+        features = NormalisedScattering(1)(records().images.float() / 255).double()
     rows = unit_rows_of(features, torch.zeros(RAW).double(), query().map.double())
     for label in range(CLASSES):
         here = rows[records().labels == label]

@@ -9,7 +9,7 @@ import torch
 from fedtranscribe.data import ImageSet
 from fedtranscribe.errors import ConfigError, ModelMismatchError
 from fedtranscribe.models.fixed_features import SCATTER, coefficient_count, unit_rows_of
-from fedtranscribe.models.scattering import Scattering
+from fedtranscribe.models.scattering import NormalisedScattering
 from fedtranscribe.questions.descent import Descent, DescentQuery
 from fedtranscribe.questions.kinds import query_from
 from fedtranscribe.questions.moments import SUM_BITS, Moments
@@ -38,7 +38,7 @@ def statistic(images: ImageSet, scratch: Path | None = None) -> Descent:
 
 def rows() -> torch.Tensor:
     with torch.no_grad():
-        found = Scattering()(records().images.float() / 255).double()
+        found = NormalisedScattering(1)(records().images.float() / 255).double()
     return unit_rows_of(found, torch.zeros(RAW).double(), query().map.double())
 
 

@@ -13,7 +13,7 @@ from fedtranscribe.errors import (
 )
 from fedtranscribe.holder.answering import Holder
 from fedtranscribe.models.fixed_features import PATCHES, SCATTER, coefficient_count, unit_rows_of
-from fedtranscribe.models.scattering import Scattering
+from fedtranscribe.models.scattering import NormalisedScattering
 from fedtranscribe.noise.bounds import Bound
 from fedtranscribe.noise.sources import SeededBits, SeededNoise
 from fedtranscribe.privacy.budget import Budget
@@ -79,7 +79,7 @@ def test_the_answer_is_the_sum_over_records_and_noise(tmp_path: Path):
         told = sums(holder(open_ledger, noise=SeededNoise(0)).answer(query(), QUIET))
     images = records()
     with torch.no_grad():
-        coefficients = Scattering()(images.images.float() / 255).double()
+        coefficients = NormalisedScattering(1)(images.images.float() / 255).double()
     rows = unit_rows_of(coefficients, torch.zeros(RAW).double(), query().map.double())
     assert torch.allclose(told.second, rows.T @ rows, atol=2e-3)
     assert told.by_class is not None
@@ -214,13 +214,13 @@ def test_queries_that_are_none_are_refused():
 
 def counting(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     blocks: list[int] = []
-    forward = Scattering.forward
+    forward = NormalisedScattering.forward
 
-    def counted(self: Scattering, images: torch.Tensor) -> torch.Tensor:
+    def counted(self: NormalisedScattering, images: torch.Tensor) -> torch.Tensor:
         blocks.append(len(images))
         return forward(self, images)
 
-    monkeypatch.setattr(Scattering, "forward", counted)
+    monkeypatch.setattr(NormalisedScattering, "forward", counted)
     return blocks
 
 

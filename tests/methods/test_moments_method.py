@@ -42,7 +42,7 @@ def fit(network) -> None:
     """Set its axes by 300 shapes."""
     features = features_of(network)
     images = draw_shapes(300, 1, 28, torch.Generator().manual_seed(0))
-    features.set_axes(*public_map(features.fixed, images, features.map.shape[1], seed=0))
+    features.set_axes(*public_map(features.fixed, images, features.map.shape[1], seed=0, floor=1.0))
 
 
 @pytest.fixture(scope="module")

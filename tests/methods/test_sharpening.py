@@ -15,7 +15,7 @@ from fedtranscribe.methods.sums import SumsMethod
 from fedtranscribe.models import Classifier, build
 from fedtranscribe.models.fixed_features import SCATTER, unit_rows_of
 from fedtranscribe.models.mixture import GaussianMixture
-from fedtranscribe.models.scattering import Scattering
+from fedtranscribe.models.scattering import NormalisedScattering
 from fedtranscribe.models.sharpener import Sharpener
 from fedtranscribe.questions.class_moments import ClassMoments, ClassMomentsQuery
 from fedtranscribe.questions.kinds import of_records
@@ -71,7 +71,7 @@ def distance(mixture: GaussianMixture, query: ClassMomentsQuery, targets: torch.
     for label, target in enumerate(targets):
         images = mixture.draw(torch.full((600,), label), torch.Generator().manual_seed(5))
         with torch.no_grad():
-            rows = unit_rows_of(Scattering()(images), query.centre, query.map)
+            rows = unit_rows_of(NormalisedScattering(1)(images), query.centre, query.map)
         total += float((rows.T @ rows / 600 - target).square().sum() / target.square().sum())
     return total / len(targets)
 

@@ -5,7 +5,7 @@ import torch
 
 from fedtranscribe.models import build, load_network, save_network
 from fedtranscribe.models.fixed_features import SCATTER, coefficient_count, row_width, unit_rows_of
-from fedtranscribe.models.scattering import Scattering
+from fedtranscribe.models.scattering import NormalisedScattering, Scattering
 
 
 def images(n: int = 3, channels: int = 1, size: int = 28) -> torch.Tensor:
@@ -40,6 +40,18 @@ def test_an_edge_is_seen_by_the_wavelets_across_it():
     first_order = Scattering()(picture).unflatten(1, (81, -1))[0, 1:9].sum(1)
     assert first_order.argmax() == 0, "its wave runs along x"
     assert float(first_order[0]) > 10 * float(first_order[4])
+
+
+def test_contrast_and_exposure_change_no_row():
+    picture = (torch.arange(28) // 4 % 2).float().expand(1, 1, 28, 28) * 0.5
+    rows = NormalisedScattering(1)(torch.cat([picture, 0.1 + 1.7 * picture]))
+    maps = rows.unflatten(1, (27, -1))
+    assert torch.allclose(maps.mean(2), torch.zeros(2, 27), atol=1e-5)
+    assert bool((maps.var(2) < 1.01).all())
+    # Wavelets that see the bars clearly; the first group has the average, which sees exposure.
+    seen = (maps[0].var(1) > 0.95).nonzero()[:, 0]
+    assert len(seen) >= 4
+    assert torch.allclose(maps[0, seen[1:]], maps[1, seen[1:]], atol=0.05)
 
 
 def test_rows_without_a_direction_are_zero():
