@@ -16,7 +16,7 @@ from fedtranscribe.files import parse_json
 from fedtranscribe.questions.refusals import Refusal, RefusalCode
 from fedtranscribe.text import expect_name
 
-VERSION = 7
+VERSION = 8
 CAPABILITIES = "query.capabilities"
 ANSWER = "query.answer"
 # The stages of a masked sum, see `masked.py`.
