@@ -109,7 +109,7 @@ def table(lines: list[Line]) -> str:
         "- **Opacus, scattering**: a linear layer on wavelet features with the normalisation, "
         "batch, rate and epochs of Tramèr and Boneh (2021) for ε = 3, the only one they have. "
         "**Opacus, CNN**: the networks of tanh of Papernot et al. (2020), with theirs. On the "
-        "digits, which they lack, the best of eight such settings by test images.\n"
+        "digits, which they lack, the best of a few such settings by test images.\n"
         "- **diffprivlib** 0.6.6: logistic regression and Gaussian naive Bayes on leading axes of "
         "the same features; number of axes and penalty chosen by test images.\n"
         "- **PATE**: 250 teachers (50 on the digits) and a student, logistic regressions on 200 of "

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.peer_systems.task import Task, calibrated
+from fedtranscribe.models import fixed_randomness
 from fedtranscribe.privacy.events import Event, Gaussian
 
 _DIRECTIONS = 5_000
@@ -65,8 +66,7 @@ def dp_merf(task: Task, count: int) -> tuple[Tensor, Tensor, list[Event], str]:
     for images, labels in zip(train.images.split(_PASS), train.labels.split(_PASS), strict=True):
         total += embedded(images.float() / 255, labels)
     wanted = (total + sigma * torch.randn(total.shape, generator=rng)) / len(train)
-    with torch.random.fork_rng():
-        torch.manual_seed(task.seed)
+    with fixed_randomness(task.seed):
         network = ConvGenerator(task.classes, train.size)
     optimiser = torch.optim.Adam(network.parameters(), lr=_LR)
     schedule = torch.optim.lr_scheduler.StepLR(optimiser, _EVERY, _DECAY)

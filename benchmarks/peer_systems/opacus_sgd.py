@@ -20,6 +20,7 @@ from benchmarks.peer_systems.task import (
     accuracy,
     calibrated,
 )
+from fedtranscribe.models import fixed_randomness
 from fedtranscribe.privacy.events import Event, Gaussian, PoissonGaussian
 from fedtranscribe.privacy.units import Adjacency
 
@@ -46,7 +47,7 @@ LINEAR = {
     "fashion-mnist": Recipe(8192, 16.0, 50, groups=27),
     "cifar10-jpeg": Recipe(8192, 4.0, 80),
 }
-# They have no such data, and none at other ε: the best of eight, by test images.
+# They have no such data, and none at other ε: the best of a few, by test images.
 DIGITS_CNN = {1.0: Recipe(512, 1.0, 20), 3.0: Recipe(512, 1.0, 40), 10.0: Recipe(512, 1.0, 40)}
 DIGITS_LINEAR = {
     1.0: Recipe(1000, 4.0, 15, groups=27),
@@ -79,8 +80,7 @@ def tanh_cnn(channels: int, size: int, classes: int) -> nn.Module:
 def opacus_cnn(task: Task) -> Found:
     """DP-SGD on a small network of tanh, from pixels."""
     shape = task.train.channels, task.train.size
-    with torch.random.fork_rng():
-        torch.manual_seed(task.seed)
+    with fixed_randomness(task.seed):
         network = tanh_cnn(*shape, task.classes)
     middle, width = (0.0, 1.0) if task.train.channels == 1 else (0.47, 0.25)
 
@@ -119,8 +119,7 @@ def opacus_scattering(task: Task) -> Found:
         def normalise(rows: Tensor) -> Tensor:
             return (rows.float() - shift) * factor
 
-    with torch.random.fork_rng():
-        torch.manual_seed(task.seed)
+    with fixed_randomness(task.seed):
         network = nn.Sequential(nn.Linear(width, task.classes))
     return _dp_sgd(
         task, network, normalise, features.train, features.test, recipe, before, clock, "ghost"
