@@ -21,7 +21,7 @@ from fedtranscribe.config import TranscribeSettings
 from fedtranscribe.data import load
 from fedtranscribe.methods.pretraining import train_classifier
 from fedtranscribe.models import build, save_network
-from fedtranscribe.models.inference import accuracy, confusion_of
+from fedtranscribe.models.inference import accuracy, confusion_of, logits_of
 from fedtranscribe.runs.finished import FinishedRun
 from fedtranscribe.runs.preparation import prepare
 from fedtranscribe.runs.transcription import transcribe
@@ -74,7 +74,7 @@ def measure(case: Case, options: Options) -> Line:
     stated = run.result.guarantee
     return {
         "student": accuracy(run.student, test.images, test.labels),
-        "auc": confusion_of(run.student, test.images, test.labels).auc,
+        "auc": confusion_of(logits_of(run.student, test.images), test.labels).auc,
         "sound": stated.epsilon,
         "replace": stated.sound["replace"],  # pyright: ignore[reportArgumentType]
         "cpu_seconds": round(seconds, 1),

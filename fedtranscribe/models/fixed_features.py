@@ -96,6 +96,11 @@ class UnitFeatures(nn.Module):
         """Rows of features [n, d] that are there already."""
         return unit_rows_of(raw, self.centre, self.map, products=self.products)
 
+    @property
+    def axes(self) -> tuple[Tensor, Tensor]:
+        """The mean of the features [d], and their map [d, k]."""
+        return self.centre, self.map
+
     def set_axes(self, centre: Tensor, mapping: Tensor) -> None:
         """Take the mean of the features [d], and their map [d, k]."""
         self.centre.copy_(centre)

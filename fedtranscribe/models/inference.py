@@ -8,8 +8,10 @@ import torch.nn.functional as F
 from scipy.stats import mannwhitneyu
 from torch import Tensor
 
+from fedtranscribe.data import ImageSet
 from fedtranscribe.models.classifier import Classifier
 from fedtranscribe.models.diffusion import Synthesizer
+from fedtranscribe.models.fixed_features import UnitFeatures
 from fedtranscribe.models.generator import Generator
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.results.decisions import Confusion, Findings
@@ -47,6 +49,41 @@ def logits_of(network: Classifier, images: Images) -> Tensor:
     with torch.no_grad():
         parts = (part for block in blocks for part in block.split(_BATCH))
         return torch.cat([network(_in_unit_range(part.to(device))).cpu() for part in parts])
+
+
+class RepeatedTest:
+    """What a network says of the same images, asked again and again as it learns.
+
+    Rows of a linear student's features are computed once for each map of them, and kept: four
+    bytes for each entry of each image's row.
+    """
+
+    def __init__(self, network: Classifier, images: ImageSet) -> None:
+        self._network = network
+        self._images = images
+        self._map: tuple[Tensor, ...] = ()  # that the rows are of
+        self._rows: list[Tensor] = []
+
+    def accuracy(self) -> float:
+        """Share of right answers."""
+        labels = self._images.labels
+        return int((named_by(self._network, self.logits()) == labels).sum()) / labels.numel()
+
+    def logits(self) -> Tensor:
+        """[n, classes], on CPU."""
+        network, features = self._network, self._network.backbone
+        if not isinstance(features, UnitFeatures):
+            return logits_of(network, self._images.blocks())
+        device = features.map.device
+        network.eval()
+        with torch.no_grad():
+            if not self._map or not all(map(torch.equal, self._map, features.axes)):
+                self._rows = [
+                    network.features(_in_unit_range(part.to(device))).cpu()
+                    for part in self._images.blocks(_BATCH)
+                ]
+                self._map = tuple(tensor.clone() for tensor in features.axes)
+            return torch.cat([network.head(rows.to(device)).cpu() for rows in self._rows])
 
 
 def _in_unit_range(images: Tensor) -> Tensor:
@@ -148,22 +185,20 @@ def as_bytes(images: Tensor) -> Tensor:
     return (images * 255).round().to(torch.uint8)
 
 
-def findings_of(network: Classifier, images: Images, labels: Tensor) -> Findings:
+def findings_of(logits: Tensor, labels: Tensor) -> Findings:
     """Hold a classifier's answers against several labels per image, each class for itself.
 
     Args:
-        network: whose answers.
-        images: shown to it.
+        logits: its answers, [n, classes].
         labels: int64 [n, classes] of 0 and 1.
     """
-    logits = logits_of(network, images)
-    named = named_by(network, logits)
+    named = (logits > 0).long()
     return Findings.of(
         images=len(labels),
         positives=labels.sum(0).tolist(),
         found=(labels & named).sum(0).tolist(),
         named=named.sum(0).tolist(),
-        auc=[_auc(logits[:, i], labels[:, i]) for i in range(network.classes)],
+        auc=[_auc(logits[:, i], labels[:, i]) for i in range(labels.shape[1])],
     )
 
 
@@ -178,20 +213,17 @@ def _auc(scores: Tensor, labels: Tensor) -> float | None:
     return float(mannwhitneyu(found, other).statistic) / (len(found) * len(other))
 
 
-def confusion_of(
-    network: Classifier, images: Images, labels: Tensor, *, ordinal: bool = False
-) -> Confusion:
+def confusion_of(logits: Tensor, labels: Tensor, *, ordinal: bool = False) -> Confusion:
     """Hold a classifier's answers against labels.
 
     Args:
-        network: whose answers.
-        images: shown to it.
+        logits: its answers, [n, classes].
         labels: int64 [n], within its classes.
         ordinal: whether classes are grades, in their order.
     """
-    logits = logits_of(network, images)
-    counts = count(labels, logits.argmax(1), network.classes)
-    auc = _auc(logits[:, 1] - logits[:, 0], labels) if network.classes == 2 else None
+    classes = logits.shape[1]
+    counts = count(labels, logits.argmax(1), classes)
+    auc = _auc(logits[:, 1] - logits[:, 0], labels) if classes == 2 else None
     return Confusion.of(counts.tolist(), auc, ordinal=ordinal)
 
 

@@ -23,7 +23,7 @@ from fedtranscribe.methods.sums_then_teachers import SumsThenTeachers, TeachersA
 from fedtranscribe.models import pick_device, save_network
 from fedtranscribe.models.fixed_features import features_for
 from fedtranscribe.models.generator import GENERATED
-from fedtranscribe.models.inference import accuracy, confusion_of, findings_of, labelled_samples
+from fedtranscribe.models.inference import RepeatedTest, confusion_of, findings_of, labelled_samples
 from fedtranscribe.models.mixture import GaussianMixture
 from fedtranscribe.noise.sources import NoiseSource
 from fedtranscribe.privacy.units import Unit
@@ -169,13 +169,10 @@ def learn(
     side.student.multilabel = facts.multilabel
     method = _method(settings, plan, side, run, public, progress)
 
-    def evaluate() -> float:
-        assert test is not None
-        return accuracy(side.student, test.images.blocks(), test.images.labels)
-
+    testing = None if test is None else RepeatedTest(side.student, test.images)
     # A student whose head comes from the answers alone is at chance before them.
-    if test is not None and stored is None and not plan.starts:
-        run.write_scores({"public_set_alone": evaluate()})
+    if testing is not None and stored is None and not plan.starts:
+        run.write_scores({"public_set_alone": testing.accuracy()})
     is_public = test is not None and test.public
     questions = [part.kind for part in plan.parts if part.outside]
     asked = WithQuestions(method, questions, len(plan.of_method), facts, run.run_id)
@@ -186,15 +183,15 @@ def learn(
         rounds,
         run,
         Unit(settings.unit),
-        evaluate=evaluate if is_public else None,
+        evaluate=testing.accuracy if testing is not None and is_public else None,
         report=report,
         events=events,
         noise=noise,
     )
     outcome, confusion, findings = server.serve(stored, progress), None, None
-    if test is not None:
-        run.write_scores(others() | run.read_scores() | {"student": evaluate()})
-        shown = side.student, test.images.blocks(), test.images.labels
+    if test is not None and testing is not None:
+        run.write_scores(others() | run.read_scores() | {"student": testing.accuracy()})
+        shown = testing.logits(), test.images.labels
         if facts.multilabel:
             findings = findings_of(*shown)
             run.write_confusion(findings)
