@@ -161,15 +161,15 @@ def _flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Scalar]:
 
 
 def _typed(text: str, default: Scalar) -> Scalar:
-    """Read a value as TOML would, where a bare word is a text."""
+    """Read a value as TOML would, where a bare word is a text, and `.5` a number."""
     try:
+        if isinstance(default, float):
+            return float(text)
         value = parse_toml(f"value = {text}")["value"]
     except ValueError:
         value = text
     if isinstance(default, str):
         return value if isinstance(value, str) else text
-    if isinstance(default, float) and type(value) is int:
-        return float(value)
     if type(value) is not type(default):
         raise ValueError(_WANTED[type(default)])
     return value

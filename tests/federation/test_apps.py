@@ -28,6 +28,7 @@ def test_a_folder_is_an_app(toy: App) -> None:
     [
         ("epsilon=5", "epsilon", 5.0),
         ("epsilon=1e-2", "epsilon", 0.01),
+        ("epsilon=.5", "epsilon", 0.5),
         ("rows=2_000", "rows", 2000),
         ("central=true", "central", True),
         ("mode=vote", "mode", "vote"),
