@@ -68,12 +68,10 @@ LIMIT = 100.0
 MOMENTS = {"moments-10": 10.0, "moments-1": 1.0, "moments-0.1": 0.1}
 # The same budget for the student and a mixture.
 BOTH = {"both-10": 10.0, "both-1": 1.0}
-# All of it for the student: the default, but for a mixture.
-STUDENT = {"student-10": 10.0, "student-3": 3.0, "student-1": 1.0}
 # The default until November 2026, when rounds had half of the budget: these lines are of then.
 DESCENT = {"descent-10": 10.0, "descent-3": 3.0, "descent-1": 1.0}
 ROUNDS = 10
-SUMS = {**STUDENT, **MOMENTS, **DESCENT, **BOTH}
+SUMS = {**MOMENTS, **DESCENT, **BOTH}
 SEEDS_OF_SUMS = 3
 # A thousand test images tell students apart by half a point at best, and a run takes seconds.
 SEEDS_OF_PACKAGED = 10
@@ -161,7 +159,7 @@ def measure_sums(data: str, name: str, seed: int, options: Options) -> Line:
         device=options.device,
         ledger=out.with_suffix(".sqlite"),
         with_generator=name in BOTH,
-        descent_rounds=0 if name in MOMENTS else None if name in STUDENT else ROUNDS,
+        descent_rounds=0 if name in MOMENTS else ROUNDS,
     )
     began = time.time()
     prepared = prepare(settings)
@@ -311,11 +309,12 @@ def table(lines: list[Line]) -> str:
     head = ("student", "low – high", "runs", "minutes", "command")
     return page(
         "# Leaderboard",
-        "Students from noisy sums over records. Unit record, δ = 1e-5, no public images. ε is "
-        "sound, under zero-out; the next column is what the same run costs under replace. Accuracy "
-        "in per cent on all test images (1,000 of the digits): mean over runs, lowest and highest. "
-        "Minutes, median, on 2 CPU cores that other work shared, so they are upper figures. What ε "
-        "bought: a student alone, or a mixture as well for a share of it "
+        "Students from noisy sums over records: earlier ones, or of settings that are no default. "
+        "[What the default learns](students.md) has a table of its own. Unit record, δ = 1e-5, no "
+        "public images. ε is sound, under zero-out; the next column is what the same run costs "
+        "under replace. Accuracy in per cent on all test images (1,000 of the digits): mean over "
+        "runs, lowest and highest. Minutes, median, on 2 CPU cores that other work shared, so they "
+        "are upper figures. What ε bought: a student alone, or a mixture as well for a share of it "
         "([what that is worth](synthesis.md)).",
         grid(
             ("data", "method", "bought", "ε", "ε, replace", *head),
@@ -351,8 +350,6 @@ def _row_of_sums(data: str, name: str, found: list[Line]) -> Sequence[str]:
         command += " --no-generator"
     if name in MOMENTS:
         command += " --descent-rounds 0"
-    elif name in STUDENT:
-        method += ", rounds of gradients, products where they pay"
     else:
         method += f", {ROUNDS} rounds of gradients for half of the budget"
         command = "of an earlier default"
