@@ -245,7 +245,7 @@ class Moments:
         progress: Progress = silent,
     ) -> None:
         self._images = images
-        sums = RecordSums(images, scratch, progress)
+        sums = RecordSums(images, scratch, progress, device)
         self.rows = RecordRows(sums, device, scratch, backbones, scratch_gib)
 
     def expect(self, shapes: Mapping[str, tuple[int, ...]], terms: Mapping[str, Scalar]) -> int:

@@ -48,19 +48,26 @@ class RecordSums:
         images: the holder's private records.
         scratch: the holder's own folder; without one, an interrupted sum begins again.
         progress: shows how far a long sum is.
+        device: where features are computed.
 
     Guarantee:
         Every record is added once, with its own label and weight, whatever was interrupted: what
         lies in the folder is taken up only where it is the sum of this very query over these very
         first records, images, labels and weights, computed by this version on this kind of
-        processor. Nothing lies there that has been answered, and never more than one sum. It is
-        the holder's private data.
+        processor and device with so many threads, which is what rounding may depend on. Nothing
+        lies there that has been answered, and never more than one sum. It is the holder's private
+        data.
     """
 
     def __init__(
-        self, images: ImageSet, scratch: Path | None = None, progress: Progress = silent
+        self,
+        images: ImageSet,
+        scratch: Path | None = None,
+        progress: Progress = silent,
+        device: torch.device | None = None,
     ) -> None:
         self.images = images
+        self.device = torch.device("cpu") if device is None else device
         self._path = None if scratch is None else scratch / PARTIAL_SUM
         self._progress = progress
 
@@ -163,8 +170,10 @@ class _Seen:
 
     def clear(self) -> None:
         """Nothing has been added up."""
-        processor = torch.backends.cpu.get_cpu_capability()
-        program = f"{version('fedtranscribe')} {torch.__version__} {processor}"
+        device = self._sums.device
+        machine = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        machine += f" {torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()}"
+        program = f"{version('fedtranscribe')} {torch.__version__} {machine}"
         self._digest = hashlib.blake2b(f"{self.query.digest()}\0{program}\0".encode())
 
     def add(self, rows: range) -> None:

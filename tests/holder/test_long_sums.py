@@ -21,7 +21,7 @@ from fedtranscribe.questions import records as record_sums
 from fedtranscribe.questions.descent import DescentQuery
 from fedtranscribe.questions.kinds import of_records
 from fedtranscribe.questions.mixture import MixtureQuery
-from fedtranscribe.questions.moments import MomentsQuery
+from fedtranscribe.questions.moments import Moments, MomentsQuery
 from fedtranscribe.questions.question import Kind, Query
 from fedtranscribe.questions.records import FULL_WEIGHT, PARTIAL_SUM, SEGMENT, RecordSums
 from tests.mechanisms_for import local
@@ -151,6 +151,27 @@ def test_another_sum_or_a_damaged_one_is_not_taken_up(records: ImageSet, what: s
     found = values(other, asked, tmp_path, progress=lambda _, done, total: seen.append(done))
     assert seen[0] == SHORT, "from the beginning"
     assert torch.equal(found, values(other, asked, tmp_path / "whole"))
+
+
+@pytest.mark.parametrize("what", ["threads", "processor", "device"])
+def test_a_sum_of_another_machine_is_not_taken_up(
+    records: ImageSet, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # There a record may be rounded otherwise, so that a sum of both would depend on its place.
+    asked = queries()[0]
+    with pytest.raises(Killed):
+        values(records, asked, tmp_path, progress=killed_after(2 * SHORT))
+    seen: list[int] = []
+    moments = Moments(records, CPU, tmp_path, progress=lambda _, done, total: seen.append(done))
+    if what == "threads":
+        more = torch.get_num_threads() + 1
+        monkeypatch.setattr(torch, "get_num_threads", lambda: more)
+    elif what == "processor":
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "another")
+    else:
+        moments.rows.sums.device = torch.device("mps")
+    moments.values(asked)
+    assert seen[0] == SHORT, "from the beginning"
 
 
 def test_an_interrupted_question_is_charged_once(records: ImageSet, tmp_path: Path):
