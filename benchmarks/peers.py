@@ -155,11 +155,11 @@ def draw() -> None:
     from matplotlib.figure import Figure
 
     lines, ours = read_lines("peers"), read_lines("students")
-    shown = [data for data in DATA if select(lines, {"data": data})]
-    figure = Figure(figsize=(1 + 2.5 * len(shown), 7.5), layout="constrained")
-    axes = figure.subplots(len(EPSILONS), len(shown), sharex=True, sharey="col", squeeze=False)
+    measured = [data for data in DATA if select(lines, {"data": data})]
+    figure = Figure(figsize=(1 + 2.5 * len(measured), 7.5), layout="constrained")
+    axes = figure.subplots(len(EPSILONS), len(measured), sharex=True, sharey="col", squeeze=False)
     for row, epsilon in enumerate(EPSILONS):
-        for column, data in enumerate(shown):
+        for column, data in enumerate(measured):
             axis = axes[row][column]
             for number, holders in enumerate(HOLDERS):
                 at = {"data": data, "holders": holders}

@@ -191,12 +191,12 @@ def learn(
     outcome, confusion, findings = server.serve(stored, progress), None, None
     if test is not None and testing is not None:
         run.write_scores(others() | run.read_scores() | {"student": testing.accuracy()})
-        shown = testing.logits(), test.images.labels
+        logits, labels = testing.logits(), test.images.labels
         if facts.multilabel:
-            findings = findings_of(*shown)
+            findings = findings_of(logits, labels)
             run.write_confusion(findings)
         else:
-            confusion = confusion_of(*shown, ordinal=settings.task == "ordinal")
+            confusion = confusion_of(logits, labels, ordinal=settings.task == "ordinal")
             run.write_confusion(confusion)
     if questions:
         run.write_answers(asked.answers)
