@@ -182,6 +182,7 @@ def draw() -> None:
                     y = [100 * each for each in y]
                     axis.plot(x, y, "o-", color=f"C{number}", markersize=3.5, label=system)
             axis.set_xscale("log")
+            axis.xaxis.set_major_formatter("{x:g}")
             axis.grid(alpha=0.3)
             if row == 0:
                 axis.set_title(data)

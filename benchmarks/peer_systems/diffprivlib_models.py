@@ -47,5 +47,5 @@ def _diffprivlib(task: Task, model: str, axes: Sequence[int]) -> Found:
         [(task.features.seconds + best["seconds"], best["accuracy"])],
         # Pure ε, of one row exchanged; no event of ours is that.
         {},
-        f"{best['words']}, {best['axes']} axes, best of {len(axes)}",
+        ", ".join(filter(None, (best["words"], f"{best['axes']} axes", f"best of {len(axes)}"))),
     )

@@ -84,7 +84,8 @@ def _fedavg(
             lambda layer=layer: accuracy(lambda x: x @ layer.T, test, task.test.labels)
         )
         curve.append((clock(), right))
-    words = f"{rounds} rounds, clip {clip:g}, noise multiplier {sigma:.2f}, best of {len(_FLOWER)}"
+    counted = f"{rounds} round{'s' * (rounds > 1)}"
+    words = f"{counted}, clip {clip:g}, noise multiplier {sigma:.2f}, best of {len(_FLOWER)}"
     both = (Adjacency.ADD_REMOVE, Adjacency.ZERO_OUT)
     return Found(curve, dict.fromkeys(both, events(sigma)), words)
 
