@@ -127,7 +127,8 @@ def table(lines: list[Line]) -> str:
                 )
                 for data in DATA
                 for system in SYSTEMS
-                for line in select(lines, {"data": data, "system": system})
+                for epsilon in EPSILONS
+                for line in select(lines, {"data": data, "system": system, "epsilon": epsilon})
             ),
         ),
     )
