@@ -110,7 +110,8 @@ def table(lines: list[Line]) -> str:
         "to records than to images that were not used? One half is chance. CPU seconds are "
         "those of the whole run, features of the student included. All lines but those of "
         "ε = 3 are of the wavelet features before they were normalised in each image, and first "
-        "runs of a student of fewer rounds; a run on the digits at ε = 10 since then: CNN 90.9, FID 7.9, student 97.1.",
+        "runs of a student of fewer rounds; a run on the digits at ε = 10 since then: CNN 90.9, "
+        "FID 7.9, student 97.1.",
         grid(
             (
                 *("data", "ε", "sharpened", "share", "per class", "CNN", "MLP", "LDA", "student"),
