@@ -90,10 +90,10 @@ def table(lines: list[Line]) -> str:
         "a student as well. CPU seconds are of one thread; those of the diffusion model count "
         "10 minutes of training, and drawing its images. DP-MERF is our implementation of the "
         "published algorithm, with the settings of its code. The diffusion model follows DPDM at "
-        "a size that a CPU trains in that time, which is too short: it has learned nothing yet, "
-        "and other ε were not tried. With one pair of time and noise for a record instead of "
-        "four, in 173 steps, it draws no better digits (9.0 %). Its own authors train for hours "
-        "on GPUs, and [reach far more](synthesis.md).",
+        "a size that a CPU trains in that time, which is too short: it has learned nothing yet at "
+        "any ε. With one pair of time and noise for a record instead of four, in 173 steps, it "
+        "draws no better digits at ε = 10 (9.0 %). Its own authors train for hours on GPUs, and "
+        "[reach far more](synthesis.md).",
         grid(
             ("data", "ε", "system", "CNN", "FID", "images", "CPU s", "settings", "runs"),
             (

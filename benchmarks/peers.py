@@ -93,9 +93,10 @@ def table(lines: list[Line]) -> str:
         "By `benchmarks/peers.py` and `benchmarks/students.py`: the same records, δ = 1e-5, the "
         "same accountant, no public images but where PATE needs them. Accuracy in per cent; CPU "
         "minutes are those of the longest of the three runs, on one thread, features included. "
-        "Runs that would take more than 30 CPU minutes get the steps that fit, and the noise for "
-        "these (*cut*). Peers are one run each, tested on one half of the test images, chosen at "
-        "random: the other half is PATE's public pool, which no other system has. Our lines, on "
+        "Runs that would take more than 30 CPU minutes get as many steps as a trial says will "
+        "fit, and the noise for these (*cut*). Peers are one run each, tested on one half of the "
+        "test images, chosen at random: the other half is PATE's public pool, which no other "
+        "system has. Our lines, on "
         "all test images, are means over runs ([the table](students.md)). Where a setting was "
         "chosen by test images, that is said below, and helps the peer.",
         grid(
