@@ -20,7 +20,7 @@ from fedtranscribe.questions.question import (
     expect_products,
     triangle_length,
 )
-from fedtranscribe.questions.records import RecordRows
+from fedtranscribe.questions.record_rows import RecordRows
 
 
 @dataclass(frozen=True)
@@ -100,4 +100,4 @@ class ClassMoments:
             parts = ((rows, groups_of(labels), weights) for rows, labels, weights in found)
             return block_products(parts, query.entries, query.classes)
 
-        return self._rows.sums.total(query, part)[None]
+        return self._rows.total(query, part)[None]

@@ -25,7 +25,7 @@ from fedtranscribe.questions.question import (
     expect_flag,
     expect_products,
 )
-from fedtranscribe.questions.records import RecordRows, expect_labels
+from fedtranscribe.questions.record_rows import RecordRows, expect_labels
 from fedtranscribe.questions.rows import clip_rows
 
 GRADIENTS = "loss-gradients"
@@ -183,7 +183,7 @@ class Descent:
         def part(records: range) -> Tensor:
             return gradient_sums(self._missed(query, records), query.entries, query.classes)
 
-        return self._rows.sums.total(query, part)[None]
+        return self._rows.total(query, part)[None]
 
     def _missed(
         self, query: DescentQuery, records: range

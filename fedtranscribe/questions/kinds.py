@@ -23,7 +23,7 @@ from fedtranscribe.questions.labels import Labels
 from fedtranscribe.questions.mixture import Mixture, MixtureQuery
 from fedtranscribe.questions.moments import Moments, MomentsQuery
 from fedtranscribe.questions.question import Kind, Query, Scalar
-from fedtranscribe.questions.records import SCRATCH_GIB
+from fedtranscribe.questions.record_rows import SCRATCH_GIB
 from fedtranscribe.questions.rows import ImageQuery
 from fedtranscribe.questions.statistic import Statistic
 from fedtranscribe.questions.votes import MeanVotes

@@ -25,13 +25,8 @@ from fedtranscribe.questions.question import (
     expect_flag,
     expect_products,
 )
-from fedtranscribe.questions.records import (
-    SCRATCH_GIB,
-    WEIGHT_BITS,
-    RecordRows,
-    RecordSums,
-    expect_labels,
-)
+from fedtranscribe.questions.record_rows import SCRATCH_GIB, RecordRows, expect_labels
+from fedtranscribe.questions.records import WEIGHT_BITS, RecordSums
 from fedtranscribe.questions.rows import clip_rows
 from fedtranscribe.results.progress import Progress, silent
 
@@ -280,4 +275,4 @@ class Moments:
             rows = self.rows.blocks(query, records)
             return moment_sums(rows, query.entries, query.classes or None)
 
-        return self.rows.sums.total(query, part)[None]
+        return self.rows.total(query, part)[None]

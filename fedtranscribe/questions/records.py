@@ -1,36 +1,23 @@
-"""Sums over all records, some at a time, and rows of the records' features."""
+"""Sums over all records, some at a time, which go on after an interrupt."""
 
 import hashlib
 import io
 import logging
-import math
-import os
-import shutil
-import tempfile
-import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
-from importlib.metadata import version
+from functools import cache, cached_property
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+import fedtranscribe
 from fedtranscribe.data import ImageSet
 from fedtranscribe.data.npz import read_arrays
-from fedtranscribe.errors import ConfigError, DataError, ModelMismatchError, StorageError
+from fedtranscribe.errors import DataError, StorageError
 from fedtranscribe.files import write_atomically
-from fedtranscribe.models.backbones import NO_BACKBONES, Backbone, Backbones, FrozenBackbone
-from fedtranscribe.models.fixed_features import (
-    FIXED,
-    coefficient_count,
-    fixed_features,
-    unit_rows_of,
-)
-from fedtranscribe.noise.exact_products import exact_product
-from fedtranscribe.questions.question import FeaturesQuery, Query, Scalar
+from fedtranscribe.questions.question import Query
 from fedtranscribe.results.progress import Progress, silent
 
 log = logging.getLogger(__name__)
@@ -53,10 +40,12 @@ class RecordSums:
     Guarantee:
         Every record is added once, with its own label and weight, whatever was interrupted: what
         lies in the folder is taken up only where it is the sum of this very query over these very
-        first records, images, labels and weights, computed by this version on this kind of
-        processor and device with so many threads, which is what rounding may depend on. Nothing
-        lies there that has been answered, and never more than one sum. It is the holder's private
-        data.
+        first records, images, labels and weights, computed by the same code, on the same kind of
+        processor and device, by as many threads. Where it depends on rounding, the same arithmetic
+        must also give the same bits for public input (`computed`): libraries choose their kernels
+        by more than could be listed. That finds a difference almost surely; it is no proof.
+        Nothing lies there that has been answered, and never more than one sum. It is the holder's
+        private data.
     """
 
     def __init__(
@@ -69,6 +58,7 @@ class RecordSums:
         self.images = images
         self.device = torch.device("cpu") if device is None else device
         self._path = None if scratch is None else scratch / PARTIAL_SUM
+        self._room = True
         self._progress = progress
 
     @cached_property
@@ -94,17 +84,24 @@ class RecordSums:
         """Images of a block, uint8 [size, …]; a short one is filled up with black images."""
         return _filled(self.images.pixels[rows.start : rows.stop], size)
 
-    def total(self, query: Query, part: Callable[[range], Tensor]) -> Tensor:
+    def total(
+        self,
+        query: Query,
+        part: Callable[[range], Tensor],
+        computed: Callable[[], bytes] = bytes,
+    ) -> Tensor:
         """Σ of `part` over all records, int64 [D].
 
         Args:
             query: what is asked; the part's values follow from it and from the records alone.
             part: the exact sum over some records.
+            computed: what the part's arithmetic makes of public input, if it rounds.
         """
         n = len(self.images)
         if n <= SEGMENT:
+            self._forget()
             return part(range(n))
-        seen = _Seen(self, query)
+        seen = _Seen(self, query, computed())
         total, done = self._found(seen)
         for first in range(done, n, SEGMENT):
             rows = range(first, min(first + SEGMENT, n))
@@ -126,7 +123,9 @@ class RecordSums:
             stored = read_arrays(self._path, ("sum", "records", "bound"))
             done, total = int(stored["records"].item()), torch.from_numpy(stored["sum"])
             bound = str(stored["bound"].item())
-        except (DataError, KeyError, ValueError, TypeError):
+            if total.dtype != torch.int64 or total.ndim != 1:
+                raise ValueError(total.dtype, total.shape)
+        except (DataError, KeyError, ValueError, TypeError, OverflowError):
             log.warning("The sum under way in %s is damaged: it begins again.", self._path)
             return None, 0
         if not (0 < done < len(self.images) and done % SEGMENT == 0):
@@ -140,7 +139,7 @@ class RecordSums:
         return total, done
 
     def _keep(self, seen: "_Seen", total: Tensor, records: int) -> None:
-        if self._path is None:
+        if self._path is None or not self._room:
             return
         content = io.BytesIO()
         np.savez(content, sum=total.numpy(), records=records, bound=seen.bound(total))
@@ -148,11 +147,17 @@ class RecordSums:
             write_atomically(self._path, content.getvalue())
         except StorageError as error:
             log.warning("An interrupt will cost this sum: %s", error)
-            self._path = None
+            self._room = False
 
     def _forget(self) -> None:
-        if self._path is not None:
-            self._path.unlink(missing_ok=True)
+        """Delete what was kept, and what is left of a write that was killed."""
+        if self._path is None or not self._path.parent.is_dir():
+            return
+        for file in (self._path, *self._path.parent.glob(f".{PARTIAL_SUM}.*")):
+            try:
+                file.unlink(missing_ok=True)
+            except OSError as error:
+                log.warning("Delete %s, which holds private sums: %s", file, error.strerror)
 
 
 def _filled(rows: Tensor, size: int) -> Tensor:
@@ -161,11 +166,12 @@ def _filled(rows: Tensor, size: int) -> Tensor:
 
 
 class _Seen:
-    """A digest of what a sum was made of so far: the query, the records, the program."""
+    """A digest of what a sum was made of so far: the query, the records, the arithmetic."""
 
-    def __init__(self, sums: RecordSums, query: Query) -> None:
+    def __init__(self, sums: RecordSums, query: Query, computed: bytes) -> None:
         self.query = query
         self._sums = sums
+        self._computed = computed
         self.clear()
 
     def clear(self) -> None:
@@ -173,8 +179,9 @@ class _Seen:
         device = self._sums.device
         machine = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         machine += f" {torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()}"
-        program = f"{version('fedtranscribe')} {torch.__version__} {machine}"
+        program = f"{_code()} {torch.__version__} {machine}"
         self._digest = hashlib.blake2b(f"{self.query.digest()}\0{program}\0".encode())
+        self._digest.update(self._computed)
 
     def add(self, rows: range) -> None:
         """These records as well."""
@@ -191,223 +198,16 @@ class _Seen:
         return whole.hexdigest()
 
 
-# A multiple of how many images features take at a time: a record is rounded alike everywhere.
-BATCH = 200
-"""Records of a block."""
-SCRATCH_GIB = 4.0
-"""What features may take on disk: those of 260,000 grey images of 28 pixels."""
-_GIB = 2**30
-
-
-def expect_labels(images: ImageSet, multilabel: Scalar | None) -> None:
-    """Refuse a question about single labels where there may be several, and the other way round.
-
-    Raises:
-        ConfigError: says what the records have.
-    """
-    # A query says nothing of it, or true or false: the query itself refuses everything else.
-    if bool(multilabel) != images.multilabel:
-        raise ConfigError(f"Expected multilabel={images.multilabel}, as the records have labels.")
-
-
-class RecordRows:
-    """What every sum over features starts from: a row per record, with its label and weight.
-
-    Args:
-        sums: over the holder's private records.
-        device: where to compute features.
-        scratch: the holder's own folder, for features and the rows of the last query, so that
-            the next one need not compute them again; without one, or where they do not fit, it
-            does.
-        backbones: public networks that the holder allows.
-        scratch_gib: most that features may take in `scratch`, and rows as much again.
-
-    Guarantee:
-        The row of a record is a function of the record and the public query alone, wherever the
-        record stands: features are computed in blocks of one shape, image by image or in kernels
-        that treat all images alike, and mapped by `exact_product`. Records of one id share one
-        record's weight; what fills up the last block weighs nothing.
-    """
-
-    def __init__(
-        self,
-        sums: RecordSums,
-        device: torch.device,
-        scratch: Path | None = None,
-        backbones: Backbones = NO_BACKBONES,
-        scratch_gib: float = SCRATCH_GIB,
-    ) -> None:
-        self.sums = sums
-        self._most = scratch_gib * _GIB
-        self._backbones = backbones
-        self._device = device
-        self._scratch = scratch
-        self._network: tuple[str, nn.Module] | None = None
-        self._raw: tuple[str, _Blocks] | None = None
-        self._mapped: tuple[tuple[str, int], Tensor, Tensor, _Blocks] | None = None
-
-    @property
-    def images(self) -> ImageSet:
-        """The records."""
-        return self.sums.images
-
-    def numbers(self, features: Scalar | None) -> int:
-        """d, of an image's features.
-
-        Raises:
-            ConfigError: nobody here knows such features, or they are not allowed.
-        """
-        if not isinstance(features, str) or not self._allows(features):
-            known = ", ".join((*FIXED, *self._backbones.names))
-            raise ConfigError(f"Expected features={features!r} as one of {known}.")
-        return coefficient_count(features, self.images.channels, self.images.size)
-
-    def _allows(self, features: str) -> bool:
-        backbone = Backbone.parse(features)
-        return features in FIXED if backbone is None else self._backbones.allows(backbone)
-
-    def check(self, query: FeaturesQuery) -> None:
-        """Refuse a query about unknown features, or images of another size.
-
-        Raises:
-            ConfigError, ModelMismatchError: name both.
-            ModelError: a backbone's file is not what it was when the holder allowed it.
-        """
-        images, numbers = self.images, self.numbers(query.features)
-        if len(query.centre) != numbers:
-            raise ModelMismatchError(
-                f"Expected a centre of {numbers} numbers for the features {query.features} of "
-                f"{images.channels}x{images.size}x{images.size} images, got {len(query.centre)}."
-            )
-        self._network_of(query.features)
-
-    @torch.no_grad()
-    def blocks(
-        self, query: FeaturesQuery, records: range
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Rows float32 [b, entries] of norm one, labels as the set has them, weights int64 [b].
-
-        b is always `BATCH`.
-
-        Args:
-            query: which rows.
-            records: whose; from a multiple of `BATCH` on, so that blocks are always the same.
-        """
-        fixed = self._network_of(query.features)
-        centre = query.centre.to(self._device).double()
-        mapped = query.map.to(self._device).double()
-        known = self._blocks_of(query)
-        for picked, labels, weights in self.sums.blocks(records, BATCH):
-            number = picked.start // BATCH
-            rows = known.get(number)
-            if rows is None:
-                found = self._features_of(query, fixed, picked).to(self._device)
-                doubles = found.double(), centre, mapped
-                rows = unit_rows_of(*doubles, exact_product, products=query.products).float()
-                known.keep(number, rows)
-            yield rows, labels, weights
-
-    def _network_of(self, features: str) -> nn.Module:
-        """What computes features; weights are read before anything is charged, and once."""
-        if self._network is None or self._network[0] != features:
-            fixed = fixed_features(features, self.images.channels)
-            if isinstance(fixed, FrozenBackbone):
-                self._backbones.load(fixed)
-            self._network = features, fixed.to(self._device)
-        return self._network[1]
-
-    def _blocks_of(self, query: FeaturesQuery) -> "_Blocks":
-        """Where the rows of this query lie, if it maps records as the last one did."""
-        last = self._mapped
-        asked = query.features, query.products
-        if last is None or not (
-            asked == last[0]
-            and torch.equal(query.centre, last[1])
-            and torch.equal(query.map, last[2])
-        ):
-            room = self._room(query.entries)
-            # Copies: whoever asked may go on with its tensors.
-            last = self._mapped = asked, query.centre.clone(), query.map.clone(), room
-        return last[3]
-
-    def _features_of(self, query: FeaturesQuery, fixed: nn.Module, picked: range) -> Tensor:
-        """Features [b, d] of a block, the last of which is filled with black images."""
-        if self._raw is None or self._raw[0] != query.features:
-            self._raw = query.features, self._room(len(query.centre))
-        raw, number = self._raw[1], picked.start // BATCH
-        found = raw.get(number)
-        if found is None:
-            # A public network's kernels may treat images of a batch differently.
-            size = 1 if isinstance(fixed, FrozenBackbone) else BATCH
-            pixels = self.sums.pixels(picked, BATCH).to(self._device).float() / 255
-            found = torch.cat([fixed(part) for part in pixels.split(size)])
-            raw.keep(number, found)
-        return found
-
-    def _room(self, width: int) -> "_Blocks":
-        return _Blocks(self._scratch, -(-len(self.images) // BATCH), width, self._most)
-
-
-class _Blocks:
-    """Blocks of numbers in a file without a name, which is gone when the process is.
-
-    It is written and read, not mapped: mapped pages count as memory, and a full disk would end the
-    process.
-
-    Args:
-        scratch: a folder, or None.
-        blocks: how many there will be.
-        width: numbers per record.
-        most: bytes that they may take; where they take more, none is kept.
-    """
-
-    def __init__(self, scratch: Path | None, blocks: int, width: int, most: float) -> None:
-        self._shape = BATCH, width
-        self._seen = np.zeros(blocks, dtype=bool)
-        self._file: int | None = None
-        try:
-            if scratch is None:
-                return
-            scratch.mkdir(parents=True, exist_ok=True)
-            if blocks * self._bytes > min(most, shutil.disk_usage(scratch).free // 2):
-                return
-            with tempfile.TemporaryFile(dir=scratch) as file:
-                self._file = os.dup(file.fileno())
-        except OSError:
-            return  # computed again, then
-        weakref.finalize(self, os.close, self._file)
-
-    @property
-    def _bytes(self) -> int:
-        """Of a block."""
-        return 4 * math.prod(self._shape)
-
-    def get(self, number: int) -> Tensor | None:
-        """A block that was kept."""
-        if self._file is None or not self._seen[number]:
-            return None
-        content = bytearray(self._bytes)
-        try:
-            read = os.preadv(self._file, [content], number * self._bytes)
-        except OSError:
-            return None
-        whole = read == self._bytes
-        return torch.frombuffer(content, dtype=torch.float32).view(self._shape) if whole else None
-
-    def keep(self, number: int, block: Tensor) -> None:
-        """Keep a block, if there is room."""
-        if self._file is None:
-            return
-        content = block.cpu().contiguous().numpy().data
-        try:
-            self._seen[number] = os.pwrite(self._file, content, number * self._bytes) == self._bytes
-        except OSError:
-            self._seen[number] = False
+@cache
+def _code() -> str:
+    """A digest of this package's code: many commits share a version."""
+    digest = hashlib.blake2b()
+    for path in sorted(Path(fedtranscribe.__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 WEIGHT_BITS = 10
-
-
 FULL_WEIGHT = 2**WEIGHT_BITS
 """What a person's records weigh together, at most."""
 

@@ -36,7 +36,8 @@ from fedtranscribe.privacy.units import NoiseMode
 from fedtranscribe.questions.capabilities import Capabilities
 from fedtranscribe.questions.moments import Moments, MomentsQuery
 from fedtranscribe.questions.question import Kind, is_sum
-from fedtranscribe.questions.records import BATCH, count_ids
+from fedtranscribe.questions.record_rows import BATCH
+from fedtranscribe.questions.records import count_ids
 from fedtranscribe.results.progress import Progress, check_tracking
 from fedtranscribe.rounds.plan import Asked, Plan
 from fedtranscribe.rounds.planning import make_plan

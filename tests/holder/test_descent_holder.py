@@ -118,7 +118,7 @@ def test_rounds_on_the_same_features_compute_them_once(tmp_path, monkeypatch):
         mapped.append(len(found))
         return unit_rows_of(found, *more, **named)
 
-    monkeypatch.setattr("fedtranscribe.questions.records.unit_rows_of", counted)
+    monkeypatch.setattr("fedtranscribe.questions.record_rows.unit_rows_of", counted)
     many = records().subset(torch.arange(450) % 6)
     kept, plain = statistic(many, tmp_path), statistic(many)
     first, second = query(1.0), query(2.0)

@@ -29,7 +29,7 @@ from fedtranscribe.questions.moments import (
     moments_bound,
 )
 from fedtranscribe.questions.question import Answer, Kind
-from fedtranscribe.questions.records import RecordRows
+from fedtranscribe.questions.record_rows import RecordRows
 from tests.mechanisms_for import apart, local, moved
 
 RAW = coefficient_count(SCATTER, 1, 8)

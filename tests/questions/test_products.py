@@ -16,7 +16,7 @@ from fedtranscribe.questions.descent import Descent, DescentQuery, gradients_bou
 from fedtranscribe.questions.kinds import query_from
 from fedtranscribe.questions.moments import Moments, MomentsQuery, moments_bound
 from fedtranscribe.questions.question import Kind
-from fedtranscribe.questions.records import BATCH
+from fedtranscribe.questions.record_rows import BATCH
 
 CPU = torch.device("cpu")
 N, SIZE, CLASSES, K, PRODUCTS = 10, 8, 4, 6, 3
