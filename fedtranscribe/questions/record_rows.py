@@ -156,13 +156,17 @@ class RecordRows:
         """
         fixed = self._network_of(query.features)
         mapping = self._mapping(query)
-        known = self._blocks_of(query)
+        # Held from here on: another query may take their places before this one is through.
+        raw, known = self._features_kept(query), self._rows_kept(query)
         for picked, labels, weights in self.sums.blocks(records, BATCH):
             number = picked.start // BATCH
             rows = known.get(number)
             if rows is None:
-                found = self._features_of(query, fixed, picked).to(self._device)
-                rows = _rows_of(found, *mapping, query.products)
+                found = raw.get(number)
+                if found is None:
+                    found = self._compute(fixed, self.sums.pixels(picked, BATCH))
+                    raw.keep(number, found)
+                rows = _rows_of(found.to(self._device), *mapping, query.products)
                 known.keep(number, rows)
             yield rows, labels, weights
 
@@ -181,7 +185,7 @@ class RecordRows:
             self._raw = self._public = self._mapped = None
         return self._network[1]
 
-    def _blocks_of(self, query: FeaturesQuery) -> "_Blocks":
+    def _rows_kept(self, query: FeaturesQuery) -> "_Blocks":
         """Where the rows of this query lie, if it maps records as the last one did."""
         last = self._mapped
         if last is None or not (
@@ -194,16 +198,11 @@ class RecordRows:
             last = self._mapped = query.products, query.centre.clone(), query.map.clone(), room
         return last[3]
 
-    def _features_of(self, query: FeaturesQuery, fixed: nn.Module, picked: range) -> Tensor:
-        """Features [b, d] of a block, the last of which is filled with black images."""
+    def _features_kept(self, query: FeaturesQuery) -> "_Blocks":
+        """Where features lie; `_network_of` has emptied the place for another network."""
         if self._raw is None:
             self._raw = self._room(len(query.centre))
-        number = picked.start // BATCH
-        found = self._raw.get(number)
-        if found is None:
-            found = self._compute(fixed, self.sums.pixels(picked, BATCH))
-            self._raw.keep(number, found)
-        return found
+        return self._raw
 
     def _compute(self, fixed: nn.Module, pixels: Tensor) -> Tensor:
         """Features [b, d] of images uint8 [b, …]."""

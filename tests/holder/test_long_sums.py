@@ -2,6 +2,7 @@
 
 import zipfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from fedtranscribe.data import ImageSet, load
 from fedtranscribe.errors import ConfigError, StorageError
 from fedtranscribe.holder.answering import Holder
-from fedtranscribe.models.fixed_features import SCATTER, coefficient_count
+from fedtranscribe.models.fixed_features import PATCHES, SCATTER, coefficient_count
 from fedtranscribe.models.mixture import frequency_count
 from fedtranscribe.models.scattering import Scattering
 from fedtranscribe.noise.sources import SeededNoise
@@ -204,6 +205,19 @@ def test_what_other_threads_computed_is_not_used_again(
     monkeypatch.setattr(torch, "get_num_threads", lambda: more)
     monkeypatch.setattr(Scattering, "forward", lambda self, images: torch.ones(len(images), RAW))
     assert not torch.equal(moments.values(asked), first)
+
+
+def test_a_query_that_another_overtakes_keeps_its_own_features(records: ImageSet, tmp_path: Path):
+    rows, asked = Moments(records, CPU, tmp_path).rows, queries()[0]
+    whole = [found for found, _, _ in rows.blocks(asked, range(N))]
+    raw = coefficient_count(PATCHES, 1, 8)
+    facts = {"centre": torch.zeros(raw), "map": torch.ones(raw, 4), "features": PATCHES}
+    other, again = replace(asked, **facts), replace(asked, map=2 * asked.map)
+    under_way = rows.blocks(again, range(N))
+    found = [next(under_way)[0]]
+    assert len(list(rows.blocks(other, range(N)))) == len(whole)
+    found += [block for block, _, _ in under_way]
+    assert all(map(torch.equal, found, whole)), "powers of two change no row"
 
 
 def test_a_number_of_threads_that_may_change_is_refused(
