@@ -86,7 +86,8 @@ class RecordRows:
         self._backbones = backbones
         self._device = device
         self._scratch = scratch
-        self._network: tuple[tuple[str, int], nn.Module] | None = None
+        self._network: tuple[str, nn.Module] | None = None
+        self._threads = 0
         self._raw: _Blocks | None = None
         self._public: Tensor | None = None
         self._mapped: tuple[int, Tensor, Tensor, _Blocks] | None = None
@@ -176,12 +177,14 @@ class RecordRows:
 
     def _network_of(self, features: str) -> nn.Module:
         """What computes features; weights are read before anything is charged, and once."""
-        way = features, torch.get_num_threads()
-        if self._network is None or self._network[0] != way:
+        if self._network is None or self._network[0] != features:
             fixed = fixed_features(features, self.images.channels)
             if isinstance(fixed, FrozenBackbone):
                 self._backbones.load(fixed)
-            self._network = way, fixed.to(self._device)
+            self._network = features, fixed.to(self._device)
+            self._threads = 0
+        if self._threads != (threads := torch.get_num_threads()):
+            self._threads = threads
             self._raw = self._public = self._mapped = None
         return self._network[1]
 

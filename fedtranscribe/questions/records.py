@@ -3,8 +3,9 @@
 import hashlib
 import io
 import logging
+import secrets
 from collections.abc import Callable, Iterator, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -41,9 +42,10 @@ class RecordSums:
         Every record is added once, with its own label and weight, whatever was interrupted: what
         lies in the folder is taken up only where it is the sum of this very query over these very
         first records, images, labels and weights, computed by the same code, on the same kind of
-        processor and device, by as many threads. Where it depends on rounding, the same arithmetic
-        must also give the same bits for public input (`computed`): libraries choose their kernels
-        by more than could be listed. That finds a difference almost surely; it is no proof.
+        processor and device, by as many threads. Of features the same arithmetic must also give the
+        same bits for public images (`computed`): libraries choose their kernels by more than could
+        be listed, and a hostile map can enlarge a last bit. That finds a difference almost surely;
+        it is no proof. What is computed after them, a last bit moves by one unit of the lattice.
         Nothing lies there that has been answered, and never more than one sum. It is the holder's
         private data.
     """
@@ -95,7 +97,7 @@ class RecordSums:
         Args:
             query: what is asked; the part's values follow from it and from the records alone.
             part: the exact sum over some records.
-            computed: what the part's arithmetic makes of public input, if it rounds.
+            computed: what features and rows of public images are, if the part is about any.
         """
         n = len(self.images)
         if n <= SEGMENT:
@@ -151,13 +153,15 @@ class RecordSums:
 
     def _forget(self) -> None:
         """Delete what was kept, and what is left of a write that was killed."""
-        if self._path is None or not self._path.parent.is_dir():
+        if self._path is None:
             return
-        for file in (self._path, *self._path.parent.glob(f".{PARTIAL_SUM}.*")):
-            try:
-                file.unlink(missing_ok=True)
-            except OSError as error:
-                log.warning("Delete %s, which holds private sums: %s", file, error.strerror)
+        folder = self._path.parent
+        try:
+            if folder.is_dir():
+                for file in (self._path, *folder.glob(f".{PARTIAL_SUM}.*")):
+                    file.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("Private sums may be left in %s: %s", folder, error.strerror)
 
 
 def _filled(rows: Tensor, size: int) -> Tensor:
@@ -179,7 +183,7 @@ class _Seen:
         device = self._sums.device
         machine = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
         machine += f" {torch.backends.cpu.get_cpu_capability()} {torch.get_num_threads()}"
-        program = f"{_code()} {torch.__version__} {machine}"
+        program = f"{_CODE} {torch.__version__} {machine}"
         self._digest = hashlib.blake2b(f"{self.query.digest()}\0{program}\0".encode())
         self._digest.update(self._computed)
 
@@ -198,13 +202,23 @@ class _Seen:
         return whole.hexdigest()
 
 
-@cache
 def _code() -> str:
-    """A digest of this package's code: many commits share a version."""
-    digest = hashlib.blake2b()
-    for path in sorted(Path(fedtranscribe.__file__).parent.rglob("*.py")):
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
+    """A digest of this package's files, for many commits share a version.
+
+    Where they cannot be read it is random: another process takes nothing up.
+    """
+    digest = hashlib.blake2b(fedtranscribe.__version__.encode())
+    try:
+        found = Path(fedtranscribe.__file__).parent.rglob("*.py")
+        files = sorted(path for path in found if path.is_file())
+        for path in files:
+            digest.update(path.read_bytes())
+    except OSError:
+        files = []
+    return digest.hexdigest() if files else secrets.token_hex()
+
+
+_CODE = _code()  # of what was imported, whatever is installed later
 
 
 WEIGHT_BITS = 10

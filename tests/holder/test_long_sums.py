@@ -181,7 +181,7 @@ def test_a_sum_of_another_machine_is_not_taken_up(
     elif what == "kernels":
         monkeypatch.setattr(Scattering, "forward", rounded_otherwise)
     else:
-        monkeypatch.setattr(record_sums, "_code", lambda: "another")
+        monkeypatch.setattr(record_sums, "_CODE", "another")
     found = moments.values(asked)
     assert seen[0] == SHORT, "from the beginning"
     assert torch.equal(found, values(records, asked, tmp_path / "whole"))
@@ -254,6 +254,7 @@ def test_few_records_leave_nothing_on_the_way(records: ImageSet, tmp_path: Path)
     values(few, queries()[2], tmp_path, progress=lambda *step: seen.append(step))
     assert not seen
     assert list(tmp_path.iterdir()) == []
+    values(few, queries()[2], tmp_path / ("x" * 300))  # no file system takes that
 
 
 def test_a_folder_that_cannot_be_written_costs_the_way_only(records: ImageSet, tmp_path: Path):
@@ -278,6 +279,17 @@ def test_nothing_of_an_answered_sum_stays(
     monkeypatch.setattr(record_sums, "write_atomically", full)
     values(records.subset(torch.arange(n)), query, tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_code_is_told_apart_by_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("fedtranscribe.__file__", str(tmp_path / "__init__.py"))
+    assert record_sums._code() != record_sums._code(), "of no files nothing is known"
+    (tmp_path / "a.py").write_text("1")
+    (tmp_path / ".#a.py").symlink_to("an-editor's-lock")
+    first = record_sums._code()
+    assert record_sums._code() == first
+    (tmp_path / "a.py").write_text("2")
+    assert record_sums._code() != first
 
 
 def test_features_are_computed_once_after_an_interrupt_too(
