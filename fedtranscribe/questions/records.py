@@ -119,14 +119,16 @@ class RecordSums:
 
     def _found(self, seen: "_Seen") -> tuple[Tensor | None, int]:
         """The sum under way of this query, and over how many records it goes."""
-        if self._path is None or not self._path.is_file():
-            return None, 0
         try:
+            if self._path is None or not self._path.is_file():
+                return None, 0
             stored = read_arrays(self._path, ("sum", "records", "bound"))
             done, total = int(stored["records"].item()), torch.from_numpy(stored["sum"])
             bound = str(stored["bound"].item())
             if total.dtype != torch.int64 or total.ndim != 1:
                 raise ValueError(total.dtype, total.shape)
+        except OSError:  # `_keep` says so
+            return None, 0
         except (DataError, KeyError, ValueError, TypeError, OverflowError):
             log.warning("The sum under way in %s is damaged: it begins again.", self._path)
             return None, 0
