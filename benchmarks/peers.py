@@ -96,9 +96,9 @@ def table(lines: list[Line]) -> str:
         "Runs that would take more than 30 CPU minutes get as many steps as a trial says will "
         "fit, and the noise for these (*cut*). Peers are one run each, tested on one half of the "
         "test images, chosen at random: the other half is PATE's public pool, which no other "
-        "system has. Our lines, on "
-        "all test images, are means over runs ([the table](students.md)). Where a setting was "
-        "chosen by test images, that is said below, and helps the peer.",
+        "system has. Our lines, on all test images, are means over runs ([the table]"
+        "(students.md)). Where a setting was chosen by test images, that is said below, and helps "
+        "the peer.",
         grid(
             ("data", "system", "hides", *(f"ε = {e:g}" for e in EPSILONS), "CPU minutes"),
             (row for data in DATA for row in _rows(data, lines, ours)),
